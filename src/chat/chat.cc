@@ -125,7 +125,7 @@ class Chat {
     printer.End();
     state_.conversation.Add({text, answer.content(), answer.reasoning()});
     if (answer.finish_reason() == "length")
-      screen_.Note("[the answer ends at the token limit; see --max-tokens]");
+      screen_.Dimmed("[the answer ends at the token limit; see --max-tokens]\n");
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
     if (options_.stats) PrintStats(answer, time.count());
   }

@@ -20,6 +20,7 @@ from terminal import Terminal
 PROGRAM = os.path.abspath(server.PROGRAM)
 YARDLING = ROOT / "models/yardling"
 LOCAL = ["--model-path", YARDLING, "--device", "cpu", "--max-total-tokens", "4096"]
+PROMPT, MORE = r">(\x1b\[0m)? ", r"\.(\x1b\[0m)? "
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -63,13 +64,14 @@ def needs_editing():
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])  # dumb: without line editing
 def test_a_chat_has_several_turns_and_ends_with_ctrl_d(stub, term):
     with terminal(stub.url, "--system", "Be brief.", "--temperature", "0", "--seed", "3", TERM=term) as t:
-        t.expect("first at http.*> ")
+        t.expect("first at http")
+        t.expect(PROMPT)
         t.send("hello\r")
         t.expect(r"echo: hello \(2 messages\)")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("again\r")
         t.expect(r"echo: again \(4 messages\)")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("\x04")
         assert t.wait() == 0
     first, second = stub.requests
@@ -79,7 +81,7 @@ def test_a_chat_has_several_turns_and_ends_with_ctrl_d(stub, term):
 
 def test_text_is_shown_as_it_is_received(stub):
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("gate\r")
         t.expect("before")
         stub.gate.set()
@@ -89,17 +91,17 @@ def test_text_is_shown_as_it_is_received(stub):
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
 def test_ctrl_c_stops_the_answer_and_keeps_the_session(stub, term):
     with terminal(stub.url, TERM=term) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("slow\r")
         t.expect("begun")
         t.send("\x03")
         t.expect(r"\[stopped\]")
         assert stub.closed.wait(30)  # so a server aborts the request
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("typed but not sent")
         t.expect("sent")
         t.send("\x03")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("hello\r")
         t.expect(r"echo: hello \(3 messages\)")
         t.send("\x04")
@@ -110,25 +112,25 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(stub, term):
 def test_lines_can_be_edited_and_are_kept_for_later_chats(stub, home):
     needs_editing()
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("helo\x1b[Dl\x1b[F!\r")  # left arrow, end
         t.expect(r"echo: hello! ")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send(" secret\r")  # begins with a space
         t.expect("echo:  secret")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("\x04")
         assert t.wait() == 0
     file = home / "state/switchyard/chat_history"
     assert file.read_text() == "hello!\n" and file.stat().st_mode & 0o777 == 0o600
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("\x1b[A")  # up
         t.expect("hello!")
         t.send("\r")
         t.expect(r"echo: hello! \(1 messages\)")
     with terminal(stub.url, "--no-history") as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("\x1b[Anew\r")
         t.expect(r"echo: new \(1 messages\)")
     assert "new" not in file.read_text()
@@ -137,16 +139,16 @@ def test_lines_can_be_edited_and_are_kept_for_later_chats(stub, home):
 def test_text_of_several_lines(stub):
     needs_editing()
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("one\\\r")
-        t.expect(r"\. ")
+        t.expect(MORE)
         t.send("two\r")
         t.expect("1 messages")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("\x1b[200~def f():\n\treturn 1\n\x1b[201~\r")
         t.expect("3 messages")
         t.resize(40)
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("gr\u00fc\u00df\u20ac\r")
         t.expect("5 messages")
     assert [r["messages"][-1]["content"] for r in stub.requests] == ["one\ntwo", "def f():\n return 1\n", "gr\u00fc\u00df\u20ac"]
@@ -154,28 +156,28 @@ def test_text_of_several_lines(stub):
 
 def test_commands(stub, home):
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("hello\r")
         t.expect("1 messages")
-        t.expect("> ")
+        t.expect(PROMPT)
         for command, shown in [("/help", "/undo"), ("/system Be kind.", "is set"), ("/system", r"Be kind\."),
                                (f"/save {home}/chat.json", "1 turns saved"), ("/nothing", "there is no command /nothing"),
                                ("/save /proc/none", "error: /"), ("/undo", "0 remain")]:
             t.send(command + "\r")
             t.expect(shown)
-            t.expect("> ")
+            t.expect(PROMPT)
         t.send("again\r")
         t.expect(r"echo: again \(2 messages\)")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("//slash\r")
         t.expect(r"echo: /slash \(4 messages\)")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("/reset\r")
         t.expect("a new chat begins")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("end\r")
         t.expect(r"echo: end \(2 messages\)")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("/exit\r")
         assert t.wait() == 0
     saved = json.loads((home / "chat.json").read_text())
@@ -184,19 +186,19 @@ def test_commands(stub, home):
 
 def test_colours_and_reasoning(stub):
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("think\r")
         t.expect(r"\x1b\[2mOne moment,.*let me think\.")
         t.expect(r"\x1b\[0m\s*The answer\.")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("/reasoning fold\r")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("think\r")
         t.expect(r"\[thought for [\d.]+ s, 5 words\]")
         t.expect("The answer")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("/reasoning hide\r")
-        t.expect("> ")
+        t.expect(PROMPT)
         start = len(t.text)
         t.send("think\r")
         t.expect("The answer")
@@ -206,10 +208,10 @@ def test_colours_and_reasoning(stub):
 
 def test_no_color(stub):
     with terminal(stub.url, NO_COLOR="1") as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("think\r")
         t.expect(r"\[reasoning\]\s+One moment, let me think\.\s+\[answer\]\s+The answer\.")
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("refuse\r")
         t.expect("error: .*this question is refused")
         assert not COLOUR.search(t.text)
@@ -219,19 +221,19 @@ def test_no_color(stub):
 
 def test_the_model_cannot_send_escape_sequences(stub):
     with terminal(stub.url, NO_COLOR="1") as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("controls\r")
         t.expect(r"\]0;titleplain\[31m red")
 
 
 def test_failures_keep_the_session(stub):
     with terminal(stub.url) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         for question, shown in [("refuse", "400: this question is refused"), ("break", "error: the ranks are lost"),
                                 ("cut", "error: .*the connection ended within the response"), ("length", "at the token limit")]:
             t.send(question + "\r")
             t.expect(shown)
-            t.expect("> ")
+            t.expect(PROMPT)
         t.send("hello\r")
         t.expect(r"echo: hello \(3 messages\)")  # only the complete answer is kept
 
@@ -254,6 +256,8 @@ def test_once_prints_one_answer(stub):
     assert stub.requests[0]["chat_template_kwargs"] == {"enable_thinking": True}
     assert chat(stub.url, "--once", "-", stdin="a\nb\n")[1] == "echo: a\nb (1 messages)\n"
     assert chat(stub.url, "--once", "think") == (0, "The answer.\n", "")
+    code, out, err = chat(stub.url, "--once", "length")
+    assert (code, out) == (0, "echo: length (1 messages)\n") and "at the token limit" in err
     code, out, err = chat(stub.url, "--once", "think", "--reasoning", "show")
     assert (code, out) == (0, "The answer.\n") and "let me think." in err
     assert chat(stub.url, "--once", "controls")[1] == "\x1b]0;title\x07plain\x1b[31m red\n"  # unchanged in pipes
@@ -334,10 +338,10 @@ def test_a_chat_with_a_server_of_its_own(home):
         directory = pathlib.Path(re.search(r"unix:(\S+)/socket", t.text)[1])
         assert directory.stat().st_mode & 0o777 == 0o700
         (running,) = servers_of(t.pid)
-        t.expect("> ")
+        t.expect(PROMPT)
         t.send("7 times 8\r")
         t.expect(r"7 \* 8 = 56\.")
-        t.expect("> ")
+        t.expect(PROMPT)
         os.kill(running, signal.SIGKILL)
         while not pathlib.Path(f"/proc/{running}/stat").read_text().split()[2] == "Z":
             time.sleep(0.02)
@@ -348,7 +352,7 @@ def test_a_chat_with_a_server_of_its_own(home):
 
 def test_sigterm_stops_the_server_too():
     with Terminal(PROGRAM, "chat", *LOCAL) as t:
-        t.expect("> ")
+        t.expect(PROMPT)
         children = servers_of(t.pid)
         os.kill(t.pid, signal.SIGTERM)
         assert t.wait() == 128 + signal.SIGTERM

@@ -65,7 +65,8 @@ def completions(shell, line, path):
                 f"COMP_CWORD={len(words) - 1}; _switchyard; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
         return run("bash", "-c", code, PATH=path).split("\n")[:-1]
     code = f"source {ROOT}/deploy/completion/switchyard.fish; complete -C {shlex.quote(line)}"
-    return [found.split("\t")[0] for found in run("fish", "-c", code, PATH=path).splitlines()]
+    found = [line.split("\t")[0] for line in run("fish", "-c", code, PATH=path).splitlines()]
+    return [word for word in found if word.startswith(line.rsplit(" ", 1)[1])]  # fish also proposes similar words
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
