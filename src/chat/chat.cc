@@ -79,7 +79,7 @@ class Chat {
     InputLine text = reader.Read(">");
     while (text.kind == InputLine::Kind::kText && text.text.ends_with('\\')) {
       text.text.back() = '\n';
-      const InputLine more = reader.Read(".");
+      InputLine more = reader.Read(".");
       if (more.kind != InputLine::Kind::kText) return more;
       text.text += more.text;
     }

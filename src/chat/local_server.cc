@@ -63,6 +63,7 @@ void LocalServer::Spawn(const Options& options) {
   words.insert(words.end(), options.flags.begin(), options.flags.end());
   words.insert(words.end(), {"--uds", url().unix_socket});
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
 

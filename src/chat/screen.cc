@@ -52,7 +52,7 @@ Screen::Properties Screen::OfThisProcess() {
 void Screen::Write(std::string_view bytes) {
   const bool written = std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size();
   if (!written || std::fflush(stdout) != 0)
-    throw Resource("standard output: {}", std::strerror(errno));
+    throw Error(ErrorKind::kPeer, fmt::format("standard output: {}", std::strerror(errno)));
 }
 
 void Screen::Text(std::string_view text) {

@@ -10,8 +10,8 @@
 namespace switchyard::chat {
 
 // Writes to stdout and stderr. On a terminal, messages go to stdout too, and control characters of
-// texts are replaced, so that a model cannot send escape sequences. Throws Error kResource if
-// stdout cannot be written.
+// texts are removed, so that a model cannot send escape sequences. Throws Error kPeer if stdout
+// cannot be written.
 class Screen {
  public:
   struct Properties {

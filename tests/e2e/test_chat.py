@@ -303,6 +303,16 @@ def test_a_signal_ends_a_chat_in_a_pipe(stub, number):
     assert stub.closed.wait(30)
 
 
+def test_a_closed_output_is_an_error(stub):
+    process = subprocess.Popen([PROGRAM, "chat", stub.url, "--once", "gate"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    assert process.stdout.read(6) == "before"
+    process.stdout.close()
+    stub.gate.set()
+    assert process.wait(30) == 1
+    assert "standard output: Broken pipe" in process.stderr.read()
+
+
 @pytest.mark.skipif(not shutil.which("openssl"), reason="requires openssl to create a certificate")
 def test_tls(home):
     key, certificate = home / "key.pem", home / "cert.pem"
