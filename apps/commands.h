@@ -22,7 +22,10 @@ int RunBackends(const BackendsArgs& args);
 int RunOneBatch(const OneBatchArgs& args);
 // `bench serve`, which parses its own flags.
 int RunBenchServe(const std::vector<std::string>& args);
-int RunRoute(const std::vector<std::string>& args);  // parses its own flags
+// These parse their own flags.
+int RunChat(const std::vector<std::string>& args);
+int RunCompletion(const std::vector<std::string>& args);
+int RunRoute(const std::vector<std::string>& args);
 // bench kernels, moe-layer and exchange.
 int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& backends);
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate

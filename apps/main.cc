@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/command_table.h"
 #include "apps/commands.h"
 #include "apps/plan.h"
 #include "core/error.h"
@@ -18,43 +19,34 @@
 namespace switchyard {
 namespace {
 
-constexpr const char* kHelp =
-    R"(Switchyard: Mixture-of-Experts language models with expert parallelism
+// Prints the sub-commands for completion scripts: name, tab, summary.
+void PrintCommands() {
+  for (const CommandSummary& command : CommandSummaries())
+    fmt::print("{}\t{}\n", command.name, command.summary);
+}
 
-  switchyard serve --model-path DIR [flags]        serve a checkpoint over HTTP
-  switchyard route --worker-urls URL…              one address for several servers of a model
-  switchyard generate --model-path DIR --prompt T  generate text, printing as it comes
-  switchyard bench one-batch --model-path DIR      time prefill and decode
-  switchyard bench serve [--port P] [flags]        load a running server, print latencies and throughput
-  switchyard bench kernels|moe-layer|exchange      time parts of the program, with roofline fractions
-  switchyard plan --model-path CONFIG --gpus 8xh200 rank the layouts of a model on a cluster
-  switchyard simulate --model-path CONFIG --rate R play requests over a layout, step by step
-  switchyard eplb plan|simulate FILE --ranks R     placement of experts from recorded routing
-  switchyard quantize DIR OUT --format int4        write a quantized checkpoint
-  switchyard train --config train.yaml [flags]     train a model with expert parallelism
-  switchyard train-score --model DIR --data FILE   loss, accuracy and balance on held-out text
-  switchyard train-picture LOG… --output X.svg     curves of training logs
-  switchyard train-tokenizer TEXT… --output DIR    learn a tokenizer from text
-  switchyard backends [--model-path DIR] [flags]   compatible backends, and the default choice
-  switchyard backends --markdown                   feature support on CPUs, GPUs and several hosts
-  switchyard backends --models                     families of models, and what works with each
-
-Each sub-command has --help.
-)";
-
-constexpr std::string_view kCommands[] = {
-    "serve", "route",       "generate",      "bench",           "eplb",    "plan", "quantize",
-    "train", "train-score", "train-picture", "train-tokenizer", "backends"};
+// The sub-command whose name is nearest to `command`.
+std::string NearestCommand(const std::string& command) {
+  std::vector<std::string> names;
+  for (const CommandSummary& known : CommandSummaries())
+    names.push_back(known.name.substr(0, known.name.find(' ')));
+  return NearestName(command, std::vector<std::string_view>(names.begin(), names.end()));
+}
 
 int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& backends) {
   const std::string command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> rest(argv + (argc > 1 ? 2 : 1), argv + argc);
   if (command == "rank") return RunRank(argc, argv, backends);
   if (command == "--help" || command == "-h" || command == "help") {
-    fmt::print("{}", kHelp);
+    fmt::print("{}", MainHelp());
     return 0;
   }
-  if (command == "--version") {
+  if (command == "--help=commands") {
+    PrintCommands();
+    return 0;
+  }
+  if (command == "--version" || command == "version") {
+    if (!rest.empty()) throw Invalid("switchyard {} takes no arguments", command);
     fmt::print("switchyard {}\n", SWITCHYARD_VERSION);
     return 0;
   }
@@ -70,6 +62,8 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     start(args->engine);
     return RunServe(*args);
   }
+  if (command == "chat") return RunChat(rest);
+  if (command == "completion") return RunCompletion(rest);
   if (command == "route") return RunRoute(rest);
   if (command == "generate") {
     auto args = ParseGenerate(rest);
@@ -129,7 +123,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     return args ? RunBench(*args, backends) : 0;
   }
   throw Invalid("there is no sub-command {}; the nearest is {}; see switchyard --help", command,
-                NearestName(command, kCommands));
+                NearestCommand(command));
 }
 
 }  // namespace

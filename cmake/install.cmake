@@ -16,8 +16,12 @@ foreach(file chat_template.jinja config.json generation_config.json model.safete
   install(FILES ${CMAKE_SOURCE_DIR}/models/yardling/${file} DESTINATION ${CMAKE_INSTALL_DATADIR}/switchyard/models/yardling
     COMPONENT runtime)
 endforeach()
-install(FILES ${CMAKE_SOURCE_DIR}/deploy/switchyard.bash-completion RENAME switchyard
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/completion/switchyard.bash RENAME switchyard
   DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/completion/switchyard.zsh RENAME _switchyard
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions COMPONENT runtime)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/completion/switchyard.fish
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT runtime)
 install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/switchyard@.service DESTINATION usr/lib/systemd/system
   COMPONENT system EXCLUDE_FROM_ALL)
 install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/yardling.yaml DESTINATION etc/switchyard COMPONENT system EXCLUDE_FROM_ALL)

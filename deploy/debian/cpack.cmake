@@ -15,6 +15,8 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 # Dependencies of the program: dpkg-shlibdeps finds the packages of its libraries.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+# Line editing of `switchyard chat`, which loads the library at run time.
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libedit2)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "curl, openmpi-bin")
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
 set(control $ENV{SWITCHYARD_ROOT}/deploy/debian)

@@ -12,6 +12,33 @@ namespace {
 
 constexpr int kManyValues = 1 << 20;
 
+// The first sentence of a help text, shortened at a word.
+std::string FirstSentence(std::string text) {
+  constexpr size_t kMost = 100;
+  for (const char* end : {". ", "; ", ": ", "\n"}) text = text.substr(0, text.find(end));
+  std::ranges::replace(text, '\t', ' ');
+  if (text.size() > kMost) text = text.substr(0, text.rfind(' ', kMost));
+  return text;
+}
+
+// One line for each visible name of an option: name, tab, summary, tab, values. Values are
+// separated by commas; they are "*" if there is no list of them, and empty for switches.
+std::string FlagLines(const CLI::App& app) {
+  std::string lines;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;
+    const std::string type = option->get_type_name();  // e.g. TEXT:{auto,cpu,cuda}
+    const size_t open = type.find('{'), close = type.rfind('}');
+    std::string values = option->get_items_expected_max() == 0 ? "" : "*";
+    if (!values.empty() && open != std::string::npos && close != std::string::npos && open < close)
+      values = type.substr(open + 1, close - open - 1);
+    for (const std::string& name : option->get_lnames())
+      lines +=
+          fmt::format("--{}\t{}\t{}\n", name, FirstSentence(option->get_description()), values);
+  }
+  return lines;
+}
+
 }  // namespace
 
 FlagHandle FlagHandle::Range(int least, int most) {
@@ -141,6 +168,10 @@ std::vector<std::vector<std::string>> CommandLine::LongNames() const {
 }
 
 bool CommandLine::Parse(std::vector<std::string> words) {
+  if (std::ranges::find(words, "--help=flags") != words.end()) {
+    fmt::print("{}", FlagLines(*app_));
+    return false;
+  }
   std::reverse(words.begin(), words.end());  // CLI11 expects reverse order
   try {
     app_->parse(words);

@@ -184,6 +184,7 @@ RULES = [
         " --tensor shift --nodes 4 --groups 8 --physical 288")),
     (r"build/release/switchyard generate ", lambda run, text: run.sh(f"{run.local(text, YARDLING)} {SMALL}")),
     (r"build/release/switchyard train ", train),
+    (r"build/release/switchyard chat", lambda run, text: run.sh(f"{run.local(text)} --once Hello --temperature 0")),
     (r"openssl rand ", lambda run, text: run.sh(text)),
     (r"scripts/setup", lambda run, text: run.sh(f"cd {ROOT} && {text}", timeout=300)),
     (r"cmake --preset release|ninja -C build/release", configure),

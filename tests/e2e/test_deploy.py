@@ -13,7 +13,7 @@ import server
 from server import ROOT
 
 DEPLOY = ROOT / "deploy"
-SCRIPTS = [*DEPLOY.glob("debian/p*"), DEPLOY / "slurm.sbatch", DEPLOY / "switchyard.bash-completion",
+SCRIPTS = [*DEPLOY.glob("debian/p*"), DEPLOY / "slurm.sbatch", DEPLOY / "completion/switchyard.bash",
            *(ROOT / "scripts" / name for name in ("package", "container", "debian-root", "docs-site"))]
 
 

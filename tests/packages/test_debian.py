@@ -167,6 +167,11 @@ def test_the_completion_lists_commands_and_flags(root):
     assert root.run("bash", "-c", complete.format("serve --dry", 2)).split() == ["--dry-run"]
 
 
+def test_completion_of_other_shells_is_installed(root):
+    for shell, path in [("zsh", "zsh/vendor-completions/_switchyard"), ("fish", "fish/vendor_completions.d/switchyard.fish")]:
+        assert root.path(f"/usr/share/{path}").read_text() == root.run("switchyard", "completion", shell)
+
+
 def test_an_upgrade_keeps_changed_files(root, package):
     file = root.path("/etc/switchyard/yardling.yaml")
     changed = file.read_text() + "log-requests: true\n"

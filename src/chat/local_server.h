@@ -1,0 +1,54 @@
+// A server for one chat.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chat/server_url.h"
+#include "chat/signals.h"
+#include "comm/net/file_descriptor.h"
+
+namespace switchyard::chat {
+
+// `switchyard serve` as a child process, on a Unix socket in a directory that only this user can
+// open. The destructor stops the server and removes the directory. If this process ends in another
+// way, the kernel sends SIGTERM to the server. Use on the main thread, before other threads exist.
+class LocalServer {
+ public:
+  struct Options {
+    std::vector<std::string> flags;  // of serve
+    std::string api_key;             // that the server requires; "": none
+    std::filesystem::path log;       // file for the server's messages; "": one in the directory
+  };
+
+  // Starts the program of this process. Throws Error kResource.
+  explicit LocalServer(const Options& options);
+  ~LocalServer();
+  LocalServer(const LocalServer&) = delete;
+  LocalServer& operator=(const LocalServer&) = delete;
+
+  // Waits until the server has loaded the model. `progress` receives the last line of its log, a
+  // few times a second. Throws Interrupted, and the error of CheckAlive.
+  void WaitReady(Signals& signals, const std::function<void(const std::string&)>& progress);
+
+  // Throws Error kInvalid or kPeer, with the last message of the server, if it has ended.
+  void CheckAlive();
+
+  ServerUrl url() const;
+
+ private:
+  void Spawn(const Options& options);
+  bool Ended(int options);  // reaps the process
+  std::string LastLine() const;
+
+  std::filesystem::path directory_, log_;
+  FileDescriptor output_;  // read end of the server's standard output
+  pid_t pid_ = -1;         // -1: ended
+  int status_ = 0;         // of waitpid
+};
+
+}  // namespace switchyard::chat
