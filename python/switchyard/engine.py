@@ -181,7 +181,8 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         """Methods of SGLang's Engine that do not exist here raise UnsupportedError, which states the reason."""
         if name in _UNSUPPORTED:
-            raise UnsupportedError(f"Engine.{name} is not supported: {_UNSUPPORTED[name]}", name)
+            reason, hint = _UNSUPPORTED[name]
+            raise UnsupportedError(f"Engine.{name} is not supported: {reason}" + (f" ({hint})" if hint else ""), name, hint=hint)
         raise AttributeError(f"'Engine' object has no attribute '{name}'")
 
     def _loop_calls(self) -> _calls.LoopCalls:
@@ -214,23 +215,24 @@ class Engine:
         return calls
 
 
-_NO_UPDATE = ("weights of a running engine cannot be changed (shut it down and start an engine with the new checkpoint; "
-              "examples/python/rollout.py)")
-_UNSUPPORTED = {
+_NO_UPDATE = ("weights of a running engine cannot be changed",
+              "shut it down and start an engine with the new checkpoint; examples/python/rollout.py")
+_NO_RELEASE = ("memory cannot be released", "shut the engine down and start it again")
+_UNSUPPORTED = {  # by name: reason and hint
     "update_weights_from_disk": _NO_UPDATE,
     "update_weights_from_tensor": _NO_UPDATE,
     "update_weights_from_distributed": _NO_UPDATE,
     "init_weights_update_group": _NO_UPDATE,
-    "get_weights_by_name": "the engine returns no weights (read the checkpoint's safetensors)",
-    "release_memory_occupation": "memory cannot be released (shut the engine down and start it again)",
-    "resume_memory_occupation": "memory cannot be released (shut the engine down and start it again)",
-    "load_lora_adapter": "there are no LoRA adapters",
-    "unload_lora_adapter": "there are no LoRA adapters",
-    "collective_rpc": "ranks have no remote calls",
-    "save_sharded_model": "the engine writes no checkpoints",
-    "save_remote_model": "the engine writes no checkpoints",
-    "open_session": "there are no sessions",
-    "close_session": "there are no sessions",
+    "get_weights_by_name": ("the engine returns no weights", "read the checkpoint's safetensors"),
+    "release_memory_occupation": _NO_RELEASE,
+    "resume_memory_occupation": _NO_RELEASE,
+    "load_lora_adapter": ("there are no LoRA adapters", ""),
+    "unload_lora_adapter": ("there are no LoRA adapters", ""),
+    "collective_rpc": ("ranks have no remote calls", ""),
+    "save_sharded_model": ("the engine writes no checkpoints", ""),
+    "save_remote_model": ("the engine writes no checkpoints", ""),
+    "open_session": ("there are no sessions", ""),
+    "close_session": ("there are no sessions", ""),
 }
 
 
