@@ -24,8 +24,7 @@ class Engine:
     """Loads a checkpoint and generates, on threads of this process: one thread for each rank, and its pool of compute
     threads. Any thread and any event loop may call it. It cannot be used in a process that is forked from this one.
 
-    Arguments are those of EngineArgs, or `engine_args`, an EngineArgs. Ctrl-C during loading raises KeyboardInterrupt
-    after the model is loaded.
+    Arguments are those of EngineArgs, or `engine_args`, an EngineArgs. Ctrl-C ends loading with KeyboardInterrupt.
     """
 
     def __init__(self, *, engine_args: EngineArgs | None = None, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 import switchyard
 
-from conftest import FIXTURES, SMALL, YARDLING
+from conftest import FIXTURES, ROOT, SMALL, YARDLING
 
 SCRIPT = pathlib.Path(sys.executable).parent / "switchyard"
 PACKAGE = pathlib.Path(switchyard.__file__).parent
@@ -110,6 +110,23 @@ print('waits', flush=True)
 def test_ctrl_c_ends_a_wait_and_the_engine_stays_usable(wait):
     code = START + f"try:\n    {wait}\nexcept KeyboardInterrupt:\n    print('interrupted', short())\n"
     assert interrupted(code) == "interrupted 3\n"
+
+
+def test_ctrl_c_ends_loading():
+    """The generated weights of two layers take seconds to fill."""
+    flags = {**SMALL, "tokenizer_path": str(YARDLING), "load_format": "dummy", "json_model_override_args": {"num_hidden_layers": 2}}
+    code = f"""
+import switchyard, time
+print('waits', flush=True)
+try:
+    switchyard.Engine(model_path={str(ROOT / "bench/models/olmoe-1b-7b")!r}, **{flags!r})
+    print('loaded')
+except KeyboardInterrupt:
+    print('interrupted')
+with switchyard.Engine(model_path={str(FIXTURES / 'qwen3_moe')!r}, **{SMALL!r}) as engine:
+    print(len(engine.generate(input_ids=[5, 6], sampling_params={{'max_new_tokens': 3, 'ignore_eos': True}})['output_ids']))
+"""
+    assert interrupted(code) == "interrupted\n3\n"
 
 
 def test_a_forked_child_may_not_use_the_engine():

@@ -2,9 +2,12 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -33,8 +36,14 @@ ServerArgs PreparedArgs(const std::vector<std::string>& words) {
   return args;
 }
 
-EnginePlan PlanOf(const ServerArgs& args) {
-  CheckWeights(args, [] { return false; });
+EnginePlan PlanOf(const ServerArgs& args, const std::function<bool()>& interrupted) {
+  // --verify-weights reads on several threads; `interrupted` is for the caller's thread only.
+  std::atomic<bool> stop{false};
+  const auto stops = [&, caller = std::this_thread::get_id()] {
+    if (interrupted && std::this_thread::get_id() == caller && interrupted()) stop = true;
+    return stop.load();
+  };
+  if (!CheckWeights(args, stops)) throw Interrupted();
   return MakePlan(args.engine);
 }
 
@@ -55,7 +64,7 @@ Front::Limits LimitsOf(const EngineConfig& config, const EnginePlan& plan) {
 Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bool()>& interrupted)
     : process(getpid()),
       args(PreparedArgs(words)),
-      plan(PlanOf(args)),
+      plan(PlanOf(args, interrupted)),
       model(LoadServedModel(args, plan.model)),
       front(link, *model.tokenizer, LimitsOf(args.engine, plan),
             DpController(args.engine.mesh.dp,
