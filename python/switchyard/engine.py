@@ -106,9 +106,9 @@ class Engine:
         body, make = self._body(locals())
         loop_calls = self._loop_calls()
         if stream:
-            call = self._core.generate(_dump(body), loop_calls.notifier)
+            call = await _calls.off_loop(self._core.generate, _dump(body), loop_calls.notifier)
             return _calls.stream_async(call, functools.partial(make, with_index=not call.single), loop_calls)
-        calls = self._start(body, loop_calls.notifier)
+        calls = await self._start_async(body, loop_calls.notifier)
         outputs = await _calls.finish_async(calls, make, loop_calls)
         return outputs[0] if calls[0].single else outputs
 
@@ -143,7 +143,8 @@ class Engine:
     async def async_request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """As request, for coroutines. For a stream, the awaited result is an asynchronous iterator."""
         loop_calls = self._loop_calls()
-        call = self._core.request(method, path, _route_body(body), loop_calls.notifier)
+        start = functools.partial(self._core.request, method, path)
+        call = await _calls.off_loop(start, _route_body(body), loop_calls.notifier)
         if body and body.get("stream"):
             return _calls.events_of_async(call, loop_calls)
         return _parse(await _calls.body_of_async(call, loop_calls))
@@ -208,6 +209,16 @@ class Engine:
         try:
             for part in _calls.split(body):
                 calls.append(self._core.generate(_dump(part), notifier))
+        except BaseException:
+            _calls.abort(calls)
+            raise
+        return calls
+
+    async def _start_async(self, body: dict[str, Any], notifier: _core.Notifier) -> list[_core.GenerateCall]:
+        calls: list[_core.GenerateCall] = []
+        try:
+            for part in _calls.split(body):
+                calls.append(await _calls.off_loop(self._core.generate, _dump(part), notifier))
         except BaseException:
             _calls.abort(calls)
             raise
