@@ -3,6 +3,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,16 @@ def python(code):
 def test_the_tests_run_against_the_installed_wheel():
     assert "site-packages" in switchyard.__file__
     assert importlib.metadata.version("switchyard") == switchyard.__version__
+
+
+def test_the_tag_is_that_of_the_docs_and_auditwheel_agrees():
+    distribution = importlib.metadata.distribution("switchyard")
+    (tag,) = re.findall(r"^Tag: \S+-(manylinux_\d+_\d+)_x86_64$", distribution.read_text("WHEEL"), re.M)
+    assert re.findall(r"manylinux_\d+_\d+", (ROOT / "docs/install.md").read_text()) == [tag]
+    (wheel,) = (ROOT / "dist").glob("switchyard-*.whl")
+    shown = subprocess.run([ROOT / "build/wheel/bin/python", "-m", "auditwheel", "show", wheel], capture_output=True, text=True,
+                           check=True, env={**os.environ, "PATH": f"{ROOT}/build/wheel/bin:{os.environ['PATH']}"}).stdout
+    assert f'"{tag}_x86_64"' in " ".join(shown.split()), shown
 
 
 def test_import_starts_no_thread_and_imports_no_numpy():
