@@ -30,7 +30,9 @@ def test_the_tests_run_against_the_installed_wheel():
 
 def test_the_tag_is_that_of_the_docs_and_auditwheel_agrees():
     distribution = importlib.metadata.distribution("switchyard")
-    (tag,) = re.findall(r"^Tag: \S+-(manylinux_\d+_\d+)_x86_64$", distribution.read_text("WHEEL"), re.M)
+    ((abi, tag),) = re.findall(r"^Tag: (\S+)-(manylinux_\d+_\d+)_x86_64$", distribution.read_text("WHEEL"), re.M)
+    number = "".join(map(str, sys.version_info[:2]))
+    assert abi == ("cp312-abi3" if sys.version_info >= (3, 12) else f"cp{number}-cp{number}")
     assert re.findall(r"manylinux_\d+_\d+", (ROOT / "docs/install.md").read_text()) == [tag]
     (wheel,) = (ROOT / "dist").glob("switchyard-*.whl")
     shown = subprocess.run([ROOT / "build/wheel/bin/python", "-m", "auditwheel", "show", wheel], capture_output=True, text=True,
