@@ -208,6 +208,7 @@ void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignal
   const auto deadline = std::chrono::steady_clock::now() +
                         std::chrono::duration<double>(service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
+    if (service.front.controls().paused) break;  // paused requests do not end
     if (signals.Wait(50ms)) break;
     upkeep.Run();
   }
@@ -310,7 +311,10 @@ int RunServe(const ServerArgs& args) {
     grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
                      SpaceOf(args));
   Service service{front, model, args, plan, grammars ? &*grammars : nullptr};
-  http::Server server(SetUpHttp(args));
+  service.request_log->enabled = args.log_requests;
+  http::ServerOptions http_options = SetUpHttp(args);
+  http_options.request_log = service.request_log;
+  http::Server server(std::move(http_options));
   openai::Register(server, service);
   anthropic::Register(server, service);
   native::Register(server, service);

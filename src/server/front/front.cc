@@ -245,11 +245,11 @@ void Front::AbortNamed(const std::string& name) {
       [&name](const Open& open) { return open.spec.name == name || open.spec.batch_name == name; });
 }
 
-void Front::AbortAll() {
-  AbortWhere([](const Open&) { return true; });
+int64_t Front::AbortAll() {
+  return AbortWhere([](const Open&) { return true; });
 }
 
-void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
+int64_t Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
@@ -257,6 +257,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
       if (chosen(*open)) ids.push_back(id);
   }
   Abort(ids);
+  return std::ssize(ids);
 }
 
 void Front::OnMessage(const EngineMessage& message) {

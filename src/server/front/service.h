@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "server/api/known_fields.h"
@@ -10,6 +11,7 @@
 #include "server/front/front.h"
 #include "server/front/grammars.h"
 #include "server/front/served_model.h"
+#include "server/front/sessions.h"
 
 namespace switchyard {
 
@@ -28,6 +30,9 @@ struct Service {
   // Changes the layout of the ranks. Set before `ready` becomes true. Null: the layout never
   // changes, so `args` and `plan` describe it.
   std::atomic<ElasticRanks*> elastic{nullptr};
+  mutable Sessions sessions;
+  // Shared with the HTTP server, so that clients can change it.
+  std::shared_ptr<http::RequestLog> request_log = std::make_shared<http::RequestLog>();
 
   // Sizes of the present layout. `args` and `plan` describe the layout at startup only.
   LayoutSizes sizes() const {

@@ -381,7 +381,8 @@ void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange,
   const auto time = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
   constexpr const char* kLine = "http: {} {} {} {} -> {}{} in {} ms{}";
   const char* cut = written ? "" : ", cut off";
-  if (options_.log_requests) {
+  const RequestLog* const log = options_.request_log.get();
+  if (log ? log->enabled.load() : options_.log_requests) {
     LOG_INFO(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
              time.count(), DescribeTokens(exchange.served()));
   } else {

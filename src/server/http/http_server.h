@@ -16,6 +16,7 @@
 // a reset.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -129,6 +130,11 @@ enum class Access {
   kControl,  // the admin key; if none is configured, the same as kUser
 };
 
+// Settings of the log lines of requests, which may change while the server runs.
+struct RequestLog {
+  std::atomic<bool> enabled{false};  // logs each request at level info instead of debug
+};
+
 struct ServerOptions {
   std::string host = "127.0.0.1";  // host name, IPv4 or IPv6 address; "0.0.0.0", "::": all
   int port = 0;                    // 0: any free port, see Server::port()
@@ -162,7 +168,8 @@ struct ServerOptions {
   // Origins whose pages may call the server ("https://a.example"; "*": any), in addition to local
   // origins and the server's own origin (origins.h).
   std::vector<std::string> cors_origins;
-  bool log_requests = false;  // log each request at level info instead of debug
+  bool log_requests = false;                      // log each request at level info instead of debug
+  std::shared_ptr<const RequestLog> request_log;  // replaces log_requests; null: log_requests
 };
 
 // Listens, and calls the handler of each request's route. Call Route, Start and Stop from the
