@@ -37,6 +37,7 @@
 #include "server/schedule_text.h"
 #include "server/service_manager.h"
 #include "server/stop_signals.h"
+#include "server/trace/set_up.h"
 
 namespace switchyard {
 namespace {
@@ -311,9 +312,11 @@ int RunServe(const ServerArgs& args) {
     grammars.emplace(*model.tokenizer, plan.model.vocab_size, plan.model.eos_token_ids,
                      SpaceOf(args));
   Service service{front, model, args, plan, grammars ? &*grammars : nullptr};
-  service.request_log->enabled = args.log_requests;
+  service.request_log->enabled = args.observe.log_requests;
+  service.tracer = trace::MakeTracer(args);
   http::ServerOptions http_options = SetUpHttp(args);
   http_options.request_log = service.request_log;
+  http_options.observer = trace::MakeObserver(service.tracer);
   http::Server server(std::move(http_options));
   openai::Register(server, service);
   anthropic::Register(server, service);

@@ -349,8 +349,9 @@ void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_befo
                       .cached_tokens = output.cached_tokens,
                       .queue_seconds = output.queue_seconds},
                      now, &open.times);
-  if (next.finished())
-    metrics_.AddEnd(EndOf(next), open.times, next.prompt_tokens, next.completion_tokens, now);
+  if (!next.finished()) return;
+  open.next.times = open.times;
+  metrics_.AddEnd(EndOf(next), open.times, next.prompt_tokens, next.completion_tokens, now);
 }
 
 void Front::OnRanksLost(const std::string& why) {
