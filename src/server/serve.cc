@@ -34,6 +34,7 @@
 #include "server/ranks/served_layout.h"
 #include "server/ranks/served_weights.h"
 #include "server/ranks/supervisor.h"
+#include "server/record/recorder.h"
 #include "server/schedule_text.h"
 #include "server/service_manager.h"
 #include "server/stop_signals.h"
@@ -183,7 +184,10 @@ class Upkeep {
   void Run() {
     manager_.Alive();
     service_.front.AbortOverdue();
-    const double held = service_.front.history().held_for;
+    const RankHistory history = service_.front.history();
+    if (std::exchange(deaths_, history.deaths) != history.deaths)
+      service_.recorder->WriteCrash("ranks have ended");
+    const double held = history.held_for;
     if (held < 1) next_comment_ = 1;
     if (held < next_comment_) return;
     server_.CommentStreams("waiting");  // keeps proxies and clients from closing idle streams
@@ -194,6 +198,7 @@ class Upkeep {
   Service& service_;
   http::Server& server_;
   ServiceManager& manager_;
+  int64_t deaths_ = 0;
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
@@ -316,7 +321,13 @@ int RunServe(const ServerArgs& args) {
   service.tracer = trace::MakeTracer(args);
   http::ServerOptions http_options = SetUpHttp(args);
   http_options.request_log = service.request_log;
-  http_options.observer = trace::MakeObserver(service.tracer);
+  service.recorder =
+      std::make_shared<Recorder>(Recorder::Options{.dump_folder = args.observe.dump_requests_folder,
+                                                   .crash_folder = args.observe.crash_dump_folder,
+                                                   .log_level = args.observe.log_requests_level,
+                                                   .tracer = service.tracer},
+                                 service.request_log);
+  http_options.observer = service.recorder;
   http::Server server(std::move(http_options));
   openai::Register(server, service);
   anthropic::Register(server, service);
@@ -353,10 +364,12 @@ int RunServe(const ServerArgs& args) {
                        .plan = plan,
                        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
                       served);
+  // Before the requests end with the error, so that the file has them as open.
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
                                                   *std::move(membership), /*checks=*/false),
                    [&](const std::string& why) {
+                     service.recorder->WriteCrash(why);
                      lost_reason = why;
                      lost = true;  // first: a client may send a signal as soon as its request fails
                      front.OnRanksLost(why);

@@ -21,12 +21,12 @@ constexpr KnownField kSetInternalState[] = {
 constexpr KnownField kConfigureLogging[] = {
     {"log_requests", kHonoured},
     {"log_level", kHonoured},
-    {"log_requests_level", kRefused, "is not supported: a request has one log line", "[0]"},
+    {"log_requests_level", kHonoured},
     {"log_requests_format", kRefused, "is not supported: log lines are text", R"(["text"])"},
-    {"dump_requests_folder", kRefused, "is not supported: requests are not dumped"},
-    {"dump_requests_threshold", kHint},
-    {"dump_requests_exclude_meta_keys", kHint},
-    {"crash_dump_folder", kRefused, "is not supported: requests are not dumped"},
+    {"dump_requests_folder", kHonoured},
+    {"dump_requests_threshold", kHint},  // each request is written when it ends
+    {"dump_requests_exclude_meta_keys", kRefused, "is not supported: files have whole responses"},
+    {"crash_dump_folder", kHonoured},
     {"rid", kHint},
     {"http_worker_ipc", kHint},
 };

@@ -206,7 +206,7 @@ constexpr KnownField kGenerate[] = {
     {"routing_key", kHint},
     {"custom_labels", kHint},
     {"log_metrics", kHint},
-    {"no_logs", kHint},  // requests' text is never logged
+    {"no_logs", kHint},  // read by Recorder: the request's text is not recorded
     {"external_trace_header", kHint},
     {"received_time", kHint},
     {"kv_router_hint", kHint},

@@ -8,8 +8,11 @@ namespace switchyard {
 class CommandLine;
 
 struct ObserveArgs {
-  bool log_requests = false;                                             // --log-requests
-  bool enable_trace = false;                                             // --enable-trace
+  bool log_requests = false;         // --log-requests
+  bool enable_trace = false;         // --enable-trace
+  int log_requests_level = 0;        // --log-requests-level
+  std::string dump_requests_folder;  // --dump-requests-folder; empty: none
+  std::string crash_dump_folder;     // --crash-dump-folder; empty: none
   std::string otlp_traces_endpoint = "http://127.0.0.1:4318/v1/traces";  // --otlp-traces-endpoint
 };
 

@@ -19,6 +19,8 @@ namespace trace {
 class Tracer;
 }  // namespace trace
 
+class Recorder;
+
 // Outlives the HTTP server. Handlers use it from I/O threads.
 struct Service {
   Front& front;
@@ -35,6 +37,7 @@ struct Service {
   // changes, so `args` and `plan` describe it.
   std::atomic<ElasticRanks*> elastic{nullptr};
   mutable Sessions sessions;
+  std::shared_ptr<Recorder> recorder;    // null: requests are not recorded
   std::shared_ptr<trace::Tracer> tracer;  // --enable-trace; null: requests are not traced
   // Shared with the HTTP server, so that clients can change it.
   std::shared_ptr<http::RequestLog> request_log = std::make_shared<http::RequestLog>();

@@ -247,7 +247,7 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   if (exchange->status() != 0) context_.responses.Add(route, shown->method, exchange->status());
   bool truncated = false;
   const std::string response = exchange->TakeKept(&truncated);
-  ReportServed(options_, {.request = *shown,
+  ReportServed(options_, {.request = shown,
                           .route = route,
                           .status = exchange->status(),
                           .cut = !written,

@@ -21,7 +21,7 @@ void ReportServed(const ServerOptions& options, const ServedRequest& served) {
   const LogLevel level = visible ? LogLevel::kInfo : LogLevel::kDebug;
   if (Logs(level)) {
     using std::chrono::duration_cast, std::chrono::milliseconds;
-    const Request& request = served.request;
+    const Request& request = *served.request;
     const std::string trace = request.trace ? ", trace " + request.trace->trace_id : "";
     Log(level, "http: {} {} {} {} -> {}{} in {} ms{}{}", request.peer, request.id, request.method,
         request.path, served.status, served.cut ? ", cut off" : "",

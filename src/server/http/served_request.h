@@ -18,7 +18,7 @@ struct TraceContext {
 
 // One request whose response has ended. References are valid during the call only.
 struct ServedRequest {
-  const Request& request;  // without headers; `body` is empty unless the observer keeps bodies
+  const std::shared_ptr<const Request>& request;  // the request if it was kept, else SummaryOf
   const std::string& route;
   int status = 0;  // 0: the client disconnected before the head
   bool cut = false;

@@ -12,6 +12,7 @@
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
 #include "server/native/experts.h"
+#include "server/record/recorder.h"
 
 namespace switchyard::native {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 using RequestPtr = std::shared_ptr<const http::Request>;
 
 constexpr double kMaxDelaySeconds = 60;
+constexpr int64_t kMaxLogLevel = 3;
 constexpr size_t kMaxSessionId = 128;
 constexpr char kLost[] = "the ranks were lost before they applied the change";
 
@@ -103,6 +105,15 @@ void HandleGetLoad(Service& service, const http::Responder& responder) {
   });
 }
 
+// An empty name ends the dump. Relative names would depend on the server's directory.
+std::optional<std::string> Folder(const Fields& f, const char* field) {
+  if (!f.Has(field)) return std::nullopt;
+  std::string folder = f.String(field, "");
+  if (!folder.empty() && !folder.starts_with('/'))
+    throw InvalidField(field, "{} is no absolute path", field);
+  return folder;
+}
+
 void HandleConfigureLogging(const Service& service, const http::Request& request,
                             const http::Responder& responder) {
   const Json body = BodyOf(request);
@@ -112,6 +123,16 @@ void HandleConfigureLogging(const Service& service, const http::Request& request
   constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
   if (!level.empty() && std::ranges::find(kLevels, level) == kLevels.end())
     throw InvalidField("log_level", "log_level is {}, want debug, info, warning or error", level);
+  std::optional<int> text;
+  if (f.Has("log_requests_level"))
+    text = static_cast<int>(f.Int("log_requests_level", 0, 0, kMaxLogLevel));
+  const bool folders = f.Has("dump_requests_folder") || f.Has("crash_dump_folder");
+  if (service.recorder) {
+    service.recorder->Configure(text, Folder(f, "dump_requests_folder"),
+                                Folder(f, "crash_dump_folder"));
+  } else if (text || folders) {
+    throw Error(ErrorKind::kUnavailable, "this server does not record requests");
+  }
   if (f.Has("log_requests")) service.request_log->enabled = f.Bool("log_requests", false);
   if (!level.empty()) SetLogLevel(level);
   responder.Send(200, "text/plain", "");

@@ -6,6 +6,10 @@ namespace {
 constexpr char kBool[] = R"({"type":"boolean"})";
 constexpr char kName[] = R"({"type":"string","maxLength":128})";
 
+constexpr char kFolder[] =
+    R"re({"type":"string","pattern":"^(/.*)?$","description":"absolute; empty: )re"
+    R"re(none"})re";
+
 constexpr FieldSchema kPauseGeneration[] = {
     {"mode", R"({"enum":["abort","retract","in_place"],"default":"abort"})"}};
 
@@ -21,6 +25,9 @@ constexpr FieldSchema kSetInternalState[] = {
 
 constexpr FieldSchema kConfigureLogging[] = {
     {"log_requests", kBool},
+    {"log_requests_level", R"({"type":"integer","minimum":0,"maximum":3})"},
+    {"dump_requests_folder", kFolder},
+    {"crash_dump_folder", kFolder},
     {"log_level", R"({"enum":["debug","info","warning","error"]})"},
 };
 

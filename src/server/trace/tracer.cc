@@ -55,7 +55,7 @@ int64_t Tracer::UnixNs(Clock::time_point time) const {
 }
 
 void Tracer::AddRequest(const http::ServedRequest& served) {
-  const http::Request& request = served.request;
+  const http::Request& request = *served.request;
   if (!request.trace) return;
   Span span{.trace_id = request.trace->trace_id,
             .span_id = request.trace->span_id,

@@ -101,8 +101,9 @@ TEST(TracerTest, AGenerationHasSpansFromItsTimes) {
 
 TEST(TracerTest, ARequestHasTheSpanOfItsContext) {
   Collector collector;
-  http::Request request{.method = "POST", .path = "/v1/x", .peer = "p", .id = "id 1"};
-  request.trace = std::make_shared<http::TraceContext>(kContext);
+  http::Request traced{.method = "POST", .path = "/v1/x", .peer = "p", .id = "id 1"};
+  traced.trace = std::make_shared<http::TraceContext>(kContext);
+  const std::shared_ptr<const http::Request> request = std::make_shared<http::Request>(traced);
   const std::string route = "/v1/x", none;
   const auto now = Tracer::Clock::now();
   {
