@@ -74,14 +74,12 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
     const ElasticRanks* ranks = service_.elastic;
     page_.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
                 ranks != nullptr && ranks->state().running ? 1 : 0);
-    if (const trace::Tracer* tracer = service_.tracer.get()) {
-      page_.Counter("switchyard_trace_spans_exported_total",
-                    "Spans that the collector has accepted", {},
-                    static_cast<double>(tracer->exported()));
-      page_.Counter("switchyard_trace_spans_dropped_total",
-                    "Spans that were dropped, because the collector is slow or refused them", {},
-                    static_cast<double>(tracer->dropped()));
-    }
+    const trace::Tracer* const tracer = service_.tracer.get();
+    page_.Counter("switchyard_trace_spans_exported_total", "Spans that the collector has accepted",
+                  {}, tracer ? static_cast<double>(tracer->exported()) : 0);
+    page_.Counter("switchyard_trace_spans_dropped_total",
+                  "Spans that were dropped, because the collector is slow or refused them", {},
+                  tracer ? static_cast<double>(tracer->dropped()) : 0);
     metrics::AddResponses(server.responses(), server.open_requests(), &page_);
     service_.front.Stats([self = shared_from_this()](const std::vector<EngineStats>& groups) {
       metrics::AddGroups(groups, self->service_.model.name, &self->page_);
