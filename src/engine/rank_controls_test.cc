@@ -91,7 +91,9 @@ void RunWithPauses(Rig& rig, PauseAction action, bool flush) {
     const size_t tokens = Tokens(rig);
     rig.Step();
     EXPECT_EQ(Tokens(rig), tokens);
-    if (flush) EXPECT_TRUE(Flush(rig));
+    if (flush) {
+      EXPECT_TRUE(Flush(rig));
+    }
     Set(rig, {});
   }
   EXPECT_GT(pauses, 3);

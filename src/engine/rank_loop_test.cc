@@ -190,7 +190,9 @@ TEST(RankLoop, GroupsPauseAndContinueTogether) {
       if (calls == 8)
         return {SetControls{.ticket = 6, .controls = {.paused = true}, .action = action}};
       if (so_far.controls.contains(6) && quiet < 5) {  // the ranks are idle now
-        if (quiet++ > 0) EXPECT_EQ(now, tokens);
+        if (quiet++ > 0) {
+          EXPECT_EQ(now, tokens);
+        }
         tokens = now;
         return {GetStats{static_cast<uint64_t>(10 + quiet)}};
       }
