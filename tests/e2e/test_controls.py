@@ -161,9 +161,9 @@ def test_sessions_continue_requests():
     greedy = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
     with Server(MODEL, *EXACT) as server:
-        def ask(ids, rid=None, **params):
+        def ask(ids, name=None, **params):
             body = {"input_ids": ids, "sampling_params": greedy}
-            body |= {"rid": rid} if rid else {}
+            body |= {"rid": name} if name else {}
             body |= {"session_params": params} if params else {}
             status, answer = server.request("/generate", body)
             assert status == 200, answer
