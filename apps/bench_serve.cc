@@ -11,6 +11,7 @@
 
 #include "apps/commands.h"
 #include "bench/serve/client.h"
+#include "bench/serve/replay.h"
 #include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/parse_words.h"
@@ -37,6 +38,8 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
       .OneOf({"random", "jsonl"});
   flag("--dataset-path", o.dataset_path,
        "Lines of JSON with \"prompt\" or \"text\" and an optional \"output_len\"");
+  flag("--replay", o.replay,
+       "Repeats the requests of a file of serve --dump-requests-folder, at their recorded times");
   flag("--num-prompts", o.num_prompts, "Requests").Positive();
   flag("--random-input-len", o.input_len, "Longest random prompt").Positive();
   flag("--random-output-len", o.output_len, "Maximum output tokens").Positive();
@@ -61,6 +64,10 @@ std::optional<ServeOptions> Parse(const std::vector<std::string>& words) {
   if (!ParseWords(app, words)) return std::nullopt;
   o.profile = app.Given("--profile");
   o.request_rate = rate;
+  if (!o.replay.empty())
+    for (const char* other : {"--backend", "--dataset-name", "--dataset-path", "--num-prompts",
+                              "--request-rate", "--random-input-len", "--random-output-len"})
+      if (app.Given(other)) throw Invalid("{} has no effect with --replay", other);
   if (o.dataset == "jsonl" && o.dataset_path.empty())
     throw Invalid("--dataset-name jsonl needs --dataset-path FILE");
   if (o.dataset == "random" && o.backend == "openai-chat")
@@ -84,6 +91,17 @@ class Progress {
   bool shown_;
 };
 
+std::vector<bench::PlannedRequest> PlanOf(const ServeOptions& options, int64_t vocab) {
+  if (options.replay.empty()) return bench::PlanLoad(options, vocab);
+  bench::Replay replay = bench::ReadReplay(options.replay);
+  if (replay.skipped > 0)
+    fmt::print(stderr,
+               "{} of {} recorded requests are not repeated: other endpoints, or several "
+               "prompts\n",
+               replay.skipped, replay.skipped + replay.plan.size());
+  return std::move(replay.plan);
+}
+
 void StartProfile(const ServeOptions& options) {
   nlohmann::json body = nlohmann::json::object();
   // The server resolves a relative path in its own directory.
@@ -106,13 +124,15 @@ int RunBenchServe(const std::vector<std::string>& args) {
   ServeOptions& options = *parsed;
   const auto info = nlohmann::json::parse(bench::Ask(options, "GET", "/get_model_info"));
   const int64_t vocab = info.value("vocab_size", int64_t{0});
-  if (options.dataset == "random" && vocab <= 0)
+  if (options.replay.empty() && options.dataset == "random" && vocab <= 0)
     throw Invalid(
         "the server does not report vocab_size, so random ids cannot be drawn; use --dataset-name "
         "jsonl");
+  if (!options.replay.empty()) options.backend = options.dataset = "replay";
   if (options.model.empty()) options.model = info.value("served_model_name", "default");
 
-  const auto plan = bench::PlanLoad(options, vocab);
+  const auto plan = PlanOf(options, vocab);
+  options.num_prompts = static_cast<int>(plan.size());
   std::ofstream json;
   if (!options.json.empty()) {
     json.open(options.json);

@@ -114,7 +114,7 @@ std::optional<RouteArgs> Parse(const std::vector<std::string>& words) {
   app.Flag("--drain-timeout", a.server.drain_timeout_seconds, kServer,
            "Seconds after SIGTERM until running requests are aborted")
       .NonNegative();
-  app.Switch("--log-requests", a.server.log_requests, kServer, "Logs one line per request");
+  app.Switch("--log-requests", a.server.observe.log_requests, kServer, "Logs one line per request");
   app.Flag("--log-level", a.log_level, kServer, "debug, info, warning or error")
       .OneOf({"debug", "info", "warning", "error"});
   if (!ParseWords(app, words)) return std::nullopt;

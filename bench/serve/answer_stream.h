@@ -17,7 +17,8 @@ std::string BodyOf(const ServeOptions& options, const PlannedRequest& request);
 // Parses a response body that arrives in pieces.
 class AnswerStream {
  public:
-  explicit AnswerStream(const ServeOptions& options) : cumulative_(options.backend == "sglang") {}
+  // `path`: of the request; /generate is SGLang's format.
+  explicit AnswerStream(const std::string& path) : cumulative_(path == "/generate") {}
 
   // Removes complete events from the front of `bytes`; returns the number of tokens in them.
   int64_t Take(std::string& bytes);

@@ -130,15 +130,17 @@ class LoadRunner {
     beast::tcp_stream stream(io_);
     beast::flat_buffer buffer;
     Parser parser;
-    const auto request =
-        RequestOf(options_, http::verb::post, PathOf(options_), BodyOf(options_, planned));
+    const bool recorded = !planned.path.empty();
+    const std::string path = recorded ? planned.path : PathOf(options_);
+    const auto request = RequestOf(options_, http::verb::post, path,
+                                   recorded ? planned.body : BodyOf(options_, planned));
     co_await Send(stream, options_, request, buffer, parser);
     if (parser.get().result() != http::status::ok) {
       co_await http::async_read(stream, buffer, parser, use_awaitable);
       record.error = fmt::format("{}: {}", parser.get().result_int(), parser.get().body());
       co_return;
     }
-    AnswerStream answer(options_);
+    AnswerStream answer(path);
     while (!parser.is_done()) {
       co_await http::async_read_some(stream, buffer, parser, use_awaitable);
       const int64_t tokens = answer.Take(parser.get().body());

@@ -17,6 +17,7 @@ struct ServeOptions {
   std::string model;               // model name in OpenAI requests; empty: the server's
   std::string dataset = "random";  // random, or jsonl
   std::string dataset_path;        // for jsonl: lines with "prompt" or "text", and "output_len"
+  std::string replay;  // file of recorded requests (replay.h); empty: the options above apply
   int num_prompts = 100;
   int input_len = 512, output_len = 128;
   double range_ratio = 0.0;  // lengths are uniform in [ratio · length, length]
@@ -37,6 +38,8 @@ struct PlannedRequest {
   std::vector<int32_t> input_ids;
   std::string text;  // used if input_ids is empty
   int output_tokens = 0;
+  // Of a recorded request; then the members above have no effect, except `at`. Empty: none.
+  std::string path, body;
 };
 
 // Deterministic for the same options: ids uniform in [0, vocab), arrivals of a Poisson process.

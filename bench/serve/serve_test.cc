@@ -8,6 +8,7 @@
 
 #include "bench/serve/answer_stream.h"
 #include "bench/serve/load.h"
+#include "bench/serve/replay.h"
 #include "bench/serve/summary.h"
 #include "core/error.h"
 
@@ -64,8 +65,40 @@ TEST(PlanLoadTest, LinesAreReadAndMistakesNamed) {
   std::filesystem::remove(file);
 }
 
+TEST(ReplayTest, RecordedRequestsKeepTheirOrderAndTimes) {
+  const auto file = std::filesystem::path(testing::TempDir()) / "replay.jsonl";
+  const auto line = [](double time, const char* path, const char* body) {
+    return nlohmann::json{{"time", time},
+                          {"path", path},
+                          {"request", nlohmann::json::parse(body)},
+                          {"status", 200}}
+               .dump() +
+           "\n";
+  };
+  std::ofstream(file) << line(12.5, "/v1/chat/completions", R"({"messages": [], "rid": "a"})")
+                      << line(10, "/generate", R"({"input_ids": [1, 2], "rid": "a"})")
+                      << line(11, "/generate", R"({"input_ids": [[1], [2]]})")
+                      << line(11, "/v1/completions", R"({"prompt": "x", "n": 2})")
+                      << line(11, "/v1/embeddings", R"({"input": "x"})")
+                      << line(11, "/generate", R"({"text": "x", "session_params": {"id": "s"}})");
+  const Replay replay = ReadReplay(file);
+  EXPECT_EQ(replay.skipped, 4);
+  ASSERT_EQ(replay.plan.size(), 2u);
+  EXPECT_EQ(replay.plan[0].path, "/generate");
+  EXPECT_EQ(replay.plan[0].at, 0);
+  EXPECT_EQ(replay.plan[1].at, 2.5);
+  EXPECT_EQ(nlohmann::json::parse(replay.plan[0].body),
+            nlohmann::json::parse(R"({"input_ids": [1, 2], "stream": true})"));
+  EXPECT_TRUE(nlohmann::json::parse(replay.plan[1].body)["stream_options"]["include_usage"]);
+  for (const char* bad : {"nonsense\n", "{\"path\": \"/generate\"}\n", ""}) {
+    std::ofstream(file) << bad;
+    EXPECT_THROW(ReadReplay(file), Error) << bad;
+  }
+  std::filesystem::remove(file);
+}
+
 TEST(AnswerStreamTest, CumulativeEventsInPieces) {
-  AnswerStream answer({.backend = "sglang"});
+  AnswerStream answer("/generate");
   std::string bytes =
       "data: {\"meta_info\": {\"completion_tokens\": 1, \"prompt_tokens\": 5}}\n\ndata: {\"meta";
   EXPECT_EQ(answer.Take(bytes), 1);
@@ -79,7 +112,7 @@ TEST(AnswerStreamTest, CumulativeEventsInPieces) {
 }
 
 TEST(AnswerStreamTest, OpenAiCountsEventsAndBelievesUsage) {
-  AnswerStream answer({.backend = "openai"});
+  AnswerStream answer("/v1/completions");
   std::string bytes =
       "data: {\"choices\": [{\"text\": \"a\"}]}\n\ndata: {\"choices\": [{\"text\": \"b\"}]}\n\n";
   EXPECT_EQ(answer.Take(bytes), 2);

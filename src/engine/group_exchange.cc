@@ -73,6 +73,7 @@ void GroupExchange::Run(const StepCounts& counts, bool has_work) {
 void GroupExchange::Send(std::vector<EngineMessage> answers) const {
   std::map<uint64_t, FlushResult> flushes;
   std::map<uint64_t, StatsReport> reports;
+  std::map<uint64_t, ControlsSet> controls;
   for (EngineMessage& answer : answers) {
     if (const auto* flush = std::get_if<FlushResult>(&answer)) {
       FlushResult& all = flushes.try_emplace(flush->ticket, *flush).first->second;
@@ -81,10 +82,15 @@ void GroupExchange::Send(std::vector<EngineMessage> answers) const {
       StatsReport& all = reports[report->ticket];
       all.ticket = report->ticket;
       all.groups.insert(all.groups.end(), report->groups.begin(), report->groups.end());
+    } else if (const auto* set = std::get_if<ControlsSet>(&answer)) {
+      ControlsSet& all = controls[set->ticket];
+      all.ticket = set->ticket;
+      all.requests += set->requests;
     } else {
       io_.send(answer);
     }
   }
+  for (const auto& [ticket, set] : controls) io_.send(set);
   for (const auto& [ticket, flush] : flushes) io_.send(flush);
   for (const auto& [ticket, report] : reports) io_.send(report);
 }

@@ -54,7 +54,10 @@ void RankEngine::Impl::AnswerPages(int64_t retractions_before) {
                                 .end = end,
                                 .pages = FirstPages(sequence->cache, cache.PagesFor(end))}));
   }
-  if (scheduler.retractions() == retractions_before) return;
+  if (scheduler.retractions() != retractions_before) AnswerRetractedPages();
+}
+
+void RankEngine::Impl::AnswerRetractedPages() {
   for (auto& [id, sequence] : table) {
     if (sequence.computed >= sequence.exported) continue;
     sequence.exported = 0;

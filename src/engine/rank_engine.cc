@@ -197,8 +197,12 @@ void RankEngine::Impl::MeasureQueue() {
 StepCounts RankEngine::Impl::Plan() {
   const profile::Span span(options.profiler, {.name = "plan"});
   const int64_t retractions = scheduler.retractions();
-  plan = scheduler.Plan();
-  AnswerPages(retractions);
+  if (controls.paused) {
+    plan = {};
+  } else {
+    plan = scheduler.Plan();
+    AnswerPages(retractions);
+  }
   MeasureQueue();
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
@@ -362,6 +366,7 @@ EngineStats RankEngine::Impl::Stats() const {
   EngineStats stats = counters;
   stats.running = static_cast<int32_t>(scheduler.running());
   stats.waiting = static_cast<int32_t>(scheduler.waiting());
+  stats.waiting_tokens = scheduler.waiting_tokens();
   stats.total_pages = cache.total();
   stats.free_pages = cache.free();
   stats.cached_pages = cache.cached();
@@ -387,11 +392,13 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
     } else if (const auto* release = std::get_if<ReleaseKv>(&message)) {
       impl_->Release(*release);
     } else if (const auto* flush = std::get_if<FlushCache>(&message)) {
-      const bool idle = impl_->table.empty();
+      const bool idle = impl_->CanFlush();
       if (idle) impl_->cache.DropPrefixes();
       answers.emplace_back(FlushResult{.ticket = flush->ticket, .done = idle});
     } else if (const auto* get = std::get_if<GetStats>(&message)) {
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
+    } else if (const auto* set = std::get_if<SetControls>(&message)) {
+      impl_->Set(*set, &answers);
     } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
       impl_->scheduler.LimitPrefill(limit->rows);
     } else if (const auto* limit = std::get_if<LimitDrafts>(&message)) {
@@ -455,12 +462,20 @@ std::vector<uint64_t> RankEngine::InFlight() const {
 }
 uint64_t RankEngine::last_pass() const { return impl_->last_pass; }
 
+void RankEngine::Impl::Collect() {
+  CHECK(plan.empty());
+  if (const auto pass = std::exchange(launched, std::nullopt)) ProcessLaunched(pass->parts);
+  while (!staged.empty()) ProcessStaged();
+}
+
 StepOutputs RankEngine::Collect() {
-  CHECK(impl_->plan.empty());
-  if (const auto pass = std::exchange(impl_->launched, std::nullopt))
-    impl_->ProcessLaunched(pass->parts);
-  while (!impl_->staged.empty()) impl_->ProcessStaged();
+  impl_->Collect();
   return {std::exchange(impl_->answers, {})};
+}
+
+bool RankEngine::paused() const { return impl_->controls.paused; }
+std::chrono::duration<double> RankEngine::step_delay() const {
+  return std::chrono::duration<double>(impl_->controls.step_delay_seconds);
 }
 
 bool RankEngine::AbortPass(uint64_t pass) {

@@ -139,7 +139,8 @@ class RankEngine {
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
 
-  // Applies messages in order. Returns the answers to FlushCache and GetStats. A request that can
+  // Applies messages in order. Returns the answers to FlushCache, GetStats and SetControls, and
+  // before the last one the outputs of the passes that a pause ends. A request that can
   // never run (longer than the cache or the context) gets an output with kError in the next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
@@ -164,6 +165,9 @@ class RankEngine {
   std::vector<uint64_t> InFlight() const;
   // Between two steps: ends all batches in flight, and returns their outputs.
   StepOutputs Collect();
+  // The values of the last SetControls.
+  bool paused() const;
+  std::chrono::duration<double> step_delay() const;
   // The number of the last pass (ForwardBatch::pass), the same on all ranks; 0 before the first
   // one.
   uint64_t last_pass() const;

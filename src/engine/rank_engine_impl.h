@@ -27,8 +27,16 @@ struct RankEngine::Impl {
   // Prefill and decode on different engines (imported_requests.cc).
   void Start(const StartImported& start);
   void Release(const ReleaseKv& release);
+  // Controls of the scheduler (rank_controls.cc). Appends the outputs of ended passes and requests,
+  // then the answer.
+  void Set(const SetControls& set, std::vector<EngineMessage>* messages);
+  // Whether FlushCache may remove all prefixes: no request has pages.
+  bool CanFlush() const;
+  // Ends all passes in flight.
+  void Collect();
   // Adds the pages of imports that got them in this step, and of exports that were retracted.
   void AnswerPages(int64_t retractions_before);
+  void AnswerRetractedPages();
   KvPages Export(Sequence& sequence) const;
   // An output that has only pages.
   RequestOutput PagesOutput(const Sequence& sequence, KvPages pages) const;
@@ -38,7 +46,8 @@ struct RankEngine::Impl {
   std::span<const float> Forward();
   void Launch();
   bool HasWork() const {
-    return scheduler.runnable() || !answers.empty() || launched || !staged.empty();
+    return (!controls.paused && scheduler.runnable()) || !answers.empty() || launched ||
+           !staged.empty();
   }
   EngineStats Stats() const;
 
@@ -183,6 +192,7 @@ struct RankEngine::Impl {
   std::vector<std::string> faults;  // [sequences] of the last pass, or empty
   EngineStats counters;
   GrammarDrafter grammar_drafter;
+  EngineControls controls;
   const int64_t max_forced;   // 0: grammars force no drafts
   int64_t open_grammars = 0;  // open requests with a grammar
   // Current maximum number of drafts of a sequence; at most options.max_drafts.

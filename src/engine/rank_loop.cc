@@ -222,14 +222,40 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   eplb.BeginPass();
 }
 
+bool HasControls(const std::vector<ControlMessage>& messages) {
+  return std::ranges::any_of(messages, [](const ControlMessage& message) {
+    return std::holds_alternative<SetControls>(message);
+  });
+}
+
+// The messages that have arrived at the leader before the next step. Waits for a message if there
+// is no work, else for `delay` or until a message changes it.
+std::vector<ControlMessage> ReceiveMessages(bool busy, SymmetricMemory& memory,
+                                            const RankLoopIo& io,
+                                            std::chrono::duration<double> delay) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<ControlMessage> messages;
+  const auto step = Clock::now() + std::chrono::duration_cast<Clock::duration>(delay);
+  while (true) {
+    memory.Beat();
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(step - Clock::now());
+    const auto wait = busy ? std::clamp(rest, std::chrono::milliseconds(0), kIdleWait) : kIdleWait;
+    for (ControlMessage& message : io.receive(wait)) messages.push_back(std::move(message));
+    memory.CheckAborted();
+    if (busy ? Clock::now() >= step || HasControls(messages) : !messages.empty()) return messages;
+  }
+}
+
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each
 // stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
 // the stages before it, but later. A wait for another stage has no deadline, because a stage may
 // compute for long.
+// `delay`: the time before the next step, the same on all ranks.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
-                                         StepTimer& timer, StageLinks* links) {
+                                         std::chrono::duration<double> delay, StepTimer& timer,
+                                         StageLinks* links) {
   Communicator& group = *comm.tp;
-  const bool idle = !busy || links;
+  const bool idle = !busy || links || delay.count() > 0;
   if (group.rank() != 0) {
     if (links && busy) links->AwaitBroadcast();
     return DecodeControl(group.Broadcast({}, idle));
@@ -237,11 +263,7 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
   std::vector<ControlMessage> messages;
   std::string bytes;
   if (comm.mesh.first_stage()) {
-    do {
-      comm.memory->Beat();
-      messages = io.receive(busy ? std::chrono::milliseconds(0) : kIdleWait);
-      comm.memory->CheckAborted();
-    } while (!busy && messages.empty());
+    messages = ReceiveMessages(busy, *comm.memory, io, delay);
     timer.AddLimits(messages);
     if (group.size() > 1 || links) bytes = EncodeControl(messages);
   } else {
@@ -368,7 +390,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
-    const std::vector<ControlMessage> messages = NextMessages(busy, comm, io, timer, links);
+    const std::vector<ControlMessage> messages =
+        NextMessages(busy, comm, io, engine.step_delay(), timer, links);
     open = !HasShutdown(messages);
     RecordRequests(messages, engine, *comm.memory);
     InjectTestFaults(messages, *comm.memory);
@@ -377,6 +400,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages)))
       Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
+    if (engine.paused()) timer.Interrupt();
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
     groups.Post(ApplyToProfiler(messages, profiler, comm));

@@ -50,6 +50,7 @@ struct Heard {
   std::map<uint64_t, ExpertLoadReport> loads;
   std::map<uint64_t, EplbReport> eplb;
   std::map<uint64_t, ProfileReport> profiles;
+  std::map<uint64_t, int64_t> controls;
 
   void Take(const EngineMessage& message) {
     if (const auto* flush = std::get_if<FlushResult>(&message)) {
@@ -64,6 +65,8 @@ struct Heard {
       EXPECT_TRUE(eplb.emplace(moving->ticket, *moving).second);
     } else if (const auto* profile = std::get_if<ProfileReport>(&message)) {
       EXPECT_TRUE(profiles.emplace(profile->ticket, *profile).second);
+    } else if (const auto* set = std::get_if<ControlsSet>(&message)) {
+      EXPECT_TRUE(controls.emplace(set->ticket, set->requests).second);
     } else if (const auto* step = std::get_if<StepOutputs>(&message)) {
       for (const RequestOutput& news : step->outputs) {
         RequestOutput& all = outputs[news.id];
@@ -200,6 +203,55 @@ TEST(RankLoop, QueriesAreAnsweredOnceForAllGroups) {
   EXPECT_EQ(heard.stats.at(8)[1].waiting, 1);
   for (const EngineStats& group : heard.stats.at(10)) EXPECT_EQ(group.free_pages, 24);
   EXPECT_EQ(Total(heard.stats.at(10)).total_pages, 48);
+}
+
+// Both groups pause before the same step, and all outputs before the pause precede its answer.
+TEST(RankLoop, GroupsPauseAndContinueTogether) {
+  const EngineRequest first = Request(1, 1, 20, 12), second = Request(2, 0, 40, 30);
+  for (const PauseAction action : {PauseAction::kNone, PauseAction::kRetract}) {
+    int calls = 0, quiet = 0;
+    size_t tokens = 0;
+    const Heard heard = RunScript([&](const Heard& so_far) -> std::vector<ControlMessage> {
+      size_t now = 0;
+      for (const auto& [id, output] : so_far.outputs) now += output.new_tokens.size();
+      if (++calls == 1) return {first, second};
+      if (calls == 8)
+        return {SetControls{.ticket = 6, .controls = {.paused = true}, .action = action}};
+      if (so_far.controls.contains(6) && quiet < 5) {  // the ranks are idle now
+        if (quiet++ > 0) {
+          EXPECT_EQ(now, tokens);
+        }
+        tokens = now;
+        return {GetStats{static_cast<uint64_t>(10 + quiet)}};
+      }
+      if (quiet == 5) {
+        ++quiet;
+        return {SetControls{.ticket = 7, .controls = {.step_delay_seconds = 0.001}}};
+      }
+      if (!so_far.Ended(1) || !so_far.Ended(2)) return {};
+      return {Shutdown{}};
+    });
+    EXPECT_EQ(heard.controls.at(6), action == PauseAction::kRetract ? 2 : 0);
+    EXPECT_EQ(heard.controls.at(7), 0);
+    EXPECT_EQ(Total(heard.stats.at(11)).waiting, action == PauseAction::kRetract ? 2 : 0);
+    EXPECT_EQ(heard.outputs.at(1).new_tokens, Alone(first));
+    EXPECT_EQ(heard.outputs.at(2).new_tokens, Alone(second));
+  }
+}
+
+TEST(RankLoop, AnAbortEndsTheRequestsOfAllGroups) {
+  int calls = 0;
+  const Heard heard = RunScript([&](const Heard& so_far) -> std::vector<ControlMessage> {
+    if (++calls == 1) return {Request(1, 1, 20, 60), Request(2, 0, 40, 40)};
+    if (calls == 8)
+      return {
+          SetControls{.ticket = 6, .controls = {.paused = true}, .action = PauseAction::kAbort}};
+    if (!so_far.controls.contains(6)) return {};
+    EXPECT_TRUE(so_far.Ended(1) && so_far.Ended(2));
+    return {Shutdown{}};
+  });
+  EXPECT_EQ(heard.controls.at(6), 2);
+  for (const uint64_t id : {1, 2}) EXPECT_EQ(heard.outputs.at(id).finish, FinishReason::kAbort);
 }
 
 // Rank 0 answers once, for any number of groups, while they work and while they are idle.

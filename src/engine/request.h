@@ -121,6 +121,28 @@ struct StartProfile {  // Profiler (profile/profiler.h)
 struct StopProfile {
   uint64_t ticket = 0;
 };
+// What clients may change while the engine serves. A message has all of these values, so that it
+// can be sent again to new ranks.
+struct EngineControls {
+  bool paused = false;  // no pass begins
+  // The leader waits before each step for this time, or until the controls change.
+  double step_delay_seconds = 0;
+  // Of each attention group; 0: the values of RankEngine::Options.
+  int64_t max_running_requests = 0, max_micro_batch = 0;
+
+  bool operator==(const EngineControls&) const = default;
+};
+// What happens to the requests of the ranks when the engine pauses.
+enum class PauseAction : uint8_t {
+  kNone,     // they keep their pages and continue with their next step
+  kRetract,  // running requests lose their pages and return to the queue
+  kAbort,    // all requests end with FinishReason::kAbort
+};
+struct SetControls {
+  uint64_t ticket = 0;  // 0: no answer
+  EngineControls controls;
+  PauseAction action = PauseAction::kNone;
+};
 // Created by the leader, not the front: the maximum prompt rows of a step with decoding requests
 // (PrefillPace).
 struct LimitPrefill {
@@ -237,11 +259,13 @@ struct StartImported {
 
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, StartProfile, StopProfile, LimitPrefill, LimitDrafts,
-                 GrammarTokens, DefineGrammar, DropGrammar, ReleaseKv, StartImported, Shutdown>;
+                 RebalanceExperts, GetEplb, StartProfile, StopProfile, SetControls, LimitPrefill,
+                 LimitDrafts, GrammarTokens, DefineGrammar, DropGrammar, ReleaseKv, StartImported,
+                 Shutdown>;
 
 struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;
+  int64_t waiting_tokens = 0;  // prompt and output so far of the waiting requests
   int64_t total_pages = 0, free_pages = 0,
           cached_pages = 0;  // cached: held by the radix tree alone, evictable
   int32_t page_size = 1;
@@ -292,6 +316,10 @@ struct ProfileReport {  // the answer to StartProfile and StopProfile
   ProfileOutcome outcome = ProfileOutcome::kDone;
   profile::Result result;  // files of all ranks; after kDone of StopProfile, `error` is empty
 };
+struct ControlsSet {  // the answer to SetControls; follows the outputs of ended passes
+  uint64_t ticket = 0;
+  int64_t requests = 0;  // number of requests that were retracted or aborted, over all groups
+};
 struct StepOutputs {
   std::vector<RequestOutput> outputs;
 };
@@ -311,7 +339,7 @@ struct EngineFailure {
 // Messages of the leader to the front.
 using EngineMessage =
     std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
-                 RecordResult, ExpertLoadReport, EplbReport, ProfileReport>;
+                 RecordResult, ExpertLoadReport, EplbReport, ProfileReport, ControlsSet>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -70,7 +70,13 @@ std::vector<ControlMessage> SomeControl() {
           StopProfile{12},
           GrammarTokens{"tokens"},
           DefineGrammar{.id = 13, .bytes = "grammar"},
-          DropGrammar{14}};
+          DropGrammar{14},
+          SetControls{.ticket = 15,
+                      .controls = {.paused = true,
+                                   .step_delay_seconds = 0.25,
+                                   .max_running_requests = 3,
+                                   .max_micro_batch = 4},
+                      .action = PauseAction::kAbort}};
 }
 
 std::vector<EngineMessage> SomeMessages() {
@@ -127,13 +133,18 @@ std::vector<EngineMessage> SomeMessages() {
                      .refused = "no"},
           ProfileReport{.ticket = 12,
                         .outcome = ProfileOutcome::kNotWritten,
-                        .result = {.files = {"a", "b"}, .error = "c", .events = 5, .dropped = 6}}};
+                        .result = {.files = {"a", "b"}, .error = "c", .events = 5, .dropped = 6}},
+          ControlsSet{.ticket = 13, .requests = 6}};
 }
 
 TEST(RequestWire, ControlMessagesRoundTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 15u);
+  ASSERT_EQ(back.size(), 16u);
+  const auto& set = std::get<SetControls>(back[15]);
+  EXPECT_EQ(set.ticket, 15u);
+  EXPECT_EQ(set.controls, std::get<SetControls>(SomeControl()[15]).controls);
+  EXPECT_EQ(set.action, PauseAction::kAbort);
   const auto& request = std::get<EngineRequest>(back[0]);
   EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));
   EXPECT_EQ(request.sampling.seed, 123456789012345u);
@@ -240,7 +251,7 @@ TEST(RequestWire, ChangedBytesNeverDoMoreThanThrow) {
       bytes[i] = old;
     }
   }
-  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x0a"); }), HasSubstr("10"));  // no such alternative
+  EXPECT_THAT(ErrorOf([] { DecodeMessage("\x7f"); }), HasSubstr("127"));  // no such alternative
 }
 
 TEST(ConfigWire, EveryFieldRoundTrips) {

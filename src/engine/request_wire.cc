@@ -10,6 +10,7 @@ constexpr Pooling LastOf(Pooling) { return Pooling::kMean; }
 constexpr KvRole LastOf(KvRole) { return KvRole::kImport; }
 constexpr RecordAction LastOf(RecordAction) { return RecordAction::kDump; }
 constexpr EplbState LastOf(EplbState) { return EplbState::kDone; }
+constexpr PauseAction LastOf(PauseAction) { return PauseAction::kAbort; }
 constexpr ProfileOutcome LastOf(ProfileOutcome) { return ProfileOutcome::kNotWritten; }
 
 template <typename Codec, OneOf<SamplingParams> T>
@@ -51,6 +52,14 @@ void Fields(Codec& codec, T& o) {
 template <typename Codec, OneOf<StartProfile> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.options);
+}
+template <typename Codec, OneOf<EngineControls> T>
+void Fields(Codec& codec, T& c) {
+  codec(c.paused, c.step_delay_seconds, c.max_running_requests, c.max_micro_batch);
+}
+template <typename Codec, OneOf<SetControls> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.controls, m.action);
 }
 template <typename Codec, OneOf<LimitPrefill> T>
 void Fields(Codec& codec, T& m) {
@@ -103,10 +112,10 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<EngineStats> T>
 void Fields(Codec& codec, T& s) {
-  codec(s.running, s.waiting, s.total_pages, s.free_pages, s.cached_pages, s.page_size, s.steps,
-        s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens, s.retractions, s.verify_steps,
-        s.drafted_tokens, s.accepted_tokens, s.verified_by_position, s.accepted_by_position,
-        s.forced_steps, s.forced_tokens, s.accepted_forced_tokens);
+  codec(s.running, s.waiting, s.waiting_tokens, s.total_pages, s.free_pages, s.cached_pages,
+        s.page_size, s.steps, s.prefill_tokens, s.cached_prompt_tokens, s.decode_tokens,
+        s.retractions, s.verify_steps, s.drafted_tokens, s.accepted_tokens, s.verified_by_position,
+        s.accepted_by_position, s.forced_steps, s.forced_tokens, s.accepted_forced_tokens);
 }
 template <typename Codec, OneOf<StatsReport> T>
 void Fields(Codec& codec, T& m) {
@@ -156,6 +165,10 @@ template <typename Codec, OneOf<ProfileReport> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.outcome, m.result);
 }
+template <typename Codec, OneOf<ControlsSet> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.requests);
+}
 template <typename Codec, OneOf<StepOutputs> T>
 void Fields(Codec& codec, T& m) {
   codec(m.outputs);
@@ -202,6 +215,7 @@ EngineStats Total(const std::vector<EngineStats>& groups) {
   for (const EngineStats& g : groups) {
     total.running += g.running;
     total.waiting += g.waiting;
+    total.waiting_tokens += g.waiting_tokens;
     total.total_pages += g.total_pages;
     total.free_pages += g.free_pages;
     total.cached_pages += g.cached_pages;

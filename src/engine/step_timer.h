@@ -44,6 +44,8 @@ class StepTimer {
     ended_ = now;
     launched_ = launched ? std::optional(current_) : std::nullopt;
   }
+  // The next step does not follow the last one directly.
+  void Interrupt() { launched_.reset(); }
   // `messages`: those that have arrived before the step.
   void AddLimits(std::vector<ControlMessage>& messages) {
     if (pace_ && pace_->rows() != sent_) {

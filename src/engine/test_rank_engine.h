@@ -36,7 +36,11 @@ class Rig {
   }
 
   std::vector<EngineMessage> Tell(std::vector<ControlMessage> messages) {
-    return engine.Apply(messages);
+    std::vector<EngineMessage> answers = engine.Apply(messages);
+    for (const EngineMessage& answer : answers)
+      if (const auto* step = std::get_if<StepOutputs>(&answer))
+        for (const RequestOutput& news : step->outputs) Merge(news);
+    return answers;
   }
   void Step() {
     for (RequestOutput& news : engine.Step().outputs) Merge(std::move(news));

@@ -89,7 +89,7 @@ http::ServerOptions SetUpHttp(const ServerArgs& args) {
   o.paths_without_key = {"/health"};
   if (!args.http.disable_page)
     for (std::string& path : page::Paths()) o.paths_without_key.push_back(std::move(path));
-  o.log_requests = args.log_requests;
+  o.log_requests = args.observe.log_requests;
   if (o.uds.empty() && (o.host == "0.0.0.0" || o.host == "::") && o.api_keys.empty()) {
     LOG_WARNING(
         "--host {} without --api-key: every machine that reaches this address can use the server; "

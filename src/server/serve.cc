@@ -33,9 +33,11 @@
 #include "server/ranks/served_layout.h"
 #include "server/ranks/served_weights.h"
 #include "server/ranks/supervisor.h"
+#include "server/record/recorder.h"
 #include "server/schedule_text.h"
 #include "server/service_manager.h"
 #include "server/stop_signals.h"
+#include "server/trace/set_up.h"
 
 namespace switchyard {
 namespace {
@@ -150,7 +152,10 @@ class Upkeep {
   void Run() {
     manager_.Alive();
     service_.front.AbortOverdue();
-    const double held = service_.front.history().held_for;
+    const RankHistory history = service_.front.history();
+    if (std::exchange(deaths_, history.deaths) != history.deaths)
+      service_.recorder->WriteCrash("ranks have ended");
+    const double held = history.held_for;
     if (held < 1) next_comment_ = 1;
     if (held < next_comment_) return;
     server_.CommentStreams("waiting");  // keeps proxies and clients from closing idle streams
@@ -161,6 +166,7 @@ class Upkeep {
   Service& service_;
   http::Server& server_;
   ServiceManager& manager_;
+  int64_t deaths_ = 0;
   double next_comment_ = 1;  // next comment, in seconds since the start of the pause
 };
 
@@ -176,6 +182,7 @@ void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignal
   const auto deadline = std::chrono::steady_clock::now() +
                         std::chrono::duration<double>(service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
+    if (service.front.controls().paused) break;  // paused requests do not end
     if (signals.Wait(50ms)) break;
     upkeep.Run();
   }
@@ -275,7 +282,18 @@ int RunServe(const ServerArgs& args) {
   Disaggregation transfers(args, plan, launch, front);
   const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);
   Service service{front, model, args, plan, grammars.get()};
-  http::Server server(SetUpHttp(args));
+  service.request_log->enabled = args.observe.log_requests;
+  service.tracer = trace::MakeTracer(args);
+  http::ServerOptions http_options = SetUpHttp(args);
+  http_options.request_log = service.request_log;
+  service.recorder =
+      std::make_shared<Recorder>(Recorder::Options{.dump_folder = args.observe.dump_requests_folder,
+                                                   .crash_folder = args.observe.crash_dump_folder,
+                                                   .log_level = args.observe.log_requests_level,
+                                                   .tracer = service.tracer},
+                                 service.request_log);
+  http_options.observer = service.recorder;
+  http::Server server(std::move(http_options));
   RegisterEndpoints(server, service);
   openapi::Register(server, service);
   const std::shared_ptr<page::Feed> feed =
@@ -309,10 +327,12 @@ int RunServe(const ServerArgs& args) {
        .plan = plan,
        .machine = ThisMachine(args.engine, launch.ranks_of_host)},
       served);
+  // Before the requests end with the error, so that the file has them as open.
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
                                                   *std::move(membership), /*checks=*/false),
                    [&](const std::string& why) {
+                     service.recorder->WriteCrash(why);
                      lost_reason = why;
                      lost = true;  // first: a client may send a signal as soon as its request fails
                      front.OnRanksLost(why);

@@ -35,7 +35,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
 }
 
 void Scheduler::StartReady() {
-  while (!ready_.empty() && running() < options_.max_running_requests) {
+  while (!ready_.empty() && running() < max_running_) {
     running_.push_back(ready_.front());
     ready_.erase(ready_.begin());
   }
@@ -115,8 +115,8 @@ void Scheduler::Preempt() {
   if (first->unknown > 0) return;  // it cannot be admitted in this step
   const size_t victim = Victim();
   const int64_t lead = int64_t{first->request.priority} - running_[victim]->request.priority;
-  const bool fits = running() < options_.max_running_requests &&
-                    cache_.PagesFor(first->length()) <= cache_.available();
+  const bool fits =
+      running() < max_running_ && cache_.PagesFor(first->length()) <= cache_.available();
   if (lead <= options_.preemption_threshold || fits) return;
   Retract(victim);
   OrderByPriority(&waiting_);
@@ -132,6 +132,23 @@ void Scheduler::Retract(size_t index) {
   waiting_.PushFront(sequence);
   ++retractions_;
   estimate_.ResetAfterRetraction();
+}
+
+void Scheduler::RetractAll() {
+  while (!running_.empty()) Retract(running_.size() - 1);
+}
+
+void Scheduler::Limit(int64_t running, int64_t micro_batch) {
+  const int64_t most = options_.max_running_requests;
+  max_running_ = running > 0 ? std::min(running, most) : most;
+  max_micro_batch_ = micro_batch > 0 ? micro_batch : options_.max_micro_batch;
+}
+
+int64_t Scheduler::waiting_tokens() const {
+  int64_t tokens = 0;
+  for (const Sequence* sequence : waiting_.InOrder()) tokens += sequence->length();
+  for (const Sequence* sequence : imports_) tokens += sequence->length();
+  return tokens;
 }
 
 int64_t Scheduler::GrowForDrafts(int64_t count, Sequence& sequence) {
@@ -172,8 +189,8 @@ void Scheduler::SelectDecoding() {
       decoding_.push_back(sequence);
   if (one) return;
   const int64_t all = std::ranges::count_if(running_, &Sequence::decoding);
-  const int64_t most = options_.max_micro_batch > 0 ? options_.max_micro_batch
-                                                    : (all + options_.passes - 1) / options_.passes;
+  const int64_t most =
+      max_micro_batch_ > 0 ? max_micro_batch_ : (all + options_.passes - 1) / options_.passes;
   std::ranges::stable_sort(decoding_, {}, &Sequence::planned);
   if (std::ssize(decoding_) > most) decoding_.resize(static_cast<size_t>(most));
   for (Sequence* sequence : decoding_) sequence->planned = plans_;
@@ -204,10 +221,10 @@ PrefillBudget Scheduler::PlanRunning() {
 }
 
 void Scheduler::Admit(PrefillBudget budget) {
-  if (waiting_.Empty() || running() >= options_.max_running_requests || budget.rows <= 0) return;
+  if (waiting_.Empty() || running() >= max_running_ || budget.rows <= 0) return;
   OrderWaiting(options_.policy, cache_, steps_++, &waiting_);
   if (options_.priorities) OrderByPriority(&waiting_);
-  while (!waiting_.Empty() && running() < options_.max_running_requests && budget.rows > 0) {
+  while (!waiting_.Empty() && running() < max_running_ && budget.rows > 0) {
     if (!TryAdmit(*waiting_.Front(), budget)) break;
     running_.push_back(waiting_.Front());
     waiting_.PopFront();

@@ -56,7 +56,11 @@ class Scheduler {
     int64_t max_micro_batch = 0;
   };
   Scheduler(Options options, KvCache& cache)
-      : options_(options), cache_(cache), estimate_(options.conservativeness) {}
+      : options_(options),
+        max_running_(options.max_running_requests),
+        max_micro_batch_(options.max_micro_batch),
+        cache_(cache),
+        estimate_(options.conservativeness) {}
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Requests whose pages another engine reads or writes. Their pages are not available to others,
@@ -77,6 +81,15 @@ class Scheduler {
   // inserted into the prefix cache.
   void Remove(Sequence* sequence, bool discard = false);
 
+  // Retracts all running requests to the head of the queue, in order of admission. Requests whose
+  // pages other engines read or write keep them.
+  void RetractAll();
+  // Limits how many requests may run from now on, and how many decode in one of several passes.
+  // 0: the values of Options, which are also the maxima. Requests that run already continue.
+  void Limit(int64_t running, int64_t micro_batch);
+  // Whether a sequence has pages.
+  bool holds_pages() const { return !running_.empty() || !held_.empty() || !ready_.empty(); }
+
   // Sets the maximum prompt rows of steps with decoding requests; at most chunk_rows.
   void LimitPrefill(int64_t rows) { prefill_limit_ = rows; }
   // Sets whether requests of another group decode. If so, the limit applies to this group too.
@@ -93,6 +106,7 @@ class Scheduler {
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size() + imports_.size()); }
+  int64_t waiting_tokens() const;
   // Whether the next Plan may have rows without a further message: false if all open requests wait
   // for pages that other engines read or write.
   bool runnable() const {
@@ -123,6 +137,8 @@ class Scheduler {
   int64_t ReservedPages(const Sequence& sequence) const;
 
   const Options options_;
+  // Limits of the next steps; at most those of options_, which give the sizes of buffers.
+  int64_t max_running_, max_micro_batch_;
   KvCache& cache_;
   WaitingQueue waiting_;            // in order of admission
   std::vector<Sequence*> running_;  // in order of admission

@@ -90,7 +90,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
       std::make_shared<Message>(job, [responder](const char* type, const Json& members) {
         responder.Write(SseEvent(type, members));
       });
-  PendingResponse::Events events;
+  PendingResponse::Events events{.response_id = job->delivery.id};
   events.on_news = [message, responder, &service](size_t, const GenerationEvent& e,
                                                   const Accumulated& a) {
     if (IsFailure(e)) {
@@ -115,7 +115,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
 
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.response_id = job->delivery.id};
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     const Accumulated& a = all[0];
     if (a.last.finish == FinishReason::kError)

@@ -5,6 +5,7 @@ namespace switchyard {
 Json GroupStatsJson(const EngineStats& stats) {
   return {{"running_requests", stats.running},
           {"waiting_requests", stats.waiting},
+          {"waiting_tokens", stats.waiting_tokens},
           {"total_pages", stats.total_pages},
           {"free_pages", stats.free_pages},
           {"cached_pages", stats.cached_pages},

@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "server/api/known_agent_fields.h"
+#include "server/api/known_control_fields.h"
 #include "server/api/known_pooling_fields.h"
 
 namespace switchyard {
@@ -20,7 +21,7 @@ constexpr char kDisaggregated[] =
 constexpr char kProcessors[] = "is not supported: this server has no custom logit processors";
 constexpr char kNotSupported[] = "is not supported";
 constexpr char kHidden[] = "is not supported: this server returns no internal states";
-constexpr char kSession[] = "is not supported: this server has no sessions";
+constexpr char kSession[] = "is only supported by POST /generate";
 constexpr char kBeams[] = "is not supported: this server has no beam search";
 
 // Fields of both chat and completion requests: OpenAI's own, then SGLang's, then vLLM's.
@@ -205,7 +206,7 @@ constexpr KnownField kGenerate[] = {
     {"routing_key", kHint},
     {"custom_labels", kHint},
     {"log_metrics", kHint},
-    {"no_logs", kHint},  // requests' text is never logged
+    {"no_logs", kHint},  // read by Recorder: the request's text is not recorded
     {"external_trace_header", kHint},
     {"received_time", kHint},
     {"kv_router_hint", kHint},
@@ -227,7 +228,7 @@ constexpr KnownField kGenerate[] = {
     {"need_wait_for_mm_inputs", kRefused, kTextOnly},
     {"num_items_assigned", kRefused, kTextOnly},
     {"encoder_urls", kRefused, kTextOnly},
-    {"session_params", kRefused, kSession},
+    {"session_params", kHonoured},
     {"lora_path", kRefused, kAdapters},
     {"lora_id", kRefused, kAdapters},
     {"custom_logit_processor", kRefused, kProcessors},
@@ -351,13 +352,32 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
   using Table = std::map<std::string_view, const KnownField*>;
   static const std::map<RequestKind, Table> kTables = [] {
     std::map<RequestKind, Table> tables;
-    for (const RequestKind k :
-         {RequestKind::kChat, RequestKind::kCompletion, RequestKind::kGenerate,
-          RequestKind::kSamplingParams, RequestKind::kTokenize, RequestKind::kDetokenize,
-          RequestKind::kParseFunctionCall, RequestKind::kSeparateReasoning, RequestKind::kMessages,
-          RequestKind::kResponses, RequestKind::kAbort, RequestKind::kStartProfile,
-          RequestKind::kScaleElasticEp, RequestKind::kEmbeddings, RequestKind::kEncode,
-          RequestKind::kClassify, RequestKind::kScore, RequestKind::kRerank}) {
+    for (const RequestKind k : {RequestKind::kChat,
+                                RequestKind::kCompletion,
+                                RequestKind::kGenerate,
+                                RequestKind::kSamplingParams,
+                                RequestKind::kTokenize,
+                                RequestKind::kDetokenize,
+                                RequestKind::kParseFunctionCall,
+                                RequestKind::kSeparateReasoning,
+                                RequestKind::kMessages,
+                                RequestKind::kResponses,
+                                RequestKind::kAbort,
+                                RequestKind::kStartProfile,
+                                RequestKind::kScaleElasticEp,
+                                RequestKind::kPauseGeneration,
+                                RequestKind::kContinueGeneration,
+                                RequestKind::kSlowDown,
+                                RequestKind::kSetInternalState,
+                                RequestKind::kConfigureLogging,
+                                RequestKind::kOpenSession,
+                                RequestKind::kCloseSession,
+                                RequestKind::kSessionParams,
+                                RequestKind::kEmbeddings,
+                                RequestKind::kEncode,
+                                RequestKind::kClassify,
+                                RequestKind::kScore,
+                                RequestKind::kRerank}) {
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -414,6 +434,15 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
       return kStartProfile;
     case RequestKind::kScaleElasticEp:
       return kScaleElasticEp;
+    case RequestKind::kPauseGeneration:
+    case RequestKind::kContinueGeneration:
+    case RequestKind::kSlowDown:
+    case RequestKind::kSetInternalState:
+    case RequestKind::kConfigureLogging:
+    case RequestKind::kOpenSession:
+    case RequestKind::kCloseSession:
+    case RequestKind::kSessionParams:
+      return KnownControlFields(kind);
     default:
       return KnownPoolingFields(kind);
   }

@@ -39,6 +39,15 @@ enum class RequestKind {
   kAbort,
   kStartProfile,
   kScaleElasticEp,
+  // Other control requests, and the sessions of /generate (known_control_fields.cc).
+  kPauseGeneration,
+  kContinueGeneration,
+  kSlowDown,
+  kSetInternalState,
+  kConfigureLogging,
+  kOpenSession,
+  kCloseSession,
+  kSessionParams,
   // Requests to embedding models and classifiers.
   kEmbeddings,
   kEncode,

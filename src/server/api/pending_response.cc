@@ -10,6 +10,7 @@
 #include "server/http/hide_paths.h"
 #include "server/http/sse.h"
 #include "server/http/worker_pool.h"
+#include "server/trace/tracer.h"
 
 namespace switchyard {
 namespace {
@@ -55,8 +56,11 @@ PendingResponse::PendingResponse(Service& service, const std::vector<GenerationS
       memory_(responder.budget()),
       open_(specs.size()) {
   served_.model = service.model.name;
-  for (size_t i = 0; i < specs.size(); ++i)
+  served_.response_id = events_.response_id;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    names_.push_back(specs[i].name);
     if (specs[i].copy == 0) first_copies_.push_back(i);
+  }
 }
 
 void PendingResponse::Start(Service& service, const std::vector<GenerationSpec>& specs, bool stream,
@@ -133,6 +137,7 @@ void PendingResponse::Process(size_t i, const GenerationEvent& event) {
     memory_.Require(CostOf(event));
     so_far_[i].Add(event);
     Note(event);
+    if (event.finished()) Trace(i, event);
     if (events_.on_news) events_.on_news(i, event, so_far_[i]);
     if (!event.finished() || --open_ > 0) return;
     MeasureCopies();
@@ -158,6 +163,18 @@ void PendingResponse::Note(const GenerationEvent& event) {
   served_.prompt += event.prompt_tokens;
   served_.completion += event.completion_tokens;
   served_.cached += event.cached_tokens;
+}
+
+std::string PendingResponse::IdOf(size_t i, const GenerationEvent& event) const {
+  if (!events_.response_id.empty()) return events_.response_id;
+  return names_[i].empty() ? std::to_string(event.id) : names_[i];
+}
+
+void PendingResponse::Trace(size_t i, const GenerationEvent& event) {
+  if (served_.response_id.empty()) served_.response_id = IdOf(i, event);
+  if (!service_.tracer || !responder_) return;
+  if (const auto& trace = responder_->trace())
+    service_.tracer->AddGeneration(*trace, event, IdOf(i, event));
 }
 
 // Adds the longest copy of each prompt to the metrics, unless a copy failed or was aborted.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/api/accumulated.h"
@@ -30,6 +31,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
     // Number of bytes of text that the response repeats from the request, such as an echoed prompt
     // in each choice.
     size_t text_bytes = 0;
+    // The id of the response, for logs and traces. Empty: the name or the number of a generation.
+    std::string response_id;
   };
 
   // Throws the errors of Front::Submit, after it has aborted the generations already submitted.
@@ -51,6 +54,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   void Process(size_t i, const GenerationEvent& event);
   void ProcessQueue();
   void Note(const GenerationEvent& event);
+  std::string IdOf(size_t i, const GenerationEvent& event) const;
+  void Trace(size_t i, const GenerationEvent& event);
   void MeasureCopies() const;
   void GiveUp(const Error& error);
   void Abort();
@@ -59,7 +64,8 @@ class PendingResponse : public std::enable_shared_from_this<PendingResponse> {
   const bool stream_;
   const Events events_;
   const std::chrono::steady_clock::time_point start_;
-  std::vector<uint64_t> ids_;  // set before events are processed
+  std::vector<uint64_t> ids_;       // set before events are processed
+  std::vector<std::string> names_;  // of the generations
   // Index of the first generation of each prompt, in order of prompts.
   std::vector<size_t> first_copies_;
 

@@ -361,7 +361,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
            "directory. All weight files must be listed; all listed files that exist must match");
   app.Switch("--skip-server-warmup", a.skip_server_warmup, kServer,
              "Skips the warm-up request before the server is ready");
-  app.Switch("--log-requests", a.log_requests, kServer, "Logs one line per request");
+  AddObserveFlags(app, a.observe);
   app.Switch("--print-schedule", a.print_schedule, kMisc,
              "Prints the operations of a prefill step and of a decode step, and exits");
   app.Switch("--dry-run", a.dry_run, kMisc,
@@ -411,6 +411,7 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   AddServerFlags(app, a);
   if (!Parse(app, args, a)) return std::nullopt;
   CheckDisaggregationFlags(app, a);
+  CheckObserveFlags(app, a.observe);
   for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
     if (!app.Given(flag)) continue;
     if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);

@@ -8,6 +8,7 @@
 
 #include "engine/config.h"
 #include "server/args/http_args.h"
+#include "server/args/observe_args.h"
 
 namespace switchyard {
 
@@ -36,6 +37,7 @@ struct ServerArgs {
   bool low_priority_values_first = false;  // --schedule-low-priority-values-first
   std::string served_model_name;           // --served-model-name; empty: the model path
   HttpArgs http;                           // http_args.h
+  ObserveArgs observe;                     // observe_args.h
   std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
   std::string tool_call_parser = "auto";   // --tool-call-parser: a format's name, auto or none
   std::string reasoning_parser = "auto";   // --reasoning-parser: a format's name, auto or none
@@ -57,7 +59,6 @@ struct ServerArgs {
   // Names of the given flags that require that ranks can be restarted, such as --enable-elastic-ep.
   std::vector<std::string> restart_flags;
   bool skip_server_warmup = false;
-  bool log_requests = false;
   double drain_timeout_seconds =
       600;  // --drain-timeout: time for running requests to finish after SIGTERM
 };

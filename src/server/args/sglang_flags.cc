@@ -17,7 +17,7 @@ constexpr auto kWithoutEffect = SglangFlag::Kind::kWithoutEffect;
 constexpr const char* kOneAttention = "attention has one implementation on each device";
 constexpr const char* kNoCompiler = "kernels are compiled ahead of time";
 constexpr const char* kGraphs = "--cuda-graph-max-bs alone decides which decode steps use graphs";
-constexpr const char* kNoTracing = "such metrics and traces are not supported; see GET /metrics";
+constexpr const char* kNoTracing = "such metrics are not supported; see GET /metrics";
 constexpr const char* kFixedBuckets = "the buckets of the histograms in GET /metrics are fixed";
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
@@ -99,8 +99,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--radix-eviction-policy", 1, kWithoutEffect,
                "the least recently used prefixes are evicted"},
     SglangFlag{"--log-level-http", 1, kWithoutEffect, "--log-requests logs HTTP requests"},
-    SglangFlag{"--log-requests-level", 1, kWithoutEffect,
-               "--log-requests logs one line per request"},
     SglangFlag{"--log-requests-format", 1, kWithoutEffect, "--log-requests logs lines of text"},
     SglangFlag{"--show-time-cost", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--bucket-time-to-first-token", -1, kWithoutEffect, kFixedBuckets},
@@ -110,9 +108,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-request-time-stats-logging", 0, kWithoutEffect, kNoTracing},
     SglangFlag{"--gc-warning-threshold-secs", 1, kWithoutEffect, kNoTracing},
     SglangFlag{"--kv-events-config", 1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--enable-trace", 0, kWithoutEffect, kNoTracing},
-    SglangFlag{"--otlp-traces-endpoint", 1, kWithoutEffect, kNoTracing},
-    SglangFlag{"--crash-dump-folder", 1, kWithoutEffect, "no requests are kept after they end"},
     SglangFlag{"--sleep-on-idle", 0, kWithoutEffect, "idle ranks always sleep"},
     SglangFlag{"--file-storage-path", 1, kWithoutEffect, "no files are uploaded"},
     SglangFlag{"--enable-cache-report", 0, kWithoutEffect,

@@ -244,11 +244,11 @@ void Front::AbortNamed(const std::string& name) {
       [&name](const Open& open) { return open.spec.name == name || open.spec.batch_name == name; });
 }
 
-void Front::AbortAll() {
-  AbortWhere([](const Open&) { return true; });
+int64_t Front::AbortAll() {
+  return AbortWhere([](const Open&) { return true; });
 }
 
-void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
+int64_t Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
@@ -256,6 +256,7 @@ void Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
       if (chosen(*open)) ids.push_back(id);
   }
   Abort(ids);
+  return std::ssize(ids);
 }
 
 void Front::OnMessage(const EngineMessage& message) {
@@ -348,9 +349,10 @@ void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_befo
                       .cached_tokens = output.cached_tokens,
                       .queue_seconds = output.queue_seconds},
                      now, &open.times);
-  if (next.finished())
-    metrics_.AddEnd(EndOf(next, overdue), open.times, next.prompt_tokens, next.completion_tokens,
-                    now);
+  if (!next.finished()) return;
+  open.next.times = open.times;
+  metrics_.AddEnd(EndOf(next, overdue), open.times, next.prompt_tokens, next.completion_tokens,
+                  now);
 }
 
 void Front::OnRanksLost(const std::string& why) {

@@ -104,7 +104,7 @@ class Front {
   int32_t max_open() const { return limits_.max_open; }
   // Maximum number of tokens of one request, prompt and output together.
   int64_t longest() const { return std::min(limits_.context_length, limits_.cache_tokens); }
-  void AbortAll();
+  int64_t AbortAll();  // returns the number of open generations
 
   void FlushCache(std::function<void(bool done)> callback);
   // Calls `callback` with statistics, one entry per attention group; empty if the ranks are lost.
@@ -124,6 +124,12 @@ class Front {
   // Starts or ends a profile on all ranks. If the ranks are lost, the report has an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
+  // Changes what clients may control (EngineControls), now and on the ranks of later epochs.
+  // `change` modifies the present values. With PauseAction::kAbort, all open requests end with
+  // kAbort. Calls `callback` when the ranks have applied the change; false: the ranks are lost.
+  void ChangeControls(const std::function<void(EngineControls*)>& change, PauseAction action,
+                      std::function<void(bool done, const ControlsSet&)> callback);
+  EngineControls controls() const;
 
   metrics::RequestMetrics& request_metrics() { return metrics_; }
 
@@ -181,7 +187,7 @@ class Front {
   void SendTransfer(uint64_t id, KvRole role, ControlMessage message);
   void ReleaseName(const std::string& name);
   bool IsNameTaken(const GenerationSpec& spec) const;
-  void AbortWhere(const std::function<bool(const Open&)>& chosen);
+  int64_t AbortWhere(const std::function<bool(const Open&)>& chosen);
   // A request that the front ends itself, because the ranks do not have it.
   struct Ending {
     std::shared_ptr<Open> open;
@@ -227,6 +233,9 @@ class Front {
   std::atomic<bool> draining_{false}, lost_{false};
   metrics::RequestMetrics metrics_;
 
+  // Held while controls are changed and sent, so that the ranks get the changes in their order.
+  // Lock order: before order_.
+  std::mutex changes_order_;
   // Held from the insertion of a request into open_ until the request is sent, so that an abort is
   // never sent before its request. Also held while requests are selected and sent after a pause.
   // Lock order: before mutex_.
@@ -240,6 +249,7 @@ class Front {
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<std::string, int> names_;  // number of open generations of each name
   Questions questions_;
+  EngineControls controls_;
   std::string lost_reason_;
   bool paused_ = false;  // between two epochs of the ranks: nothing is sent
   // Open requests that were in the batch of a rank that ended by itself. While the set is not

@@ -14,6 +14,7 @@
 #include "engine/request.h"
 #include "grammar/compiler.h"
 #include "server/front/kv_transfers.h"
+#include "server/metrics/request_metrics.h"
 
 namespace switchyard {
 
@@ -69,6 +70,7 @@ struct GenerationEvent {
   std::variant<std::monostate, int32_t, std::string> matched;  // stop token id or stop string
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
   DraftCounts drafts, forced;                                           // as in RequestOutput
+  metrics::RequestTimes times;                  // set in the last event of a measured generation
   std::string error;                            // set with FinishReason::kError
   ErrorKind error_kind = ErrorKind::kResource;  // set with FinishReason::kError
 

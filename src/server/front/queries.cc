@@ -1,4 +1,5 @@
 // The front's queries to the ranks: statistics, expert load, profiles and others.
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -113,6 +114,42 @@ void Front::StartProfile(profile::Options options,
 
 void Front::StopProfile(std::function<void(const ProfileReport&)> callback) {
   Ask<ProfileReport>(switchyard::StopProfile{}, std::move(callback), LostProfile);
+}
+
+void Front::ChangeControls(const std::function<void(EngineControls*)>& change, PauseAction action,
+                           std::function<void(bool, const ControlsSet&)> callback) {
+  // First the requests of the front, because the ranks may not have all of them.
+  const int64_t aborted = action == PauseAction::kAbort ? AbortAll() : 0;
+  std::lock_guard in_order(changes_order_);
+  SetControls message{.action = action};
+  {
+    std::lock_guard lock(mutex_);
+    change(&controls_);
+    message.controls = controls_;
+  }
+  const auto lost = std::make_shared<bool>(false);
+  Ask<ControlsSet>(
+      message,
+      [callback = std::move(callback), lost, aborted](const ControlsSet& set) {
+        callback(!*lost, {.requests = set.requests + aborted});
+      },
+      [lost](const std::string&) {
+        *lost = true;
+        return ControlsSet{};
+      });
+  // While a suspect runs alone, queries wait for its end. It cannot end while the engine is paused.
+  std::lock_guard order(order_);
+  bool alone = false;
+  {
+    std::lock_guard lock(mutex_);
+    alone = !paused_ && !suspects_.empty();
+  }
+  if (alone) link_.Send({SetControls{.controls = controls()}});
+}
+
+EngineControls Front::controls() const {
+  std::lock_guard lock(mutex_);
+  return controls_;
 }
 
 }  // namespace switchyard

@@ -263,6 +263,8 @@ void Front::Resume() {
       suspects = suspects_.size();
     }
     grammars_ = DefinedGrammars();
+    if (const EngineControls present = controls(); present != EngineControls{})
+      link_.Send({SetControls{.controls = present}});  // before the requests
     SendUnsent();
   }
   LOG_INFO("epoch {}: serving again after a pause of {:.0f} ms; {} open requests continue{}",

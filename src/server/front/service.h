@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "server/api/known_fields.h"
@@ -10,8 +11,15 @@
 #include "server/front/front.h"
 #include "server/front/grammars.h"
 #include "server/front/served_model.h"
+#include "server/front/sessions.h"
 
 namespace switchyard {
+
+namespace trace {
+class Tracer;
+}  // namespace trace
+
+class Recorder;
 
 // Outlives the HTTP server. Handlers use it from I/O threads.
 struct Service {
@@ -28,6 +36,11 @@ struct Service {
   // Changes the layout of the ranks. Set before `ready` becomes true. Null: the layout never
   // changes, so `args` and `plan` describe it.
   std::atomic<ElasticRanks*> elastic{nullptr};
+  mutable Sessions sessions;
+  std::shared_ptr<Recorder> recorder;    // null: requests are not recorded
+  std::shared_ptr<trace::Tracer> tracer;  // --enable-trace; null: requests are not traced
+  // Shared with the HTTP server, so that clients can change it.
+  std::shared_ptr<http::RequestLog> request_log = std::make_shared<http::RequestLog>();
 
   // Sizes of the present layout. `args` and `plan` describe the layout at startup only.
   LayoutSizes sizes() const {

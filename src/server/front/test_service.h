@@ -18,6 +18,8 @@ class AnsweringLink : public RankLink {
   void Send(const std::vector<ControlMessage>& messages) override {
     for (const ControlMessage& message : messages) {
       sent.push_back(message);
+      if (const auto* set = std::get_if<SetControls>(&message); set && set->ticket != 0)
+        front->OnMessage(ControlsSet{.ticket = set->ticket});
       const auto* request = std::get_if<EngineRequest>(&message);
       if (request == nullptr) continue;
       RequestOutput output = answer_to ? answer_to(*request) : answer;

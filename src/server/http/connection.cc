@@ -27,6 +27,7 @@
 #include "server/http/origins.h"
 #include "server/http/request_parser.h"
 #include "server/http/request_trace.h"
+#include "server/http/served_request.h"
 
 namespace switchyard::http {
 namespace {
@@ -112,8 +113,7 @@ class ConnectionImpl final : public Connection,
 
   awaitable<error_code> ReadMore(size_t most);
   std::string_view Input() const { return std::string_view(input_).substr(used_); }
-  void LogServed(const Request& request, const Exchange& exchange, bool written,
-                 Clock::time_point start) const;
+  size_t KeptBytes() const { return options_.observer ? options_.observer->kept_bytes() : 0; }
   void NotifyOutput();
   void OnOutput();
   void Arm(milliseconds limit);
@@ -227,11 +227,13 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
 
   activity_ = Activity::kAnswering;
   exchange_ = MakeExchange(*received);
-  Request shown;  // copy of the fields for the log line, because the handler owns the request
-  shown.method = received->request->method;
-  shown.path = received->request->path;
-  shown.id = received->request->id;
-  const std::string route = context_.router.RouteOf(shown.path);
+  // The handler owns the request and releases it early. Unless the observer keeps it, this is a
+  // copy of the fields for the log line.
+  const bool kept = KeptBytes() > 0;
+  const std::shared_ptr<const Request> shown =
+      kept ? received->request : SummaryOf(*received->request);
+  if (kept) options_.observer->OnRequest(shown);
+  const std::string route = context_.router.RouteOf(shown->path);
   bool written = false;
   {
     const OpenRequest open(context_.open_requests);
@@ -242,8 +244,18 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   }
   const auto exchange = std::exchange(exchange_, nullptr);
   exchange->Close();
-  if (exchange->status() != 0) context_.responses.Add(route, shown.method, exchange->status());
-  LogServed(shown, *exchange, written, start);
+  if (exchange->status() != 0) context_.responses.Add(route, shown->method, exchange->status());
+  bool truncated = false;
+  const std::string response = exchange->TakeKept(&truncated);
+  ReportServed(options_, {.request = shown,
+                          .route = route,
+                          .status = exchange->status(),
+                          .cut = !written,
+                          .tokens = exchange->served(),
+                          .begin = start,
+                          .end = Clock::now(),
+                          .response = response,
+                          .response_truncated = truncated});
 
   if (!written) co_return false;
   if (exchange->keep_alive()) co_return true;
@@ -268,6 +280,7 @@ awaitable<std::optional<ConnectionImpl::Received>> ConnectionImpl::Receive() {
   request.method = head.method;
   request.headers = head.fields;
   request.id = RequestId(request);
+  if (options_.observer && options_.observer->traces()) request.trace = NewTrace(request);
   received.admission = refusal ? ToAdmission(*refusal) : Judge(head, request);
   if (refusal || (received.admission.handler == nullptr && head.has_body())) co_return received;
 
@@ -372,22 +385,10 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
                         .headers = std::move(headers),
                         .max_backlog = options_.max_backlog_bytes,
                         .budget = context_.budget,
-                        .workers = context_.workers},
+                        .workers = context_.workers,
+                        .trace = request.trace,
+                        .kept_bytes = KeptBytes()},
       [this] { NotifyOutput(); });
-}
-
-void ConnectionImpl::LogServed(const Request& request, const Exchange& exchange, bool written,
-                               Clock::time_point start) const {
-  const auto time = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-  constexpr const char* kLine = "http: {} {} {} {} -> {}{} in {} ms{}";
-  const char* cut = written ? "" : ", cut off";
-  if (options_.log_requests) {
-    LOG_INFO(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
-             time.count(), DescribeTokens(exchange.served()));
-  } else {
-    LOG_DEBUG(kLine, peer_, request.id, request.method, request.path, exchange.status(), cut,
-              time.count(), DescribeTokens(exchange.served()));
-  }
 }
 
 // True once the complete response is written, false on failure.

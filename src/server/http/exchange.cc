@@ -85,6 +85,7 @@ void Exchange::Send(int status, std::string content_type, std::string_view body,
   const size_t length = body.size();
   if (!Begin(status, std::move(content_type), std::move(extra), &length)) return;
   if (!options_.head && HasBody(status)) pending_ += body;
+  Keep(body);
   dropped = End(State::kEnded);
 }
 
@@ -110,6 +111,7 @@ void Exchange::Write(std::string_view chunk) {
   const bool fits = (backlog == 0 || backlog + chunk.size() <= options_.max_backlog) &&
                     (backlog + chunk.size() <= kUncounted || charge_.Add(chunk.size()));
   if (fits) {
+    Keep(chunk);
     AppendChunk(chunk);
   } else {
     Overflow();
@@ -121,6 +123,19 @@ void Exchange::AppendChunk(std::string_view chunk) {
   if (options_.chunked) fmt::format_to(std::back_inserter(pending_), "{:x}\r\n", chunk.size());
   pending_ += chunk;
   if (options_.chunked) pending_ += "\r\n";
+}
+
+void Exchange::Keep(std::string_view payload) {
+  if (options_.kept_bytes == 0) return;
+  const size_t room = options_.kept_bytes - std::min(options_.kept_bytes, kept_.size());
+  kept_ += payload.substr(0, room);
+  kept_truncated_ |= payload.size() > room;
+}
+
+std::string Exchange::TakeKept(bool* truncated) {
+  std::lock_guard lock(mutex_);
+  *truncated = kept_truncated_;
+  return std::exchange(kept_, {});
 }
 
 void Exchange::Overflow() {

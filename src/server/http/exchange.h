@@ -29,6 +29,8 @@ class Exchange {
     size_t max_backlog = ~size_t{0};  // maximum bytes that are written to a stream and not yet sent
     std::shared_ptr<MemoryBudget> budget;  // for unsent bytes; null: no limit
     std::shared_ptr<WorkerPool> workers;   // null: Defer runs a job within the call
+    std::shared_ptr<const TraceContext> trace;
+    size_t kept_bytes = 0;  // maximum bytes of the payload that are kept for an observer
   };
   enum class State {
     kOpen,   // more bytes may follow
@@ -54,6 +56,7 @@ class Exchange {
   void OnClose(std::function<void()> callback);
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
+  const std::shared_ptr<const TraceContext>& trace() const { return options_.trace; }
   void Note(const ServedTokens& served);
   void NoteHint(const std::string& hint);
   // Call when the last Responder is destroyed. If nothing was sent, sends a 500. If a stream has
@@ -78,6 +81,8 @@ class Exchange {
   int status() const;       // 0 before the head
   ServedTokens served() const;
   std::string hint() const;  // of the error that was sent; empty: none
+  // The first Options::kept_bytes of the payload. `truncated`: whether there are more.
+  std::string TakeKept(bool* truncated);
   // Detaches the connection: `wake` is not called after this. If the producer has not ended the
   // response, the OnClose callbacks run as if the client had disconnected.
   void Close();
@@ -92,6 +97,7 @@ class Exchange {
   [[nodiscard]] Callbacks End(State state);
   void AppendChunk(std::string_view chunk);
   void Overflow();
+  void Keep(std::string_view payload);
 
   const Options options_;
   mutable std::mutex mutex_;  // guards all members below
@@ -105,6 +111,8 @@ class Exchange {
   int probes_ = 0;
   ServedTokens served_;
   std::string hint_;
+  std::string kept_;
+  bool kept_truncated_ = false;
   std::string pending_;   // not yet returned by Take()
   size_t in_flight_ = 0;  // number of bytes returned by the last Take()
   MemoryCharge charge_;   // for pending_ and the bytes in flight

@@ -16,6 +16,7 @@
 // a reset.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,9 @@ namespace switchyard::http {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-class MemoryCharge;  // memory_budget.h
+class MemoryCharge;     // memory_budget.h
+class RequestObserver;  // served_request.h
+struct TraceContext;    // served_request.h
 
 // One complete request. Immutable once it is passed to a handler.
 struct Request {
@@ -45,6 +48,7 @@ struct Request {
   std::string body;                           // complete, transfer coding removed
   std::string peer;                           // "127.0.0.1:51234", "[::1]:51234", or "unix"
   std::string id;  // X-Request-Id as sent, or a generated id; returned and logged
+  std::shared_ptr<const TraceContext> trace;  // null: the request is not traced
   // Memory charge of the body and of data parsed from it; lives as long as the request. Use it on
   // the handler's thread only.
   std::shared_ptr<MemoryCharge> memory;
@@ -56,6 +60,7 @@ struct Request {
 // Token counts for the log line of a request. They are not logged if `model` is empty.
 struct ServedTokens {
   std::string model;
+  std::string response_id;  // the id in the response; may be empty
   int64_t prompt = 0, completion = 0, cached = 0;
   double first_token_seconds = -1;  // from submission to the first token; −1: no token
 };
@@ -112,7 +117,8 @@ class Responder {
   // that must not block the calling thread. `bytes`: approximate size of the data, which selects
   // the worker lane.
   void Defer(size_t bytes, std::function<void()> job) const;
-  const std::shared_ptr<MemoryBudget>& budget() const;  // null: no limit
+  const std::shared_ptr<MemoryBudget>& budget() const;       // null: no limit
+  const std::shared_ptr<const TraceContext>& trace() const;  // of the request; null: not traced
   // Sets the counts for the log line; a later call replaces them.
   void Note(const ServedTokens& served) const;
 
@@ -130,6 +136,11 @@ using Handler = std::function<void(std::shared_ptr<const Request>, Responder)>;
 enum class Access {
   kUser,     // any API key, or the admin key
   kControl,  // the admin key; if none is configured, the same as kUser
+};
+
+// Settings of the log lines of requests, which may change while the server runs.
+struct RequestLog {
+  std::atomic<bool> enabled{false};  // logs each request at level info instead of debug
 };
 
 struct ServerOptions {
@@ -165,7 +176,9 @@ struct ServerOptions {
   // Origins whose pages may call the server ("https://a.example"; "*": any), in addition to local
   // origins and the server's own origin (origins.h).
   std::vector<std::string> cors_origins;
-  bool log_requests = false;  // log each request at level info instead of debug
+  bool log_requests = false;                      // log each request at level info instead of debug
+  std::shared_ptr<const RequestLog> request_log;  // replaces log_requests; null: log_requests
+  std::shared_ptr<RequestObserver> observer;      // gets all served requests; null: none
 };
 
 // Listens, and calls the handler of each request's route. Call Route, Start and Stop from the

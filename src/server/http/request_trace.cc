@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 #include <string_view>
+#include <utility>
 
 namespace switchyard::http {
 
@@ -30,12 +31,36 @@ std::string TraceParent(const Request& request) {
   return std::string(given);
 }
 
+std::shared_ptr<const TraceContext> NewTrace(const Request& request) {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  const auto digits = [] {
+    uint64_t id = 0;
+    while (id == 0) id = random();  // an id of zeros is invalid
+    return fmt::format("{:016x}", id);
+  };
+  TraceContext trace{.trace_id = {}, .parent_id = {}, .span_id = digits()};
+  const std::string given = TraceParent(request);
+  const bool valid = !given.empty() && given.substr(0, 2) != "ff" &&
+                     given.find_first_not_of('0', 3) < 35 && given.find_first_not_of('0', 36) < 52;
+  if (!valid) {
+    trace.trace_id = digits() + digits();
+    return std::make_shared<TraceContext>(std::move(trace));
+  }
+  const bool sampled =
+      (given[54] >= '0' && given[54] <= '9' ? given[54] - '0' : given[54] - 'a' + 10) & 1;
+  if (!sampled) return nullptr;
+  trace.trace_id = given.substr(3, 32);
+  trace.parent_id = given.substr(36, 16);
+  return std::make_shared<TraceContext>(std::move(trace));
+}
+
 std::string DescribeTokens(const ServedTokens& served) {
   if (served.model.empty()) return {};
   std::string text = fmt::format(", model {}, {} prompt tokens ({} cached), {} completion tokens",
                                  served.model, served.prompt, served.cached, served.completion);
   if (served.first_token_seconds >= 0)
     text += fmt::format(", first token after {:.0f} ms", 1e3 * served.first_token_seconds);
+  if (!served.response_id.empty()) text += ", response " + served.response_id;
   return text;
 }
 

@@ -1,9 +1,10 @@
 // Request ids and trace context of requests.
 #pragma once
 
+#include <memory>
 #include <string>
 
-#include "server/http/http_server.h"
+#include "server/http/served_request.h"
 
 namespace switchyard::http {
 
@@ -13,6 +14,10 @@ std::string RequestId(const Request& request);
 
 // The traceparent header if it is valid by W3C Trace Context, otherwise empty.
 std::string TraceParent(const Request& request);
+
+// A new span in the trace of the traceparent header, or in a new trace. Null if the header says
+// that the trace is not sampled.
+std::shared_ptr<const TraceContext> NewTrace(const Request& request);
 
 // The end of a request's log line: "" or ", model m, 12 prompt tokens (8 cached), …".
 std::string DescribeTokens(const ServedTokens& served);

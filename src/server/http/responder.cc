@@ -67,6 +67,10 @@ const std::shared_ptr<MemoryBudget>& Responder::budget() const {
   return answer_->exchange->budget();
 }
 
+const std::shared_ptr<const TraceContext>& Responder::trace() const {
+  return answer_->exchange->trace();
+}
+
 void Responder::Note(const ServedTokens& served) const { answer_->exchange->Note(served); }
 
 void Responder::OnClose(std::function<void()> callback) const {

@@ -137,10 +137,33 @@ Json MetaInfo(const GenerateBody& body, size_t index, const Accumulated& a, doub
   return meta;
 }
 
+namespace {
+
+// Adds the request to its session; null if it has none. Aborts the requests that it replaces.
+std::shared_ptr<Sessions::Turn> BeginTurn(Service& service, const http::Request& request,
+                                          GenerateBody* body) {
+  if (!body->session) return nullptr;
+  GenerationSpec& spec = body->specs.front();
+  if (spec.name.empty()) spec.name = request.id;
+  std::vector<std::string> replaced;
+  auto turn = service.sessions.Begin(*body->session, spec.name, spec.input_ids, &replaced);
+  for (const std::string& name : replaced) service.front.AbortNamed(name);
+  return turn;
+}
+
+// Later requests of the session may continue the request from now on, unless it failed.
+void EndTurn(const std::shared_ptr<Sessions::Turn>& turn, const std::vector<Accumulated>& all) {
+  if (turn && all.front().last.finish != FinishReason::kError) turn->End(all.front().tokens);
+}
+
+}  // namespace
+
 void HandleGenerate(Service& service, const http::Request& request,
                     const http::Responder& responder) {
   service.front.CheckTask(/*pooled=*/false);
-  auto body = std::make_shared<const GenerateBody>(ParseGenerateBody(service, ParseBody(request)));
+  GenerateBody parsed = ParseGenerateBody(service, ParseBody(request));
+  const std::shared_ptr<Sessions::Turn> turn = BeginTurn(service, request, &parsed);
+  auto body = std::make_shared<const GenerateBody>(std::move(parsed));
   const auto start = std::chrono::steady_clock::now();
   const auto answer = [&service, body, start](size_t i, const Accumulated& a, bool with_input) {
     const double seconds =
@@ -162,12 +185,14 @@ void HandleGenerate(Service& service, const http::Request& request,
       responder.Write(
           http::SseEvent(body->segments ? answer(i, Segment(e, a), first) : answer(i, a, first)));
     };
-    events.on_end = [responder](const std::vector<Accumulated>&) {
+    events.on_end = [responder, turn](const std::vector<Accumulated>& all) {
+      EndTurn(turn, all);
       responder.Write(http::kSseDone);
       responder.EndStream();
     };
   } else {
-    events.on_end = [&service, body, answer, responder](const std::vector<Accumulated>& all) {
+    events.on_end = [&service, body, answer, responder, turn](const std::vector<Accumulated>& all) {
+      EndTurn(turn, all);
       for (const Accumulated& a : all) {
         if (a.last.finish == FinishReason::kError)
           return responder.SendError(http::StatusOf(a.last.error_kind),

@@ -1,6 +1,10 @@
 // POST /generate: SGLang's native interface.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "server/api/accumulated.h"
 #include "server/api/json_body.h"
 #include "server/front/service.h"
@@ -17,6 +21,7 @@ struct GenerateBody {
   bool prompt_ids = false;  // return_prompt_token_ids
   bool segments = false;    // --stream-output: an event has only the new output
   std::string weight_version;
+  std::optional<SessionParams> session;  // session_params; then there is one spec
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
 

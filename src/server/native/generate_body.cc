@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "server/api/bootstrap_fields.h"
 #include "server/api/copies.h"
@@ -75,6 +77,32 @@ RoutedExpertsParams ParseRoutedExperts(const Fields& f) {
           .start = static_cast<int32_t>(f.Int("routed_experts_start_len", 0, 0, INT32_MAX))};
 }
 
+// Parses session_params, and puts the tokens that the request continues before its prompt.
+std::optional<SessionParams> ParseSession(const Service& service, const Fields& f, bool single,
+                                          std::vector<std::vector<int32_t>>* prompts) {
+  const Json* const object = f.Find("session_params");
+  if (!object || (object->is_object() && object->empty())) return std::nullopt;
+  if (!object->is_object()) throw InvalidField("session_params", "session_params is no object");
+  const Fields s(*object, "session_params.");
+  CheckFields(s, RequestKind::kSessionParams, service.unknown_fields);
+  if (!single)
+    throw InvalidField("session_params", "session_params is only supported with a single prompt");
+  SessionParams params{.id = s.String("id", ""),
+                       .offset = s.Int("offset", 0, 0, INT32_MAX),
+                       .replace = s.Bool("replace", false),
+                       .drop_previous_output = s.Bool("drop_previous_output", false)};
+  if (params.id.empty()) throw InvalidField("session_params.id", "session_params.id is missing");
+  if (s.Has("rid")) params.rid = s.String("rid", "");
+  std::vector<int32_t> tokens = service.sessions.Context(params);
+  if (tokens.empty()) return params;
+  std::vector<int32_t>& added = prompts->front();
+  const std::optional<int32_t> bos = service.model.config.bos_token_id;
+  const bool begins = bos && !added.empty() && added.front() == *bos;
+  tokens.insert(tokens.end(), added.begin() + (begins ? 1 : 0), added.end());
+  added = std::move(tokens);
+  return params;
+}
+
 // Fields of sampling_params get the prefix "sampling_params.". Most other fields have the name of
 // the engine's parameter.
 ClientNames ClientNamesOf(const Fields& f) {
@@ -97,6 +125,7 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
                  .segments = service.args.stream_output,
                  .weight_version = service.args.weight_version};
   auto prompts = ParsePrompts(service, f, &g.single);
+  g.session = ParseSession(service, f, g.single, &prompts);
   const ClientNames names = ClientNamesOf(f);
   static const Json kNone = Json::object();
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -122,6 +151,8 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
     if (n > 1) g.single = false;
     AddCopies(service.front, std::move(spec), n, names, g.specs);
   }
+  if (g.session && g.specs.size() != 1)
+    throw InvalidField("session_params", "session_params is only supported with n 1");
   return g;
 }
 

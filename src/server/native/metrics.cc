@@ -7,6 +7,7 @@
 #include "server/metrics/names.h"
 #include "server/metrics/page.h"
 #include "server/native/experts.h"
+#include "server/trace/tracer.h"
 
 namespace switchyard::native {
 namespace {
@@ -99,6 +100,12 @@ class Scrape : public std::enable_shared_from_this<Scrape> {
     metrics::AddRequests(service_.front.request_metrics(), service_.model.name,
                          metrics::Clock::now(), &page_);
     metrics::AddRanks(history, &page_);
+    const trace::Tracer* const tracer = service_.tracer.get();
+    page_.Counter("switchyard_trace_spans_exported_total", "Spans that the collector has accepted",
+                  {}, tracer ? static_cast<double>(tracer->exported()) : 0);
+    page_.Counter("switchyard_trace_spans_dropped_total",
+                  "Spans that were dropped, because the collector is slow or refused them", {},
+                  tracer ? static_cast<double>(tracer->dropped()) : 0);
     metrics::AddResponses(server.responses(), server.open_requests(), &page_);
     if (!RanksRespond(service_, StateOf(service_, history))) return Send();
     Go([&] {

@@ -1,5 +1,7 @@
 #include "server/native/native.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "server/api/chat_prompt.h"
 #include "server/api/group_stats.h"
@@ -7,6 +9,7 @@
 #include "server/api/json_body.h"
 #include "server/api/model_name.h"
 #include "server/http/error_body.h"
+#include "server/native/controls.h"
 #include "server/native/elastic.h"
 #include "server/native/eplb.h"
 #include "server/native/experts.h"
@@ -92,6 +95,8 @@ void RequireRanks(const RankHistory& ranks) {
 // one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
+  if (service.front.controls().paused)
+    throw Error(ErrorKind::kUnavailable, "generation is paused", "POST /continue_generation");
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
   spec.pooled = service.model.config.pooling.has_value();
@@ -161,6 +166,10 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   const EnginePlan& plan = service.plan;
   const LayoutSizes sizes = service.sizes();
   const MeshShape& mesh = sizes.mesh;
+  const EngineControls controls = service.front.controls();
+  int64_t max_running = sizes.max_running_requests;
+  if (controls.max_running_requests > 0)
+    max_running = std::min(max_running, controls.max_running_requests);
   Json info = {{"model_path", e.model_path.string()},
                {"served_model_name", service.model.name},
                {"dtype", Name(plan.dtype)},
@@ -180,7 +189,9 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"context_length", plan.context_length},
                {"page_size", e.page_size},
                {"max_total_num_tokens", sizes.num_pages * e.page_size},
-               {"max_running_requests", sizes.max_running_requests * mesh.dp},
+               {"max_running_requests", max_running * mesh.dp},
+               {"generation_paused", controls.paused},
+               {"forward_sleep_time", controls.step_delay_seconds},
                {"chunked_prefill_size",
                 sizes.chunked_prefill_size < 0 ? -1 : sizes.chunked_prefill_size * mesh.dp},
                {"disable_radix_cache", e.disable_radix_cache},
@@ -251,6 +262,7 @@ void RequireReady(const Service& service) {
 }
 
 void Register(http::Server& server, Service& service) {
+  RegisterControls(server, service);
   RegisterExperts(server, service);
   RegisterElastic(server, service);
   RegisterEplb(server, service);

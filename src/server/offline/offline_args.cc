@@ -33,7 +33,11 @@ void RefuseNetwork(const ServerArgs& a) {
       {"--request-timeout", http.running_timeout_seconds != plain.running_timeout_seconds},
       {"--max-body-mb", a.max_body_mb != none.max_body_mb},
       {"--drain-timeout", a.drain_timeout_seconds != none.drain_timeout_seconds},
-      {"--log-requests", a.log_requests},
+      {"--log-requests", a.observe.log_requests},
+      {"--log-requests-level", a.observe.log_requests_level != 0},
+      {"--dump-requests-folder", !a.observe.dump_requests_folder.empty()},
+      {"--crash-dump-folder", !a.observe.crash_dump_folder.empty()},
+      {"--enable-trace", a.observe.enable_trace},
       {"--disable-page", http.disable_page}};
   for (const auto& [flag, given] : flags) {
     if (given) throw Invalid("{}: an engine in this process serves no HTTP", flag);

@@ -117,7 +117,8 @@ std::vector<std::unique_ptr<ChatOutput>> Outputs(const ChatJob& job) {
 
 PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                                      const http::Responder& responder) {
-  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job)};
+  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job),
+                                 .response_id = job->delivery.id};
   const auto outputs = std::make_shared<std::vector<std::unique_ptr<ChatOutput>>>(Outputs(*job));
   events.on_news = [job, responder, outputs, &service](size_t i, const GenerationEvent& e,
                                                        const Accumulated& a) {
@@ -169,7 +170,8 @@ Json FullChoice(const ChatJob& job, const Tokenizer& tokenizer, size_t i, const 
 
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const http::Responder& responder) {
-  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job)};
+  PendingResponse::Events events{.text_bytes = RepeatedBytes(*job),
+                                 .response_id = job->delivery.id};
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     const Tokenizer& tokenizer = *service.model.tokenizer;
     Json choices = Json::array();

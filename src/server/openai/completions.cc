@@ -117,7 +117,7 @@ size_t EchoedBytes(const CompletionJob& job) {
 
 PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
                                      const http::Responder& responder) {
-  PendingResponse::Events events{.text_bytes = EchoedBytes(*job)};
+  PendingResponse::Events events{.text_bytes = EchoedBytes(*job), .response_id = job->delivery.id};
   events.on_news = [job, responder, &service](size_t i, const GenerationEvent& e,
                                               const Accumulated& a) {
     if (e.finish == FinishReason::kError) {
@@ -141,7 +141,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
 
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const http::Responder& responder) {
-  PendingResponse::Events events{.text_bytes = EchoedBytes(*job)};
+  PendingResponse::Events events{.text_bytes = EchoedBytes(*job), .response_id = job->delivery.id};
   events.on_end = [job, responder, &service](const std::vector<Accumulated>& all) {
     Json choices = Json::array();
     for (size_t i = 0; i < all.size(); ++i) {

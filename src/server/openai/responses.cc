@@ -131,7 +131,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
   const auto response = std::make_shared<Response>(
       job,
       [writer](const std::string& type, const Json& members) { writer->Write(type, members); });
-  PendingResponse::Events events;
+  PendingResponse::Events events{.response_id = job->chat->delivery.id};
   events.on_news = [writer, response, store, &service](size_t, const GenerationEvent& e,
                                                        const Accumulated& a) {
     if (a.tokens.size() == e.tokens.size()) {
@@ -154,7 +154,7 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
 PendingResponse::Events FullResponseEvents(const Service& service, const JobPtr& job,
                                            const StorePtr& store,
                                            const http::Responder& responder) {
-  PendingResponse::Events events;
+  PendingResponse::Events events{.response_id = job->chat->delivery.id};
   events.on_end = [job, store, responder, &service](const std::vector<Accumulated>& all) {
     const Accumulated& a = all[0];
     if (const std::string error = FailureOf(service, a.last); !error.empty())

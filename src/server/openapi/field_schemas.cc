@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/openapi/control_schemas.h"
 #include "server/openapi/pooling_schemas.h"
 
 namespace switchyard::openapi {
@@ -186,6 +187,7 @@ constexpr FieldSchema kGenerate[] = {
     {"return_text_in_logprobs", kBool},
     {"return_routed_experts", kBool},
     {"routed_experts_start_len", kCount},
+    {"session_params", R"({"$ref":"#/components/schemas/SessionParams"})"},
 };
 
 constexpr FieldSchema kSamplingParams[] = {
@@ -299,6 +301,20 @@ constexpr Body kBodies[] = {
     {"StartProfileRequest", RequestKind::kStartProfile, R"({"additionalProperties":false})"},
     {"ScaleElasticEpRequest", RequestKind::kScaleElasticEp,
      R"({"additionalProperties":false,"minProperties":1})"},
+    {"PauseGenerationRequest", RequestKind::kPauseGeneration, R"({"additionalProperties":false})"},
+    {"ContinueGenerationRequest", RequestKind::kContinueGeneration,
+     R"({"additionalProperties":false})"},
+    {"SlowDownRequest", RequestKind::kSlowDown, R"({"additionalProperties":false})"},
+    {"SetInternalStateRequest", RequestKind::kSetInternalState,
+     R"({"additionalProperties":false,"required":["server_args"]})"},
+    {"ConfigureLoggingRequest", RequestKind::kConfigureLogging,
+     R"({"additionalProperties":false})"},
+    {"OpenSessionRequest", RequestKind::kOpenSession,
+     R"({"additionalProperties":false,"required":["capacity_of_str_len"]})"},
+    {"CloseSessionRequest", RequestKind::kCloseSession,
+     R"({"additionalProperties":false,"required":["session_id"]})"},
+    {"SessionParams", RequestKind::kSessionParams,
+     R"({"additionalProperties":false,"required":["id"]})"},
 };
 
 std::vector<FieldSchema> Join(std::span<const FieldSchema> a, std::span<const FieldSchema> b,
@@ -390,6 +406,15 @@ std::span<const FieldSchema> OwnSchemas(RequestKind kind) {
       return kStartProfile;
     case RequestKind::kScaleElasticEp:
       return kScaleElasticEp;
+    case RequestKind::kPauseGeneration:
+    case RequestKind::kContinueGeneration:
+    case RequestKind::kSlowDown:
+    case RequestKind::kSetInternalState:
+    case RequestKind::kConfigureLogging:
+    case RequestKind::kOpenSession:
+    case RequestKind::kCloseSession:
+    case RequestKind::kSessionParams:
+      return ControlFieldSchemas(kind);
     default:
       return PoolingFieldSchemas(kind);
   }

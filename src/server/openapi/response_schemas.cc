@@ -27,6 +27,37 @@ constexpr NamedSchema kResponses[] = {
       }
     })"},
     {"Empty", R"({"type": "object", "maxProperties": 0})"},
+    {"Null", R"({"type": "null"})"},
+    {"SessionId", R"({"type": "string", "minLength": 1})"},
+    {"UpdatedGroups", R"({
+      "type": "array", "description": "one entry for each attention group",
+      "items": {"const": true}
+    })"},
+    {"PausedGeneration", R"({
+      "type": "object", "required": ["message", "status"],
+      "properties": {
+        "message": {"type": "string"},
+        "status": {"const": "ok"},
+        "retracted_requests": {"type": "integer"},
+        "aborted_requests": {"type": "integer"}
+      }
+    })"},
+    {"GroupLoads", R"({
+      "type": "array", "description": "one entry for each attention group",
+      "items": {
+        "type": "object",
+        "required": ["dp_rank", "num_reqs", "num_waiting_reqs", "num_tokens",
+                     "num_pending_tokens", "ts_tic"],
+        "properties": {
+          "dp_rank": {"type": "integer"},
+          "num_reqs": {"type": "integer"},
+          "num_waiting_reqs": {"type": "integer"},
+          "num_tokens": {"type": "integer"},
+          "num_pending_tokens": {"type": "integer"},
+          "ts_tic": {"type": "number"}
+        }
+      }
+    })"},
     {"Document", R"({"type": "object", "required": ["openapi", "info", "paths"]})"},
     {"Health", R"({
       "type": "object", "required": ["status"],

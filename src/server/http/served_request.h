@@ -1,0 +1,51 @@
+// What observers of the HTTP server get about each request.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "server/http/http_server.h"
+
+namespace switchyard::http {
+
+// The W3C trace context of one request: its own span in the trace of its client.
+struct TraceContext {
+  std::string trace_id;   // 32 hexadecimal digits
+  std::string parent_id;  // 16 hexadecimal digits, the client's span; empty: the trace begins here
+  std::string span_id;    // 16 hexadecimal digits, the span of this request
+};
+
+// One request whose response has ended. References are valid during the call only.
+struct ServedRequest {
+  const std::shared_ptr<const Request>& request;  // the request if it was kept, else SummaryOf
+  const std::string& route;
+  int status = 0;  // 0: the client disconnected before the head
+  bool cut = false;
+  ServedTokens tokens;
+  std::chrono::steady_clock::time_point begin, end;
+  // The response's payload, without transfer coding; empty unless the observer keeps bodies.
+  const std::string& response;
+  bool response_truncated = false;
+};
+
+// Owned by the server's options. I/O threads call it, so it must not block.
+class RequestObserver {
+ public:
+  virtual ~RequestObserver() = default;
+  // Whether requests get a TraceContext.
+  virtual bool traces() const { return false; }
+  // Maximum bytes of the response that are kept for OnServed, and whether its request is kept.
+  virtual size_t kept_bytes() const { return 0; }
+  // Only if kept_bytes() is not 0: the request is passed to its handler.
+  virtual void OnRequest(const std::shared_ptr<const Request>&) {}
+  virtual void OnServed(const ServedRequest&) = 0;
+};
+
+// A copy of what an observer needs of a request that it does not keep.
+std::shared_ptr<const Request> SummaryOf(const Request& request);
+
+// Logs the request, and calls the observer of the options.
+void ReportServed(const ServerOptions& options, const ServedRequest& served);
+
+}  // namespace switchyard::http

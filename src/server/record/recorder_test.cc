@@ -1,0 +1,133 @@
+#include "server/record/recorder.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class RecorderTest : public ::testing::Test {
+ protected:
+  RecorderTest() { std::filesystem::create_directories(dir_); }
+  ~RecorderTest() override { std::filesystem::remove_all(dir_); }
+
+  std::shared_ptr<const http::Request> Request(const std::string& id, const std::string& body,
+                                               const std::string& path = "/generate") {
+    auto request = std::make_shared<http::Request>();
+    request->method = "POST";
+    request->path = path;
+    request->id = id;
+    request->body = body;
+    request->headers = {{"Host", "a"}, {"Authorization", "Bearer secret"}};
+    return request;
+  }
+  static void Serve(Recorder& recorder, const std::shared_ptr<const http::Request>& request,
+                    const std::string& response) {
+    const auto now = std::chrono::steady_clock::now();
+    const std::string route = request->path;
+    recorder.OnServed({.request = request,
+                       .route = route,
+                       .status = 200,
+                       .tokens = {},
+                       .begin = now - std::chrono::seconds(1),
+                       .end = now,
+                       .response = response});
+  }
+  // The lines of all files whose name begins with `kind`.
+  std::vector<Json> Lines(const std::string& kind) const {
+    std::vector<Json> lines;
+    std::set<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_))
+      if (entry.path().filename().string().starts_with(kind)) files.insert(entry.path());
+    for (const auto& file : files) {
+      EXPECT_EQ(file.extension(), ".jsonl");
+      std::ifstream in(file);
+      for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+    }
+    return lines;
+  }
+
+  static inline int count_ = 0;
+  const std::filesystem::path dir_ =
+      std::filesystem::temp_directory_path() /
+      ("switchyard_recorder_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
+  std::shared_ptr<http::RequestLog> logs_ = std::make_shared<http::RequestLog>();
+};
+
+TEST_F(RecorderTest, ARequestAndItsResponseAreOneLine) {
+  {
+    Recorder recorder({.dump_folder = dir_}, logs_);
+    EXPECT_GT(recorder.kept_bytes(), 0u);
+    const auto first = Request("a", R"({"text": "x"})");
+    recorder.OnRequest(first);
+    Serve(recorder, first, R"({"text": "y"})");
+    Serve(recorder, Request("b", "no JSON"), "data: {}\n\n");
+    Serve(recorder, Request("c", R"({"text": "x", "no_logs": true})"), "{}");
+    Serve(recorder, Request("d", "{}", "/flush_cache"), "{}");
+  }
+  const std::vector<Json> lines = Lines("requests");
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0]["id"], "a");
+  EXPECT_EQ(lines[0]["path"], "/generate");
+  EXPECT_EQ(lines[0]["request"], Json::parse(R"({"text": "x"})"));
+  EXPECT_EQ(lines[0]["response"], Json::parse(R"({"text": "y"})"));
+  EXPECT_EQ(lines[0]["status"], 200);
+  EXPECT_EQ(lines[1]["request"], "no JSON");
+  EXPECT_EQ(lines[1]["response"], "data: {}\n\n");
+  EXPECT_THAT(lines[0].dump(), Not(HasSubstr("secret")));
+}
+
+TEST_F(RecorderTest, ACrashFileHasOpenAndEndedRequests) {
+  Recorder recorder({.crash_folder = dir_}, logs_);
+  const auto open = Request("open", R"({"text": "o"})"), ended = Request("ended", R"({})");
+  recorder.OnRequest(ended);
+  Serve(recorder, ended, "{}");
+  recorder.OnRequest(open);
+  recorder.WriteCrash("rank 1 was killed");
+  const std::vector<Json> lines = Lines("crash");
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0]["id"], "ended");
+  EXPECT_EQ(lines[1]["id"], "open");
+  EXPECT_FALSE(lines[1].contains("response"));
+  recorder.Configure(std::nullopt, std::nullopt, "");
+  EXPECT_EQ(recorder.kept_bytes(), 0u);
+  recorder.WriteCrash("again");
+  EXPECT_EQ(Lines("crash").size(), 2u);
+}
+
+TEST_F(RecorderTest, NothingIsKeptWithoutAFolderOrALog) {
+  Recorder recorder({.log_level = 2}, logs_);
+  EXPECT_EQ(recorder.kept_bytes(), 0u);
+  logs_->enabled = true;
+  EXPECT_GT(recorder.kept_bytes(), 0u);
+  recorder.Configure(0, std::nullopt, std::nullopt);
+  EXPECT_EQ(recorder.kept_bytes(), 0u);
+  std::ofstream(dir_ / "file") << "x";
+  EXPECT_THROW(recorder.Configure(0, (dir_ / "file").string(), std::nullopt), Error);
+}
+
+TEST(RecordLineTest, LevelsShowMoreAndMore) {
+  const Json record = {{"id", "a"},
+                       {"request", {{"text", std::string(3000, 'p')}, {"temperature", 0.5}}},
+                       {"response", {{"text", "answer"}}}};
+  const std::string one = RecordLine(record, 1), two = RecordLine(record, 2),
+                    three = RecordLine(record, 3);
+  EXPECT_EQ(one, R"(http: a request {"temperature":0.5})");
+  EXPECT_THAT(two, HasSubstr("answer"));
+  EXPECT_LT(two.size(), 2300u);
+  EXPECT_THAT(three, HasSubstr(std::string(3000, 'p')));
+}
+
+}  // namespace
+}  // namespace switchyard
