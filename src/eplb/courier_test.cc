@@ -82,7 +82,7 @@ void Move(RankComm& comm, ExpertCourier& courier, uint32_t seed, int stop_after 
     std::map<int32_t, OwnedExpert>& got = arrived[layer];
     for (int p = own.begin; p < own.end; ++p) {
       const int32_t expert = next[layer][p];
-      const auto held = std::span(previous[layer]).subspan(own.begin, own.end - own.begin);
+      const auto held = std::span(previous[layer]).subspan(own.begin, own.size());
       if (std::ranges::find(held, expert) != held.end()) continue;
       ASSERT_TRUE(got.contains(expert)) << expert;
       ExpectSame(got.at(expert), part(layer, expert));

@@ -48,7 +48,8 @@ std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical) {
   for (int rank = 0; rank < topology.ranks; ++rank) {
     if (!topology.Alive(rank)) continue;
     const Range range = ExpertsOfRank(physical, topology.ranks, rank);
-    living.push_back({rank, topology.NodeOf(rank), range.begin, range.end});
+    living.push_back(
+        {rank, topology.NodeOf(rank), static_cast<int>(range.begin), static_cast<int>(range.end)});
   }
   return living;
 }

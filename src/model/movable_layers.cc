@@ -9,7 +9,7 @@ namespace {
 
 std::span<const int32_t> OwnExperts(const ExpertPlacement& placement, const Mesh& mesh) {
   const Range own = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
-  return placement.physical_to_logical().subspan(own.begin, own.end - own.begin);
+  return placement.physical_to_logical().subspan(own.begin, own.size());
 }
 
 }  // namespace

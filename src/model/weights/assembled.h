@@ -187,7 +187,7 @@ class Assembler {
         std::vector<WeightView> down;
         for (int r = ep * moe_tp; r < (ep + 1) * moe_tp; ++r) {
           const auto& experts = layer(ranks_[r]).moe.experts;
-          ASSERT_EQ(static_cast<int>(experts.size()), mine.end - mine.begin);
+          ASSERT_EQ(static_cast<int>(experts.size()), mine.size());
           const kernels::ExpertWeights& w = experts[e - mine.begin];
           Append(&out_[name + "gate"], Dequantize(w.gate));
           Append(&out_[name + "up"], Dequantize(w.up));

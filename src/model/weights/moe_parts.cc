@@ -187,8 +187,7 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   w.router = BuildRouter(parts, block, owned);
   const Range places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
   w.experts = ExpertsOfBlock(
-      parts, block,
-      placement.physical_to_logical().subspan(places.begin, places.end - places.begin), owned);
+      parts, block, placement.physical_to_logical().subspan(places.begin, places.size()), owned);
   const int64_t shared = moe.shared_intermediate;
   if (shared != 0) {
     w.has_shared = true;

@@ -83,8 +83,9 @@ std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes
 ExpertMap::ExpertMap(int num_physical, int ep, bool shared_dispatched) : places_(num_physical) {
   for (int rank = 0; rank < ep; ++rank) {
     const Range range = ExpertsOfRank(num_physical, ep, rank);
-    for (int e = range.begin; e < range.end; ++e) places_[e] = {rank, e - range.begin};
-    local_experts_.push_back(range.end - range.begin);
+    for (int e = range.begin; e < range.end; ++e)
+      places_[e] = {rank, static_cast<int32_t>(e - range.begin)};
+    local_experts_.push_back(static_cast<int32_t>(range.size()));
   }
   if (!shared_dispatched) return;
   for (int rank = 0; rank < ep; ++rank) places_.push_back({rank, local_experts_[rank]++});
