@@ -84,7 +84,7 @@ REFUSED = [
     (COMPLETIONS, {"prompt": [1, 99999]}, "prompt"),
     (COMPLETIONS, {"data_parallel_rank": 9}, "data_parallel_rank"),
     (COMPLETIONS, {"routed_dp_rank": 9}, "routed_dp_rank"),
-    (GENERATE, {"session_params": {"id": "x"}}, "session_params"),
+    (GENERATE, {"session_params": {"id": "x"}}, "session_params.id"),
     (GENERATE, {"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
     (GENERATE, {"sampling_params": {"regex": "("}}, "sampling_params.regex"),
     (GENERATE, {"sampling_params": {"stop": [""]}}, "sampling_params.stop"),
