@@ -61,6 +61,7 @@ def test_paused_requests_have_the_same_outputs(layout):
                 before = decoded(server)
                 info = server.request("/get_server_info")[1]
                 assert info["generation_paused"] is True
+                assert "switchyard_generation_paused 1" in server.request("/metrics")[1]
                 assert server.request("/health")[0] == 200
                 assert server.request("/health_generate")[0] == 503
                 load = server.request("/get_load")[1]

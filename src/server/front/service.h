@@ -1,6 +1,7 @@
 // Shared state of all HTTP endpoints.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -37,7 +38,7 @@ struct Service {
   // changes, so `args` and `plan` describe it.
   std::atomic<ElasticRanks*> elastic{nullptr};
   mutable Sessions sessions;
-  std::shared_ptr<Recorder> recorder;    // null: requests are not recorded
+  std::shared_ptr<Recorder> recorder;     // null: requests are not recorded
   std::shared_ptr<trace::Tracer> tracer;  // --enable-trace; null: requests are not traced
   // Shared with the HTTP server, so that clients can change it.
   std::shared_ptr<http::RequestLog> request_log = std::make_shared<http::RequestLog>();
@@ -49,6 +50,12 @@ struct Service {
             .num_pages = plan.num_pages,
             .max_running_requests = plan.max_running_requests,
             .chunked_prefill_size = plan.chunked_prefill_size};
+  }
+  // Limit of the running requests of each attention group, which clients may lower
+  // (/set_internal_state).
+  int64_t running_limit() const {
+    const int64_t most = sizes().max_running_requests, set = front.controls().max_running_requests;
+    return set > 0 ? std::min(most, set) : most;
   }
 };
 

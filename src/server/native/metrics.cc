@@ -32,7 +32,9 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
              ranks != nullptr && ranks->state().running ? 1 : 0);
   for (int g = 0; g < sizes.mesh.dp; ++g)
     page.Gauge("switchyard_max_running_requests", "Limit of the running set",
-               {{"group", std::to_string(g)}}, sizes.max_running_requests);
+               {{"group", std::to_string(g)}}, static_cast<double>(service.running_limit()));
+  page.Gauge("switchyard_generation_paused", "1 between /pause_generation and its end", {},
+             service.front.controls().paused ? 1 : 0);
   // The limit of open requests stays when a change of the layout changes the running sets.
   if (const int32_t open = service.front.max_open())
     page.Gauge("switchyard_max_waiting_requests",

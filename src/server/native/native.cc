@@ -1,7 +1,5 @@
 #include "server/native/native.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "server/api/chat_prompt.h"
 #include "server/api/group_stats.h"
@@ -167,9 +165,6 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   const LayoutSizes sizes = service.sizes();
   const MeshShape& mesh = sizes.mesh;
   const EngineControls controls = service.front.controls();
-  int64_t max_running = sizes.max_running_requests;
-  if (controls.max_running_requests > 0)
-    max_running = std::min(max_running, controls.max_running_requests);
   Json info = {{"model_path", e.model_path.string()},
                {"served_model_name", service.model.name},
                {"dtype", Name(plan.dtype)},
@@ -189,7 +184,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"context_length", plan.context_length},
                {"page_size", e.page_size},
                {"max_total_num_tokens", sizes.num_pages * e.page_size},
-               {"max_running_requests", max_running * mesh.dp},
+               {"max_running_requests", service.running_limit() * mesh.dp},
                {"generation_paused", controls.paused},
                {"forward_sleep_time", controls.step_delay_seconds},
                {"chunked_prefill_size",
