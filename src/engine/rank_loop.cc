@@ -15,6 +15,7 @@
 #include "engine/host_memory.h"
 #include "engine/kept_model.h"
 #include "engine/kept_pages.h"
+#include "engine/leader_messages.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/pipeline/stage_links.h"
@@ -31,9 +32,6 @@
 namespace switchyard {
 
 namespace {
-
-// Poll interval of an idle leader.
-constexpr std::chrono::milliseconds kIdleWait{1000};
 
 // Reports each percent once; loaders call it for every tensor.
 std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
@@ -220,30 +218,6 @@ bool HasShutdown(const std::vector<ControlMessage>& messages) {
 void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
   if (is_leader) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   eplb.BeginPass();
-}
-
-bool HasControls(const std::vector<ControlMessage>& messages) {
-  return std::ranges::any_of(messages, [](const ControlMessage& message) {
-    return std::holds_alternative<SetControls>(message);
-  });
-}
-
-// The messages that have arrived at the leader before the next step. Waits for a message if there
-// is no work, else for `delay` or until a message changes it.
-std::vector<ControlMessage> ReceiveMessages(bool busy, SymmetricMemory& memory,
-                                            const RankLoopIo& io,
-                                            std::chrono::duration<double> delay) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<ControlMessage> messages;
-  const auto step = Clock::now() + std::chrono::duration_cast<Clock::duration>(delay);
-  while (true) {
-    memory.Beat();
-    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(step - Clock::now());
-    const auto wait = busy ? std::clamp(rest, std::chrono::milliseconds(0), kIdleWait) : kIdleWait;
-    for (ControlMessage& message : io.receive(wait)) messages.push_back(std::move(message));
-    memory.CheckAborted();
-    if (busy ? Clock::now() >= step || HasControls(messages) : !messages.empty()) return messages;
-  }
 }
 
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each

@@ -1,0 +1,37 @@
+#include "engine/leader_messages.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace switchyard {
+namespace {
+
+// Poll interval of an idle leader.
+constexpr std::chrono::milliseconds kIdleWait{1000};
+
+bool HasControls(const std::vector<ControlMessage>& messages) {
+  return std::ranges::any_of(messages, [](const ControlMessage& message) {
+    return std::holds_alternative<SetControls>(message);
+  });
+}
+
+}  // namespace
+
+std::vector<ControlMessage> ReceiveMessages(bool busy, SymmetricMemory& memory,
+                                            const RankLoopIo& io,
+                                            std::chrono::duration<double> delay) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<ControlMessage> messages;
+  const auto step = Clock::now() + std::chrono::duration_cast<Clock::duration>(delay);
+  while (true) {
+    memory.Beat();
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(step - Clock::now());
+    const auto wait = busy ? std::clamp(rest, std::chrono::milliseconds(0), kIdleWait) : kIdleWait;
+    for (ControlMessage& message : io.receive(wait)) messages.push_back(std::move(message));
+    memory.CheckAborted();
+    if (busy ? Clock::now() >= step || HasControls(messages) : !messages.empty()) return messages;
+  }
+}
+
+}  // namespace switchyard
