@@ -38,6 +38,20 @@ class Pair {
     for (RequestOutput& output : decode.engine.Step().outputs) OnDecode(std::move(output));
     for (auto& [id, transfer] : transfers_) Advance(id, transfer);
   }
+  // Pauses both engines and continues.
+  void Pause(PauseAction action) {
+    const SetControls pause{.ticket = 1, .controls = {.paused = true}, .action = action};
+    for (EngineMessage& answer : prefill.engine.Apply({pause}))
+      if (auto* step = std::get_if<StepOutputs>(&answer))
+        for (RequestOutput& output : step->outputs) OnPrefill(std::move(output));
+    for (EngineMessage& answer : decode.engine.Apply({pause}))
+      if (auto* step = std::get_if<StepOutputs>(&answer))
+        for (RequestOutput& output : step->outputs) OnDecode(std::move(output));
+    EXPECT_FALSE(prefill.engine.HasWork() || decode.engine.HasWork());
+    for (auto& [id, transfer] : transfers_) Advance(id, transfer);
+    prefill.Tell({SetControls{}});
+    decode.Tell({SetControls{}});
+  }
   void RunOut() {
     for (int step = 0; step < 5000 && Open(); ++step) Step();
     EXPECT_FALSE(Open());
@@ -172,6 +186,22 @@ TEST(ImportedRequestsTest, OutputsEqualThoseOfOneEngine) {
       requests.push_back(RandomRequest(id, random));
       pair.Submit(requests.back());
       if (random() % 3 == 0) pair.Step();
+    }
+    pair.RunOut();
+    ExpectSame(pair, requests);
+  }
+}
+
+TEST(ImportedRequestsTest, PausesChangeNoOutput) {
+  std::mt19937 random(5);
+  for (const PauseAction action : {PauseAction::kNone, PauseAction::kRetract}) {
+    Pair pair(Sized(4, 40), Sized(8, 20));
+    std::vector<EngineRequest> requests;
+    for (uint64_t id = 1; id <= 40; ++id) {
+      requests.push_back(RandomRequest(id, random));
+      pair.Submit(requests.back());
+      pair.Step();
+      if (random() % 2 == 0) pair.Pause(action);
     }
     pair.RunOut();
     ExpectSame(pair, requests);
