@@ -54,6 +54,12 @@ def change(path, body):
         body.setdefault("max_output_tokens", 16)
     elif path == "/start_profile" and "output_dir" in body:
         body["output_dir"] = os.environ["PROFILE_DIR"]
+    elif path == "/slow_down" and is_number(body.get("forward_sleep_time")) and body["forward_sleep_time"] > 0:
+        body["forward_sleep_time"] = 0.001
+    elif path == "/configure_logging":
+        for name in "dump_requests_folder", "crash_dump_folder":
+            if isinstance(body.get(name), str) and body[name].startswith("/"):
+                body[name] = os.environ["PROFILE_DIR"]
     if path in ("/v1/chat/completions", "/v1/completions", "/generate"):
         settle(body)
     if path == "/generate":

@@ -49,6 +49,8 @@ def test_dumped_requests_are_repeated(tmp_path):
         assert server.request("/configure_logging", {"dump_requests_folder": ""})[0] == 200
         assert server.request("/generate", body)[0] == 200
         assert server.request("/configure_logging", {"dump_requests_folder": "relative"})[0] == 400
+        status, answer = server.request("/configure_logging", {"crash_dump_folder": str(file) + "/x"})
+        assert (status, answer["error"]["param"]) == (400, "crash_dump_folder")
         assert len(lines(tmp_path, "requests")) == 5
 
 

@@ -111,6 +111,11 @@ std::optional<std::string> Folder(const Fields& f, const char* field) {
   std::string folder = f.String(field, "");
   if (!folder.empty() && !folder.starts_with('/'))
     throw InvalidField(field, "{} is no absolute path", field);
+  try {
+    CheckRecordFolder(folder, field);
+  } catch (const Error& error) {
+    throw InvalidField(field, "{}", error.what());
+  }
   return folder;
 }
 

@@ -62,15 +62,15 @@ std::filesystem::path NewFile(const std::filesystem::path& folder, const char* k
   }
 }
 
-void CheckFolder(const std::string& folder, const char* what) {
+}  // namespace
+
+void CheckRecordFolder(const std::string& folder, const char* what) {
   if (folder.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error || access(folder.c_str(), W_OK | X_OK) != 0)
     throw Resource("{} {}: cannot be written", what, folder);
 }
-
-}  // namespace
 
 size_t RecordedRequest::bytes() const {
   constexpr size_t kOther = 1024;
@@ -126,8 +126,8 @@ Recorder::~Recorder() {
 
 void Recorder::Configure(std::optional<int> log_level, std::optional<std::string> dump_folder,
                          std::optional<std::string> crash_folder) {
-  if (dump_folder) CheckFolder(*dump_folder, "--dump-requests-folder");
-  if (crash_folder) CheckFolder(*crash_folder, "--crash-dump-folder");
+  if (dump_folder) CheckRecordFolder(*dump_folder, "--dump-requests-folder");
+  if (crash_folder) CheckRecordFolder(*crash_folder, "--crash-dump-folder");
   std::lock_guard lock(mutex_);
   if (log_level) level_ = *log_level;
   if (dump_folder) dump_folder_ = *std::move(dump_folder);

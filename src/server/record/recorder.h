@@ -45,6 +45,10 @@ std::optional<Json> RecordJson(const RecordedRequest& record);
 // level 2 all fields and the response, each text reduced to 2048 bytes; at level 3 all of both.
 std::string RecordLine(const Json& record, int level);
 
+// Creates the folder. Throws Error kResource that begins with `what` if it cannot be written. An
+// empty name is accepted.
+void CheckRecordFolder(const std::string& folder, const char* what);
+
 // Gets all requests of the HTTP server. Files and log lines are written by a thread of its own,
 // from a bounded queue, so that no request waits for them; if the queue is full, records are
 // dropped and counted. Any thread may call any member.
