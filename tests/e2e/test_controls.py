@@ -47,7 +47,7 @@ def run_all(server, pool):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_paused_requests_have_the_same_outputs(layout):
-    with Server(MODEL, *EXACT, *LAYOUTS[layout]) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, Server(MODEL, *EXACT, *LAYOUTS[layout]) as server:
         alone = [results(generate(server, prompt, seed)) for seed, prompt in enumerate(PROMPTS)]
         for mode in ("in_place", "retract"):
             post(server, "/flush_cache")
@@ -81,7 +81,7 @@ def test_paused_requests_have_the_same_outputs(layout):
 
 
 def test_an_abort_ends_requests_and_later_ones_wait():
-    with Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server:
         want = results(generate(server, PROMPTS[0], 0))
         post(server, "/slow_down", {"forward_sleep_time": 0.02})
         running = run_all(server, pool)
@@ -103,7 +103,7 @@ def test_an_abort_ends_requests_and_later_ones_wait():
 
 
 def test_a_paused_server_stops():
-    with Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server:
         post(server, "/pause_generation", {"mode": "in_place"})
         request = pool.submit(generate, server, PROMPTS[0], 0)
         while server.state()["waiting_requests"] == 0:
@@ -135,7 +135,7 @@ def test_controls_want_the_admin_key_and_name_bad_fields():
 
 
 def test_limits_and_logs_change_while_the_server_runs():
-    with Server(MODEL, *EXACT, "--max-running-requests", 4) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, Server(MODEL, *EXACT, "--max-running-requests", 4) as server:
         assert post(server, "/set_internal_state", {"server_args": {"max_running_requests": 1}}) == [True]
         assert server.request("/get_server_info")[1]["max_running_requests"] == 1
         status, answer = server.request("/set_internal_state", {"server_args": {"max_running_requests": 5}})
@@ -197,7 +197,7 @@ def test_sessions_continue_requests():
 
 
 def test_a_pause_outlives_the_ranks():
-    with Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, Server(MODEL, *EXACT, *LAYOUTS["tp2"]) as server:
         alone = [results(generate(server, prompt, seed)) for seed, prompt in enumerate(PROMPTS)]
         post(server, "/slow_down", {"forward_sleep_time": 0.01})
         running = run_all(server, pool)
