@@ -22,6 +22,7 @@ constexpr HelpLine kLines[] = {
     {"bench one-batch", "--model-path DIR", "time prefill and decode"},
     {"bench serve", "[--port P] [flags]", "load a running server, print latencies and throughput"},
     {"bench kernels|moe-layer|exchange", "", "time parts of the program, with roofline fractions"},
+    {"bench roofline|calibrate", "", "peak rates of this machine, and its cost table for plan"},
     {"plan", "--model-path CONFIG --gpus 8xh200", "rank the layouts of a model on a cluster"},
     {"simulate", "--model-path CONFIG --rate R", "play requests over a layout, step by step"},
     {"eplb plan|simulate", "FILE --ranks R", "placement of experts from recorded routing"},

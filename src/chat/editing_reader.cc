@@ -132,6 +132,8 @@ class Keyboard {
       *character = static_cast<unsigned char>(bytes_.front());
       used = 1;
     }
+    // While no line is edited, the terminal keeps Ctrl-D as NUL.
+    if (*character == L'\0') *character = L'\4';
     const bool line_end = *character == L'\n' || *character == L'\r';
     bytes_.erase(0, used);
     if (pasting_ && line_end) *character = kLineEnd;

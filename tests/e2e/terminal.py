@@ -17,7 +17,10 @@ class Terminal:
         self.text, self.position = "", 0
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execvpe(command[0], list(map(str, command)), {**os.environ, **environment})
+            try:
+                os.execvpe(command[0], list(map(str, command)), {**os.environ, **environment})
+            finally:
+                os._exit(127)
         self.resize(columns)
 
     def resize(self, columns):

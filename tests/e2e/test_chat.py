@@ -79,13 +79,17 @@ def test_a_chat_has_several_turns_and_ends_with_ctrl_d(stub, term):
     assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
 
 
-def test_text_is_shown_as_it_is_received(stub):
-    with terminal(stub.url) as t:
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_text_is_shown_as_it_is_received(stub, term):
+    with terminal(stub.url, TERM=term) as t:
         t.expect(PROMPT)
         t.send("gate\r")
         t.expect("before")
+        t.send("typed early\r\x04")  # while the answer is printed
         stub.gate.set()
         t.expect("after")
+        t.expect(r"echo: typed early \(3 messages\)")
+        assert t.wait() == 0
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
