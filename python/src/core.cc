@@ -58,8 +58,9 @@ void Raise(const Error& error) {
   const auto* request = dynamic_cast<const RequestError*>(&error);
   const std::string param = request != nullptr ? request->param() : "";
   try {
-    const nb::object exception = nb::module_::import_("switchyard.errors")
-                                     .attr("from_core")(NameOf(error.kind()), error.what(), param);
+    const nb::object exception =
+        nb::module_::import_("switchyard.errors")
+            .attr("from_core")(NameOf(error.kind()), error.what(), param, error.hint());
     PyErr_SetObject(exception.type().ptr(), exception.ptr());
   } catch (nb::python_error& failure) {
     failure.restore();

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _core
 
 Raw = tuple[Any, ...]  # see Take in core.cc
 Make = Callable[[Raw], dict[str, Any]]
+Started = TypeVar("Started", bound=_core.Call)
 
 # A C++ call has at most 4096 generations. Larger batches become several calls, which run concurrently.
 _GENERATIONS_PER_CALL = 2048
+
+# Characters of a body that is parsed and tokenized in less than a millisecond.
+_SHORT_BODY = 4096
 
 # Fields of /generate that may have one value for each prompt.
 _PER_PROMPT = (
@@ -69,6 +73,15 @@ def finish(calls: Sequence[_core.GenerateCall], make: Make) -> list[dict[str, An
         abort(calls)
         raise
     return outputs
+
+
+async def off_loop(start: Callable[[str, _core.Notifier], Started], body: str, notifier: _core.Notifier) -> Started:
+    """Starts a call of the engine, which parses the body and tokenizes its texts without the GIL: a short body here, a long
+    one on a thread of the event loop's executor, so that other coroutines run meanwhile. If this task is cancelled then,
+    the call is dropped, and with it the request."""
+    if len(body) <= _SHORT_BODY:
+        return start(body, notifier)
+    return await asyncio.get_running_loop().run_in_executor(None, start, body, notifier)
 
 
 async def finish_async(calls: Sequence[_core.GenerateCall], make: Make, loop_calls: LoopCalls) -> list[dict[str, Any]]:

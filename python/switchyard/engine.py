@@ -24,8 +24,7 @@ class Engine:
     """Loads a checkpoint and generates, on threads of this process: one thread for each rank, and its pool of compute
     threads. Any thread and any event loop may call it. It cannot be used in a process that is forked from this one.
 
-    Arguments are those of EngineArgs, or `engine_args`, an EngineArgs. Ctrl-C during loading raises KeyboardInterrupt
-    after the model is loaded.
+    Arguments are those of EngineArgs, or `engine_args`, an EngineArgs. Ctrl-C ends loading with KeyboardInterrupt.
     """
 
     def __init__(self, *, engine_args: EngineArgs | None = None, **kwargs: Any) -> None:
@@ -107,9 +106,9 @@ class Engine:
         body, make = self._body(locals())
         loop_calls = self._loop_calls()
         if stream:
-            call = self._core.generate(_dump(body), loop_calls.notifier)
+            call = await _calls.off_loop(self._core.generate, _dump(body), loop_calls.notifier)
             return _calls.stream_async(call, functools.partial(make, with_index=not call.single), loop_calls)
-        calls = self._start(body, loop_calls.notifier)
+        calls = await self._start_async(body, loop_calls.notifier)
         outputs = await _calls.finish_async(calls, make, loop_calls)
         return outputs[0] if calls[0].single else outputs
 
@@ -144,7 +143,8 @@ class Engine:
     async def async_request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """As request, for coroutines. For a stream, the awaited result is an asynchronous iterator."""
         loop_calls = self._loop_calls()
-        call = self._core.request(method, path, _route_body(body), loop_calls.notifier)
+        start = functools.partial(self._core.request, method, path)
+        call = await _calls.off_loop(start, _route_body(body), loop_calls.notifier)
         if body and body.get("stream"):
             return _calls.events_of_async(call, loop_calls)
         return _parse(await _calls.body_of_async(call, loop_calls))
@@ -181,7 +181,8 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         """Methods of SGLang's Engine that do not exist here raise UnsupportedError, which states the reason."""
         if name in _UNSUPPORTED:
-            raise UnsupportedError(f"Engine.{name} is not supported: {_UNSUPPORTED[name]}", name)
+            reason, hint = _UNSUPPORTED[name]
+            raise UnsupportedError(f"Engine.{name} is not supported: {reason}" + (f" ({hint})" if hint else ""), name, hint=hint)
         raise AttributeError(f"'Engine' object has no attribute '{name}'")
 
     def _loop_calls(self) -> _calls.LoopCalls:
@@ -213,24 +214,35 @@ class Engine:
             raise
         return calls
 
+    async def _start_async(self, body: dict[str, Any], notifier: _core.Notifier) -> list[_core.GenerateCall]:
+        calls: list[_core.GenerateCall] = []
+        try:
+            for part in _calls.split(body):
+                calls.append(await _calls.off_loop(self._core.generate, _dump(part), notifier))
+        except BaseException:
+            _calls.abort(calls)
+            raise
+        return calls
 
-_NO_UPDATE = ("weights of a running engine cannot be changed (shut it down and start an engine with the new checkpoint; "
-              "examples/python/rollout.py)")
-_UNSUPPORTED = {
+
+_NO_UPDATE = ("weights of a running engine cannot be changed",
+              "shut it down and start an engine with the new checkpoint; examples/python/rollout.py")
+_NO_RELEASE = ("memory cannot be released", "shut the engine down and start it again")
+_UNSUPPORTED = {  # by name: reason and hint
     "update_weights_from_disk": _NO_UPDATE,
     "update_weights_from_tensor": _NO_UPDATE,
     "update_weights_from_distributed": _NO_UPDATE,
     "init_weights_update_group": _NO_UPDATE,
-    "get_weights_by_name": "the engine returns no weights (read the checkpoint's safetensors)",
-    "release_memory_occupation": "memory cannot be released (shut the engine down and start it again)",
-    "resume_memory_occupation": "memory cannot be released (shut the engine down and start it again)",
-    "load_lora_adapter": "there are no LoRA adapters",
-    "unload_lora_adapter": "there are no LoRA adapters",
-    "collective_rpc": "ranks have no remote calls",
-    "save_sharded_model": "the engine writes no checkpoints",
-    "save_remote_model": "the engine writes no checkpoints",
-    "open_session": "there are no sessions",
-    "close_session": "there are no sessions",
+    "get_weights_by_name": ("the engine returns no weights", "read the checkpoint's safetensors"),
+    "release_memory_occupation": _NO_RELEASE,
+    "resume_memory_occupation": _NO_RELEASE,
+    "load_lora_adapter": ("there are no LoRA adapters", ""),
+    "unload_lora_adapter": ("there are no LoRA adapters", ""),
+    "collective_rpc": ("ranks have no remote calls", ""),
+    "save_sharded_model": ("the engine writes no checkpoints", ""),
+    "save_remote_model": ("the engine writes no checkpoints", ""),
+    "open_session": ("there are no sessions", ""),
+    "close_session": ("there are no sessions", ""),
 }
 
 

@@ -8,16 +8,16 @@ class SwitchyardError(Exception):
 
     Attributes:
         kind: the C++ error's kind, such as "invalid" or "resource".
-        hint: how to fix it, if the message ends with a hint in parentheses, else "".
+        hint: how to fix it, or "". It is part of the message too.
         param: the argument or request field that is wrong, such as "sampling_params.top_k", or "".
     """
 
     kind = "peer"
 
-    def __init__(self, message: str, param: str = "", kind: str | None = None) -> None:
+    def __init__(self, message: str, param: str = "", kind: str | None = None, hint: str = "") -> None:
         super().__init__(message)
         self.param = param
-        self.hint = _hint(message)
+        self.hint = hint
         if kind is not None:
             self.kind = kind
 
@@ -88,18 +88,6 @@ _CLASSES = {
 }
 
 
-def from_core(kind: str, message: str, param: str) -> SwitchyardError:
+def from_core(kind: str, message: str, param: str, hint: str) -> SwitchyardError:
     """The exception for an error of the C++ library. Called by the extension module."""
-    return _CLASSES.get(kind, SwitchyardError)(message, param, kind)
-
-
-def _hint(message: str) -> str:
-    """The text of the parentheses that end the message: the C++ error appends its hint so."""
-    if not message.endswith(")"):
-        return ""
-    depth = 0
-    for at in range(len(message) - 1, -1, -1):
-        depth += {")": 1, "(": -1}.get(message[at], 0)
-        if depth == 0:
-            return message[at + 1:-1]
-    return ""
+    return _CLASSES.get(kind, SwitchyardError)(message, param, kind, hint)

@@ -1,7 +1,9 @@
 """Engine.async_generate in event loops."""
 import asyncio
+import threading
 
 import pytest
+import switchyard
 
 from conftest import GREEDY
 
@@ -63,6 +65,45 @@ def test_other_coroutines_run_meanwhile(engine):
 
     ticks, outputs = asyncio.run(run())
     assert ticks > 5 and outputs == 8
+
+
+def test_long_prompts_are_tokenized_off_the_loop(engine, monkeypatch):
+    """So that they do not delay the other coroutines. Short ones need no other thread."""
+    threads = []
+
+    class Core:
+        def __init__(self, core):
+            self.core = core
+
+        def __getattr__(self, name):
+            return getattr(self.core, name)
+
+        def generate(self, *arguments):
+            threads.append(threading.current_thread())
+            return self.core.generate(*arguments)
+
+        def request(self, *arguments):
+            threads.append(threading.current_thread())
+            return self.core.request(*arguments)
+
+    monkeypatch.setattr(engine, "_core", Core(engine._core))
+    long = PROMPT * 300
+
+    async def run():
+        here = threading.current_thread()
+        short = await engine.async_generate(PROMPT, GREEDY)
+        outputs = [await engine.async_generate(long, GREEDY), *await engine.async_generate([long, PROMPT], GREEDY)]
+        async for chunk in await engine.async_generate(long, GREEDY, stream=True):
+            last = chunk
+        tokens = await engine.async_request("POST", "/tokenize", {"prompt": long})
+        assert len(tokens["tokens"]) == outputs[0]["meta_info"]["prompt_tokens"]
+        assert [thread is here for thread in threads] == [True, False, False, False, False]
+        return short, outputs, last
+
+    short, outputs, last = asyncio.run(run())
+    assert outputs[0]["text"] == outputs[1]["text"] == last["text"] and outputs[2]["text"] == short["text"]
+    with pytest.raises(switchyard.InvalidError, match="top_p"):
+        asyncio.run(engine.async_generate(long, {"top_p": 7}))
 
 
 def test_errors_reach_the_coroutine(engine):

@@ -1,5 +1,9 @@
 """Engine.generate and its output dictionaries."""
 import math
+import os
+import pathlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -7,7 +11,7 @@ import numpy
 import pytest
 import switchyard
 
-from conftest import GREEDY
+from conftest import GREEDY, SMALL, YARDLING
 
 PROMPT = "What is dispatch?"
 
@@ -101,8 +105,37 @@ def test_arrays_share_the_engines_memory(engine):
         assert not array.flags.owndata and array.flags.c_contiguous and array.flags.writeable
         view = numpy.from_dlpack(array)
         assert view.ctypes.data == array.ctypes.data
-    torch = pytest.importorskip("torch")
-    assert torch.from_dlpack(meta["routed_experts"]).data_ptr() == meta["routed_experts"].ctypes.data
+
+
+TORCH = f"""
+import torch, switchyard
+with switchyard.Engine(model_path={str(YARDLING)!r}, **{SMALL!r}) as engine:
+    output = engine.generate(input_ids=torch.tensor([5, 6, 7]), sampling_params={GREEDY!r}, return_logprob=True,
+                             return_routed_experts=True)
+    assert output["output_ids"] == engine.generate(input_ids=[5, 6, 7], sampling_params={GREEDY!r})["output_ids"]
+    for name in ("output_token_logprobs_val", "routed_experts"):
+        array = output["meta_info"][name]
+        tensor = torch.from_dlpack(array)
+        assert tensor.data_ptr() == array.ctypes.data and tuple(tensor.shape) == array.shape
+        tensor.fill_(3)
+        assert (array == 3).all()
+print("shared")
+"""
+
+
+def test_tensors_of_pytorch_share_the_engines_memory(tmp_path):
+    """In this interpreter, or in Debian's (python3-torch), if one of them has PyTorch and loads the extension module."""
+    packages = pathlib.Path(switchyard.__file__).parents[1]
+    for name in ("switchyard", "switchyard.libs"):  # without the NumPy of this environment
+        (tmp_path / name).symlink_to(packages / name)
+    for python, path in ((sys.executable, None), ("/usr/bin/python3", str(tmp_path))):
+        environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
+        has = subprocess.run([python, "-c", "import torch, switchyard._core"], env=environment, capture_output=True)
+        if has.returncode == 0:
+            done = subprocess.run([python, "-c", TORCH], env=environment, capture_output=True, text=True, timeout=120)
+            assert done.stdout == "shared\n", done.stderr
+            return
+    pytest.skip("no interpreter has PyTorch (Debian: python3-torch)")
 
 
 def test_routed_experts_of_all_positions(engine):
@@ -130,8 +163,8 @@ def test_errors_have_kind_field_and_hint(engine):
         engine.generate()
     with pytest.raises(TypeError, match="set cannot be part"):
         engine.generate(PROMPT, {"stop": {"a"}})
-    error = switchyard.errors.from_core("resource", "rank 1 (pid 4) has no memory (lower --tp (ranks))", "")
-    assert isinstance(error, switchyard.ResourceError) and error.hint == "lower --tp (ranks)"
+    error = switchyard.errors.from_core("resource", "rank 1 has no memory (lower --tp)", "", "lower --tp")
+    assert isinstance(error, switchyard.ResourceError) and error.hint == "lower --tp" and error.hint in str(error)
 
 
 def test_large_batches_are_split(engine):

@@ -3,6 +3,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import urllib.request
 import pytest
 import switchyard
 
-from conftest import FIXTURES, SMALL, YARDLING
+from conftest import FIXTURES, ROOT, SMALL, YARDLING
 
 SCRIPT = pathlib.Path(sys.executable).parent / "switchyard"
 PACKAGE = pathlib.Path(switchyard.__file__).parent
@@ -25,6 +26,18 @@ def python(code):
 def test_the_tests_run_against_the_installed_wheel():
     assert "site-packages" in switchyard.__file__
     assert importlib.metadata.version("switchyard") == switchyard.__version__
+
+
+def test_the_tag_is_that_of_the_docs_and_auditwheel_agrees():
+    distribution = importlib.metadata.distribution("switchyard")
+    ((abi, tag),) = re.findall(r"^Tag: (\S+)-(manylinux_\d+_\d+)_x86_64$", distribution.read_text("WHEEL"), re.M)
+    number = "".join(map(str, sys.version_info[:2]))
+    assert abi == ("cp312-abi3" if sys.version_info >= (3, 12) else f"cp{number}-cp{number}")
+    assert re.findall(r"manylinux_\d+_\d+", (ROOT / "docs/install.md").read_text()) == [tag]
+    (wheel,) = (ROOT / "dist").glob("switchyard-*.whl")
+    shown = subprocess.run([ROOT / "build/wheel/bin/python", "-m", "auditwheel", "show", wheel], capture_output=True, text=True,
+                           check=True, env={**os.environ, "PATH": f"{ROOT}/build/wheel/bin:{os.environ['PATH']}"}).stdout
+    assert f'"{tag}_x86_64"' in " ".join(shown.split()), shown
 
 
 def test_import_starts_no_thread_and_imports_no_numpy():
@@ -110,6 +123,23 @@ print('waits', flush=True)
 def test_ctrl_c_ends_a_wait_and_the_engine_stays_usable(wait):
     code = START + f"try:\n    {wait}\nexcept KeyboardInterrupt:\n    print('interrupted', short())\n"
     assert interrupted(code) == "interrupted 3\n"
+
+
+def test_ctrl_c_ends_loading():
+    """The generated weights of two layers take seconds to fill."""
+    flags = {**SMALL, "tokenizer_path": str(YARDLING), "load_format": "dummy", "json_model_override_args": {"num_hidden_layers": 2}}
+    code = f"""
+import switchyard, time
+print('waits', flush=True)
+try:
+    switchyard.Engine(model_path={str(ROOT / "bench/models/olmoe-1b-7b")!r}, **{flags!r})
+    print('loaded')
+except KeyboardInterrupt:
+    print('interrupted')
+with switchyard.Engine(model_path={str(FIXTURES / 'qwen3_moe')!r}, **{SMALL!r}) as engine:
+    print(len(engine.generate(input_ids=[5, 6], sampling_params={{'max_new_tokens': 3, 'ignore_eos': True}})['output_ids']))
+"""
+    assert interrupted(code) == "interrupted\n3\n"
 
 
 def test_a_forked_child_may_not_use_the_engine():

@@ -32,9 +32,12 @@ class Error : public std::runtime_error {
   Error(ErrorKind kind, const std::string& what, const std::string& hint = {});
 
   ErrorKind kind() const { return kind_; }
+  // The hint alone; what() contains it too.
+  const std::string& hint() const { return hint_; }
 
  private:
   ErrorKind kind_;
+  std::string hint_;
 };
 
 // Not a template, so formatting and construction are compiled once, in error.cc, instead of in each

@@ -44,6 +44,20 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
   };
 }
 
+// What a rank does while it loads: the leader reports, and each rank ends loading after an abort.
+// Not if ranks keep their weights for the next epoch, which would then load them again.
+std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
+                                                    const SymmetricMemory& memory,
+                                                    bool keeps_weights) {
+  std::function<void(size_t, size_t)> report;
+  if (rank == 0) report = ThrottledProgress(io);
+  if (keeps_weights) return report;
+  return [&memory, report = std::move(report)](size_t done, size_t total) {
+    memory.CheckAborted();
+    if (report) report(done, total);
+  };
+}
+
 // An attention group's share of --pp-max-micro-batch-size; 0: no limit.
 int64_t MicroBatchOfGroup(const EngineConfig& config) {
   return config.pp_max_micro_batch_size / config.mesh.dp;
@@ -125,6 +139,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const std::span<std::byte> kept_memory = arena->Kept(rank);
+  const bool keeps_weights = arena->has_epochs();
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   comm->memory->TestFault("load");
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
@@ -134,7 +149,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (links) options.stage_rows = &links->rows();
-  if (rank == 0) options.load.progress = ThrottledProgress(io);
+  options.load.progress = LoadingProgress(rank, io, *comm->memory, keeps_weights);
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "comm/device/rank_threads.h"
 #include "core/json.h"
 #include "engine/fake_forward.h"
 
@@ -139,6 +140,33 @@ TEST(RankLoop, AFailureIsReportedBeforeObjectsAreDestroyed) {
     }
   };
   EXPECT_THROW(RunRankThreads(4, kArenaBytes, run), Error);
+}
+
+// An aborted rank ends while it loads, and not after it has loaded: large models take minutes.
+TEST(RankLoop, AnAbortEndsLoading) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";
+  config.load_format = "dummy";  // several reports of progress, one for each 64 matrices
+  config.model_override_args = R"({"num_hidden_layers": 8})";
+  config.max_total_tokens = 256;
+  config.device = "cpu";
+  config.cpu_bind = "none";
+  config.threads_per_rank = 1;
+  const EnginePlan plan = MakePlan(config);
+  const auto arena = SharedArena::Create(1, plan.symmetric_bytes_per_rank);
+  std::vector<LoadProgress> reports;
+  const RankLoopIo leader{.receive = {}, .send = [&](const EngineMessage& message) {
+                            if (const auto* report = std::get_if<LoadProgress>(&message)) {
+                              reports.push_back(*report);
+                              arena->AbortHere("stopped");
+                            }
+                          }};
+  const auto run = [&](int rank, const std::shared_ptr<SharedArena>& shared) {
+    RunRankLoop(config, plan, rank, shared, leader);
+  };
+  EXPECT_THROW(RunRankThreads(std::vector{arena}, run), Error);
+  ASSERT_THAT(reports, SizeIs(1));
+  EXPECT_LT(reports[0].done, reports[0].total);
 }
 
 TEST(RankLoop, EachGroupServesItsOwnRequests) {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-DOCUMENTS = ["README.md", "docs/quickstart.md", "docs/install.md", "docs/hosts.md"]
+DOCUMENTS = ["README.md", "docs/quickstart.md", "docs/install.md", "docs/hosts.md", "docs/python.md", "docs/gguf.md"]
 PROMPT = re.compile(r"(?:host\d)?\$ ")
 # A model for --dry-run with up to 16 ranks: sizes of a real one, without weights. Memory of two layers is checked.
 LAYOUT_MODEL = ROOT / "bench/models/olmoe-1b-7b"
@@ -97,3 +97,8 @@ def commands(page):
 
 def all_commands():
     return [command for page in DOCUMENTS for command in commands(page)]
+
+
+def other_pages():
+    """The pages whose commands are not in DOCUMENTS."""
+    return [page for path in sorted(ROOT.glob("docs/*.md")) if (page := f"docs/{path.name}") not in DOCUMENTS]

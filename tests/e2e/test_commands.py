@@ -17,6 +17,7 @@ import threading
 import pytest
 
 import documented
+import gguf_file
 import server
 import test_train
 from server import FIXTURES, MPIRUN, ROOT
@@ -144,6 +145,14 @@ def train(run, text):
     assert (run.folder / "run/final/model.safetensors").exists()
 
 
+def gguf(run, text):
+    """The file of docs/gguf.md and its parts have the weights of a reference checkpoint."""
+    parts = 3 if "-of-" in text else 1
+    gguf_file.write(run.folder / "model-Q4_K_M.gguf" if parts == 1 else run.folder / "model.gguf",
+                    *gguf_file.convert(FIXTURES / "olmoe"), splits=parts)
+    return run.serves(f"{run.local(text)} --port 0 {SMALL}")
+
+
 def configure(run, text):
     """Configures a build folder of its own, and checks there that ninja has the target."""
     folder = pathlib.Path(PROGRAM).parent / "tests/documented"
@@ -171,6 +180,7 @@ RULES = [
     (r"\./run\b", start_script),
     (r"curl ", curl),
     (r"(build/release/)?switchyard serve .*127\.0\.0\.1:5000 &\n", both_nodes),
+    (r"build/release/switchyard serve --model-path model-\S+\.gguf", gguf),
     (r"(build/release/)?switchyard serve ", serve),
     (r"mpirun .*switchyard serve ", dry),
     (r"(build/release/)?switchyard bench one-batch ", one_batch),
@@ -229,6 +239,27 @@ def test_the_command_works(command, run):
         curl(run, command.text, command.output)
     else:
         how(run, command.text)
+
+
+def other_commands():
+    """The commands of the other pages that start a server, plan or simulate one."""
+    start = re.compile(r"(build/release/)?switchyard (serve|plan|simulate) (?!\.\.\.)")
+    found = {c.text: c for page in documented.other_pages() for c in documented.commands(page) if start.match(c.text)}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("command", other_commands(), ids=str)
+def test_the_flags_of_the_other_pages_are_accepted(command, run):
+    """`serve` runs with --dry-run, which reads no weights and starts no rank."""
+    text = re.sub(r"(?<= )(OUT|TARGET|run/final|Qwen/\S+)(?= |$)", "DIR", command.text)
+    if "EAGLE3" in text:  # no reference checkpoint has such a head
+        done = subprocess.run(["bash", "-c", run.local(text) + " --dry-run"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and re.search("HEAD.*: No such file", done.stderr), done.stderr
+    elif " serve " in text:  # yardling has a multi-token-prediction layer
+        dry(run, text.replace("DIR", "models/yardling") if "NEXTN" in text else text)
+    else:
+        text = re.sub(r"\bDIR/config.json|\b\w+\.json\b", str(documented.LAYOUT_MODEL), text)
+        run.sh(run.local(text, documented.LAYOUT_MODEL))
 
 
 def test_the_documents_have_commands_of_every_rule():

@@ -79,6 +79,22 @@ def test_the_program_needs_only_the_libraries_of_the_docs():
     assert needed - {"ld-linux-x86-64.so.2"} == set(re.findall(r"^\| `(lib[^`]+)`", section, re.M))
 
 
+def loaded(pid):
+    return {pathlib.Path(line.split()[-1]).name for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()}
+
+
+def test_the_libraries_of_transports_are_loaded_only_if_needed():
+    """Open MPI by ranks that mpirun has started; NCCL and the CUDA driver by ranks on GPUs."""
+    transports = re.compile(r"lib(mpi|nccl|cuda)\.so")
+    flags = ["--device", "cpu", "--tp", 2, "--ep", 2, "--max-total-tokens", 1024]
+    with server.Server(server.FIXTURES / "qwen3_moe", *flags) as running:
+        for pid in [running.process.pid, *running.ranks()]:
+            assert not [name for name in loaded(pid) if transports.match(name)]
+    with server.Server(server.FIXTURES / "qwen3_moe", *flags, prefix=[*server.MPIRUN, "-n", "2"]) as running:
+        for pid in server.mpi_ranks(running):
+            assert {"mpi"} == {m[1] for name in loaded(pid) if (m := transports.match(name))}
+
+
 def test_own_backends_are_listed_beside_the_built_in_ones(program):
     text = run(program, "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend", "mailbox",
                "--moe-runner-backend", "plain_mlp")

@@ -15,9 +15,9 @@ ENTER = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chr
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
 
 
-def script(name):
+def script(name, *arguments):
     """Runs a script of the project. Returns the last line of its output."""
-    done = subprocess.run([ROOT / "scripts" / name], capture_output=True, text=True)
+    done = subprocess.run([ROOT / "scripts" / name, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]
 

@@ -77,6 +77,7 @@ http::Handler Guarded(const Service& service, http::Handler handler) {
     } catch (const ParameterError& e) {
       responder.SendError(400, RedactPaths(service, e.what()), {}, e.parameter);
     } catch (const Error& e) {
+      responder.NoteHint(e.hint());
       responder.SendError(http::StatusOf(e.kind()), RedactPaths(service, e.what()));
     }
   };

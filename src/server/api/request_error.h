@@ -14,6 +14,9 @@ class RequestError : public Error {
  public:
   RequestError(ErrorKind kind, std::string param, const std::string& message, std::string code = {})
       : Error(kind, message), param_(std::move(param)), code_(std::move(code)) {}
+  // `error` with a field. Its hint is kept.
+  RequestError(const Error& error, std::string param, std::string code)
+      : Error(error), param_(std::move(param)), code_(std::move(code)) {}
 
   const std::string& param() const { return param_; }
   const std::string& code() const { return code_; }

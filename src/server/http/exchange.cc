@@ -212,6 +212,16 @@ void Exchange::Note(const ServedTokens& served) {
   served_ = served;
 }
 
+void Exchange::NoteHint(const std::string& hint) {
+  const std::lock_guard lock(mutex_);
+  hint_ = hint;
+}
+
+std::string Exchange::hint() const {
+  const std::lock_guard lock(mutex_);
+  return hint_;
+}
+
 ServedTokens Exchange::served() const {
   std::lock_guard lock(mutex_);
   return served_;

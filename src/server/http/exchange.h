@@ -55,6 +55,7 @@ class Exchange {
   void Defer(size_t bytes, std::function<void()> job);
   const std::shared_ptr<MemoryBudget>& budget() const { return options_.budget; }
   void Note(const ServedTokens& served);
+  void NoteHint(const std::string& hint);
   // Call when the last Responder is destroyed. If nothing was sent, sends a 500. If a stream has
   // begun, cuts it off.
   void Abandon();
@@ -76,6 +77,7 @@ class Exchange {
   bool keep_alive() const;  // whether the response head allows another request
   int status() const;       // 0 before the head
   ServedTokens served() const;
+  std::string hint() const;  // of the error that was sent; empty: none
   // Detaches the connection: `wake` is not called after this. If the producer has not ended the
   // response, the OnClose callbacks run as if the client had disconnected.
   void Close();
@@ -102,6 +104,7 @@ class Exchange {
   bool overflowed_ = false;
   int probes_ = 0;
   ServedTokens served_;
+  std::string hint_;
   std::string pending_;   // not yet returned by Take()
   size_t in_flight_ = 0;  // number of bytes returned by the last Take()
   MemoryCharge charge_;   // for pending_ and the bytes in flight

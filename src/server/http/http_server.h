@@ -82,7 +82,10 @@ class Responder {
   // (hide_paths.h). `code` and `param` may be empty.
   void SendError(int status, std::string_view message, std::string_view code = {},
                  std::string_view param = {}) const;
+  // As above, and notes the hint for callers in this process. It is part of the message in any
+  // case, so clients get no separate field.
   void SendError(const Error& error) const;
+  void NoteHint(const std::string& hint) const;
 
   // Sends a response of unknown length: BeginStream, any number of Writes, EndStream. With
   // "text/event-stream", adds the headers that prevent caching and buffering in proxies.

@@ -41,8 +41,11 @@ void Responder::SendError(int status, std::string_view message, std::string_view
 }
 
 void Responder::SendError(const Error& error) const {
+  NoteHint(error.hint());
   SendError(StatusOf(error.kind()), error.what());
 }
+
+void Responder::NoteHint(const std::string& hint) const { answer_->exchange->NoteHint(hint); }
 
 void Responder::BeginStream(int status, std::string content_type, Headers extra) const {
   answer_->exchange->BeginStream(status, std::move(content_type), std::move(extra));

@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -34,8 +37,14 @@ ServerArgs PreparedArgs(const std::vector<std::string>& words) {
   return args;
 }
 
-EnginePlan PlanOf(const ServerArgs& args) {
-  CheckWeights(args, [] { return false; });
+EnginePlan PlanOf(const ServerArgs& args, const std::function<bool()>& interrupted) {
+  // --verify-weights reads on several threads; `interrupted` is for the caller's thread only.
+  std::atomic<bool> stop{false};
+  const auto stops = [&, caller = std::this_thread::get_id()] {
+    if (interrupted && std::this_thread::get_id() == caller && interrupted()) stop = true;
+    return stop.load();
+  };
+  if (!CheckWeights(args, stops)) throw Interrupted();
   return MakePlan(args.engine);
 }
 
@@ -44,7 +53,7 @@ EnginePlan PlanOf(const ServerArgs& args) {
 Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bool()>& interrupted)
     : process(getpid()),
       args(PreparedArgs(words)),
-      plan(PlanOf(args)),
+      plan(PlanOf(args, interrupted)),
       model(LoadServedModel(args, plan.model)),
       front(link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
             DpController(args.engine.mesh.dp,

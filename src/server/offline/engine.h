@@ -21,7 +21,7 @@ class Engine {
  public:
   // `words`: the flags of `switchyard serve`. Flags that concern the network, several hosts or the
   // restart of ranks are refused. `interrupted` is called about ten times a second on this thread
-  // while the model loads; if it returns true, loading is completed and Interrupted is thrown.
+  // while the model loads; if it returns true, loading ends and Interrupted is thrown.
   explicit Engine(const std::vector<std::string>& words,
                   const std::function<bool()>& interrupted = {});
   // Shutdown. In a process that was forked from the engine's process, which has no threads of the

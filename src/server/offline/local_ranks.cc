@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/device/communicator.h"
+#include "comm/device/rank_threads.h"
 #include "core/blocked_signals.h"
 #include "core/error.h"
 
@@ -11,6 +11,8 @@ namespace switchyard::offline {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr char kStopped[] = "the engine was stopped while it was loading";
 
 std::string TextOf(const std::exception_ptr& failure) {
   try {
@@ -38,14 +40,22 @@ void LocalRanks::Run(const EngineConfig& config, const EnginePlan& plan) {
       .reconnect = nullptr};
   std::exception_ptr failure;
   try {
-    RunRankThreads(config.mesh.world(), plan.symmetric_bytes_per_rank,
-                   [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-                     RunRankLoop(config, plan, rank, arena, rank == 0 ? leader : RankLoopIo{});
+    const int world = config.mesh.world();
+    const auto arena = SharedArena::Create(world, plan.symmetric_bytes_per_rank);
+    {
+      const std::lock_guard lock(mutex_);
+      arena_ = arena;
+      if (stopping_) arena->AbortHere(kStopped);
+    }
+    RunRankThreads(std::vector(static_cast<size_t>(world), arena),
+                   [&](int rank, const std::shared_ptr<SharedArena>& shared) {
+                     RunRankLoop(config, plan, rank, shared, rank == 0 ? leader : RankLoopIo{});
                    });
   } catch (...) {
     failure = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
+  arena_ = nullptr;
   ended_ = true;
   failure_ = failure;
   changed_.notify_all();
@@ -76,8 +86,8 @@ void LocalRanks::Read() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !outbox_.empty() || ended_; });
     messages.swap(outbox_);
+    const bool expected = stopping_;
     if (messages.empty()) {
-      const bool expected = stopping_;
       const std::string why = TextOf(failure_);
       lock.unlock();
       if (!expected) events_.on_lost(why);
@@ -90,6 +100,7 @@ void LocalRanks::Read() {
         ready_ = true;
         changed_.notify_all();
       }
+      if (expected && std::holds_alternative<EngineFailure>(message)) continue;  // Stop's abort
       events_.on_message(message);
     }
   }
@@ -113,6 +124,7 @@ void LocalRanks::Stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    if (!ready_ && arena_) arena_->AbortHere(kStopped);
   }
   Send({Shutdown{}});
   ranks_.join();

@@ -5,12 +5,14 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/device/symmetric_memory.h"
 #include "engine/config.h"
 #include "engine/rank_engine.h"
 #include "server/front/front.h"
@@ -36,9 +38,10 @@ class LocalRanks : public RankLink {
 
   void Send(const std::vector<ControlMessage>& messages) override;
   // Waits until the ranks have loaded; rethrows the error of a rank. Calls `interrupted` about ten
-  // times a second. If it returns true, returns false; Stop then waits until loading has ended.
+  // times a second. If it returns true, returns false; Stop then ends loading.
   bool WaitReady(const std::function<bool()>& interrupted);
-  // Ends the ranks after their present step, and joins all threads. A second call has no effect.
+  // Ends the ranks after their present step, or while they load after the present part of the
+  // weights, and joins all threads. A second call has no effect.
   void Stop();
 
  private:
@@ -58,6 +61,7 @@ class LocalRanks : public RankLink {
   std::vector<EngineMessage> outbox_;  // of the leader
   bool ready_ = false, ended_ = false, stopping_ = false;
   std::exception_ptr failure_;
+  std::shared_ptr<SharedArena> arena_;  // null before the ranks start and after they have ended
 
   std::thread ranks_, reader_;  // last: they use the members above
 };

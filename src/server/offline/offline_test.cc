@@ -204,6 +204,26 @@ TEST(OfflineEngineTest, LoadingCanBeInterrupted) {
   EXPECT_THROW(Engine(Words("qwen3_moe"), [&] { return ++polls > 0; }), Interrupted);
 }
 
+TEST(OfflineEngineTest, ErrorsKeepTheirHints) {
+  const auto hint_of = [](const auto& function) {
+    try {
+      function();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(" (" + error.hint() + ")"));
+      return error.hint();
+    }
+    return std::string("no error");
+  };
+  Engine engine(Words("qwen3_moe", {"--max-queued-requests", "1", "--max-running-requests", "1"}));
+  std::vector<std::unique_ptr<GenerateCall>> calls;
+  const std::string body =
+      Body({{"sampling_params", {{"max_new_tokens", 400}, {"ignore_eos", true}}}});
+  for (int i = 0; i < 2; ++i) calls.push_back(engine.Generate(body));
+  EXPECT_EQ(hint_of([&] { engine.Generate(body); }), "try again later");
+  EXPECT_EQ(hint_of([&] { Answer(*engine.Request("POST", "/generate", body)); }),
+            "try again later");
+}
+
 TEST(OfflineEngineTest, AForkedProcessIsRefusedAndEnds) {
   Engine engine(Words("qwen3_moe"));
   const pid_t child = fork();

@@ -25,15 +25,23 @@ ErrorKind KindOfStatus(int status) {
   }
 }
 
+// The message of a response's body ends with the hint of the Error that it reports.
+Error WithHint(ErrorKind kind, const std::string& message, const std::string& hint) {
+  const std::string end = " (" + hint + ")";
+  if (hint.empty() || !message.ends_with(end)) return {kind, message};
+  return {kind, message.substr(0, message.size() - end.size()), hint};
+}
+
 // The error of a response's body, which http::ErrorBody has written.
-RequestError ErrorOf(int status, const std::string& body) {
+RequestError ErrorOf(int status, const std::string& body, const std::string& hint) {
   const ErrorKind kind = KindOfStatus(status);
   try {
     const Json parsed = ParseBody(body);
     const auto error = parsed.find("error");
     if (error != parsed.end() && error->is_object()) {
       const Fields f(*error);
-      return {kind, f.String("param", ""), f.String("message", body), f.String("code", "")};
+      return {WithHint(kind, f.String("message", body), hint), f.String("param", ""),
+              f.String("code", "")};
     }
   } catch (const Error&) {  // another format
   }
@@ -93,7 +101,8 @@ std::string OpenRequest::Take() {
     in_body_ = true;
   }
   done_ = output.state != http::Exchange::State::kOpen;
-  if (done_ && exchange_->status() >= 400) throw ErrorOf(exchange_->status(), received_);
+  if (done_ && exchange_->status() >= 400)
+    throw ErrorOf(exchange_->status(), received_, exchange_->hint());
   if (output.state == http::Exchange::State::kCut)
     throw Error(ErrorKind::kPeer, "the response was cut off");
   if (!done_ && !events_) return {};
