@@ -25,7 +25,6 @@ class RolloutWorker:
     """Generates with the present weights of the policy."""
 
     def __init__(self, model_path, **arguments):
-        self.arguments = arguments
         self.version = 0
         self.engine = switchyard.Engine(model_path=model_path, weight_version="0", **arguments)
 
@@ -54,13 +53,21 @@ class RolloutWorker:
         }
 
     def update_weights(self, model_path):
-        """Weights of a running engine cannot be changed, so a new engine loads the checkpoint."""
-        try:
-            self.engine.update_weights_from_disk(model_path)
-        except switchyard.UnsupportedError:
-            self.engine.shutdown()
-            self.version += 1
-            self.engine = switchyard.Engine(model_path=model_path, weight_version=str(self.version), **self.arguments)
+        """Replaces the weights of the running engine."""
+        self.version += 1
+        done, message, _ = self.engine.update_weights_from_disk(model_path, weight_version=str(self.version))
+        if not done:
+            raise RuntimeError(message)
+
+    def sleep(self):
+        """Leaves the memory of weights and cache to the trainer."""
+        self.engine.release_memory_occupation()
+
+    def wake_up(self, model_path):
+        """Updates the weights while none are in memory, so that they are loaded once."""
+        self.update_weights(model_path)
+        self.engine.resume_memory_occupation(["weights"])
+        self.engine.resume_memory_occupation(["kv_cache"])
 
     def shutdown(self):
         self.engine.shutdown()
@@ -120,19 +127,24 @@ def main():
         worker = RolloutWorker(policy.folder, tp_size=args.tp_size, ep_size=args.tp_size, max_total_tokens=8192)
         weights = policy.values
 
-        def evaluate(values):
-            worker.update_weights(policy.write(values))
+        def rollout():
             rollouts = worker.generate_sequences(PROMPTS, sampling)
             return numpy.mean([reward(text) for text in rollouts["texts"]]), rollouts
+
+        def evaluate(values):
+            worker.update_weights(policy.write(values))
+            return rollout()[0]
 
         for step in range(args.steps):
             gradient = numpy.zeros_like(weights)
             for _ in range(args.pairs):
                 change = random.standard_normal(weights.shape, numpy.float32) * args.deviation
-                better, worse = evaluate(weights + change)[0], evaluate(weights - change)[0]
+                better, worse = evaluate(weights + change), evaluate(weights - change)
                 gradient += (better - worse) * change / (2 * args.deviation**2 * args.pairs)
+            worker.sleep()
             weights = weights + args.learning_rate * gradient
-            score, rollouts = evaluate(weights)
+            worker.wake_up(policy.write(weights))
+            score, rollouts = rollout()
             mask = rollouts["response_mask"]
             print(f"step {step}: reward {score:.3f}, mean log-probability "
                   f"{rollouts['rollout_log_probs'][mask].mean():.2f}, {mask.sum()} tokens, "

@@ -6,13 +6,14 @@ import asyncio
 import atexit
 import functools
 import json
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from . import _calls, _core, _outputs
 from .args import EngineArgs
-from .errors import InvalidError, UnsupportedError
+from .errors import InvalidError, SwitchyardError, UnsupportedError
 
 Output = dict[str, Any]  # text, output_ids, meta_info; in a stream of several generations also index
 Ids = Sequence[int]
@@ -167,6 +168,37 @@ class Engine:
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         self.request("POST", "/abort_request", {"rid": rid, "abort_all": abort_all})
 
+    def update_weights_from_disk(self, model_path: str | os.PathLike[str], load_format: str | None = None,
+                                 abort_all_requests: bool = False,
+                                 weight_version: str | None = None) -> tuple[bool, str, int]:
+        """Replaces the weights by those of a checkpoint with the same configuration. Open requests finish first, with the
+        present weights. Returns SGLang's tuple: whether it succeeded, a message, and the number of requests that waited.
+        After a failure, the present weights stay."""
+        body = {"model_path": os.fspath(model_path), "load_format": load_format,
+                "abort_all_requests": abort_all_requests, "weight_version": weight_version}
+        try:
+            done = self.request("POST", "/update_weights_from_disk",
+                                {name: value for name, value in body.items() if value is not None})
+        except SwitchyardError as error:
+            return False, str(error), 0
+        return done["success"], done["message"], done["num_paused_requests"]
+
+    def release_memory_occupation(self, tags: list[str] | None = None) -> None:
+        """Releases the memory of `tags`: "weights", "kv_cache"; None: both. Open requests finish first, and later ones
+        wait until resume_memory_occupation."""
+        self.request("POST", "/release_memory_occupation", {"tags": tags or []})
+
+    def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
+        """Loads the weights of `tags` again, and continues with an empty cache once nothing is released."""
+        self.request("POST", "/resume_memory_occupation", {"tags": tags or []})
+
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
+        """Values of a tensor of the present checkpoint, as nested lists. The first dimension is cut to `truncate_size`."""
+        return self.request("POST", "/get_weights_by_name", {"name": name, "truncate_size": truncate_size})
+
+    def get_weight_version(self) -> str:
+        return self.request("GET", "/get_weight_version")["weight_version"]
+
     def start_profile(self, **fields: Any) -> dict[str, Any]:
         """Starts a profile of all ranks (docs/profiling.md)."""
         return self.request("POST", "/start_profile", fields)
@@ -225,17 +257,11 @@ class Engine:
         return calls
 
 
-_NO_UPDATE = ("weights of a running engine cannot be changed",
-              "shut it down and start an engine with the new checkpoint; examples/python/rollout.py")
-_NO_RELEASE = ("memory cannot be released", "shut the engine down and start it again")
+_NO_UPDATE = ("the trainer writes a checkpoint", "want update_weights_from_disk; examples/python/rollout.py")
 _UNSUPPORTED = {  # by name: reason and hint
-    "update_weights_from_disk": _NO_UPDATE,
     "update_weights_from_tensor": _NO_UPDATE,
     "update_weights_from_distributed": _NO_UPDATE,
     "init_weights_update_group": _NO_UPDATE,
-    "get_weights_by_name": ("the engine returns no weights", "read the checkpoint's safetensors"),
-    "release_memory_occupation": _NO_RELEASE,
-    "resume_memory_occupation": _NO_RELEASE,
     "load_lora_adapter": ("there are no LoRA adapters", ""),
     "unload_lora_adapter": ("there are no LoRA adapters", ""),
     "collective_rpc": ("ranks have no remote calls", ""),

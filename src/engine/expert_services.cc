@@ -70,17 +70,19 @@ std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messag
                                        EplbManager* eplb, bool is_leader) {
   constexpr char kNone[] = "EPLB is disabled: start with --enable-eplb";
   std::vector<EngineMessage> answers;
-  const auto answer = [&](uint64_t ticket, std::string refused) {
-    if (is_leader)
-      answers.emplace_back(EplbReport{.ticket = ticket,
-                                      .status = eplb ? eplb->Status() : EplbStatus(),
-                                      .refused = std::move(refused)});
+  const auto answer = [&](uint64_t ticket, std::string refused, bool slots = false) {
+    if (!is_leader) return;
+    EplbReport report{.ticket = ticket,
+                      .status = eplb ? eplb->Status() : EplbStatus(),
+                      .refused = std::move(refused)};
+    if (eplb && slots) report.slots = eplb->Slots();
+    answers.emplace_back(std::move(report));
   };
   for (const ControlMessage& message : messages) {
     if (const auto* ask = std::get_if<RebalanceExperts>(&message)) {
       answer(ask->ticket, eplb ? eplb->Rebalance() : kNone);
     } else if (const auto* get = std::get_if<GetEplb>(&message)) {
-      answer(get->ticket, eplb ? "" : kNone);
+      answer(get->ticket, eplb ? "" : kNone, get->slots);
     }
   }
   return answers;

@@ -27,6 +27,7 @@
 #include "engine/speculative/ngram_drafter.h"
 #include "engine/step_time_limit.h"
 #include "engine/step_timer.h"
+#include "engine/weight_checksums.h"
 #include "kernels/ops.h"
 
 namespace switchyard {
@@ -185,7 +186,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
   ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler,
-                links ? &*links : nullptr);
+                links ? &*links : nullptr, model.weights().get());
 }
 
 constexpr char kNoRecorder[] =
@@ -357,7 +358,8 @@ void InjectTestFaults(const std::vector<ControlMessage>& messages, const Symmetr
 }
 
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links) {
+           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links,
+           const ModelWeights* weights) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
   StepTimeLimit time_limit;
@@ -378,6 +380,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
     groups.Post(ApplyToProfiler(messages, profiler, comm));
+    groups.Post(ApplyToWeights(messages, weights, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
     comm.memory->RecordRequests(engine.InFlight());
@@ -407,9 +410,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler,
-                   StageLinks* links) {
+                   StageLinks* links, const ModelWeights* weights) {
   try {
-    Serve(engine, comm, io, recorder, eplb, profiler, links);
+    Serve(engine, comm, io, recorder, eplb, profiler, links, weights);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;

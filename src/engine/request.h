@@ -113,6 +113,10 @@ struct RebalanceExperts {  // EplbManager::Rebalance (eplb/manager.h)
 };
 struct GetEplb {
   uint64_t ticket = 0;
+  bool slots = false;  // the answer has EplbReport::slots
+};
+struct GetWeightChecksums {  // ApplyToWeights (engine/weight_checksums.h)
+  uint64_t ticket = 0;
 };
 struct StartProfile {  // Profiler (profile/profiler.h)
   uint64_t ticket = 0;
@@ -259,9 +263,9 @@ struct StartImported {
 
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, StartProfile, StopProfile, SetControls, LimitPrefill,
-                 LimitDrafts, GrammarTokens, DefineGrammar, DropGrammar, ReleaseKv, StartImported,
-                 Shutdown>;
+                 RebalanceExperts, GetEplb, GetWeightChecksums, StartProfile, StopProfile,
+                 SetControls, LimitPrefill, LimitDrafts, GrammarTokens, DefineGrammar, DropGrammar,
+                 ReleaseKv, StartImported, Shutdown>;
 
 struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;
@@ -304,6 +308,13 @@ struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   uint64_t ticket = 0;
   EplbStatus status;
   std::string refused;  // the reason for a refused rebalance or a missing status
+  // If requested: [layers, slots] the logical expert in each slot; −1 in layers without experts.
+  std::vector<int32_t> slots;
+};
+struct WeightChecksums {  // the answer to GetWeightChecksums
+  uint64_t ticket = 0;
+  std::vector<std::string> ranks;  // of each rank: lines of a name and a checksum
+  std::string error;               // why the weights were not checked; empty: they were
 };
 enum class ProfileOutcome : uint8_t {
   kDone,
@@ -337,9 +348,9 @@ struct EngineFailure {
   ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
-using EngineMessage =
-    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
-                 RecordResult, ExpertLoadReport, EplbReport, ProfileReport, ControlsSet>;
+using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
+                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport,
+                                   WeightChecksums, ProfileReport, ControlsSet>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -36,8 +36,9 @@ template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id);
 }
-template <typename Codec,
-          OneOf<FlushCache, GetStats, GetExpertLoad, RebalanceExperts, GetEplb, StopProfile> T>
+template <
+    typename Codec,
+    OneOf<FlushCache, GetStats, GetExpertLoad, RebalanceExperts, GetWeightChecksums, StopProfile> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket);
 }
@@ -153,9 +154,17 @@ void Fields(Codec& codec, T& s) {
         s.move_seconds, s.move_passes, s.plans, s.rebalances, s.layers_moved, s.experts_loaded,
         s.experts_received, s.failures, s.watchdog_resets, s.last_result, s.last_failure);
 }
+template <typename Codec, OneOf<GetEplb> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.slots);
+}
 template <typename Codec, OneOf<EplbReport> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.ticket, m.status, m.refused);
+  codec(m.ticket, m.status, m.refused, m.slots);
+}
+template <typename Codec, OneOf<WeightChecksums> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.ranks, m.error);
 }
 template <typename Codec, OneOf<profile::Result> T>
 void Fields(Codec& codec, T& r) {

@@ -283,6 +283,15 @@ void EplbManager::Fail(const std::string& why, bool timed_out) {
             comm_.mesh.rank(), why);
 }
 
+std::vector<int32_t> EplbManager::Slots() const {
+  const Placement present = Current();
+  std::vector<int32_t> slots(static_cast<size_t>(shape_.layers) * present.physical, -1);
+  for (size_t i = 0; i < layers_.size(); ++i)
+    std::ranges::copy(present.Layer(static_cast<int>(i)),
+                      slots.begin() + int64_t{layers_[i]} * present.physical);
+  return slots;
+}
+
 EplbStatus EplbManager::Status() const {
   EplbStatus status = status_;
   if (window_) status.balancedness = window_->MeanBalancedness();

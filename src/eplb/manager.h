@@ -83,6 +83,8 @@ class EplbManager : public RoutingObserver {
   std::string Rebalance();
 
   EplbStatus Status() const;
+  // [layers of the model, slots] the logical expert in each slot; −1 in layers without experts.
+  std::vector<int32_t> Slots() const;
 
  private:
   // The two functions below plan for the load of the last `steps` steps.

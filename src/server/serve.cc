@@ -179,8 +179,11 @@ void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignal
   ranks.CancelChange();
   if (const size_t open = service.front.open())
     LOG_INFO("draining: {} requests are still running", open);
-  const auto deadline = std::chrono::steady_clock::now() +
-                        std::chrono::duration<double>(service.args.drain_timeout_seconds);
+  const RankWeights* weights = service.weights;
+  const bool released = weights != nullptr && weights->weights_state().released.any();
+  const auto deadline =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration<double>(released ? 0 : service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
     if (service.front.controls().paused) break;  // paused requests do not end
     if (signals.Wait(50ms)) break;
@@ -279,6 +282,7 @@ int RunServe(const ServerArgs& args) {
   Front front(
       link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
       DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
+  front.SetWeightVersion(args.weight_version);
   Disaggregation transfers(args, plan, launch, front);
   const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);
   Service service{front, model, args, plan, grammars.get()};
@@ -313,7 +317,6 @@ int RunServe(const ServerArgs& args) {
   std::atomic<bool> lost{false}, cancelled{false};
   std::string lost_reason;
   const ServedRanks served{.launch = launch,
-                           .weights = *weights,
                            .restart = RestartOptions::Of(args, restarts),
                            .cancelled = cancelled,
                            .on_arena = [&transfers](const std::shared_ptr<SharedArena>& arena) {
@@ -325,12 +328,14 @@ int RunServe(const ServerArgs& args) {
       {.refusal = WhyScalingIsRefused(launch, restarts, args.engine.mesh.pp, transfers),
        .config = args.engine,
        .plan = plan,
-       .machine = ThisMachine(args.engine, launch.ranks_of_host)},
-      served);
+       .machine = ThisMachine(args.engine, launch.ranks_of_host),
+       .weights = *weights},
+      served, front);
   // Before the requests end with the error, so that the file has them as open.
   Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
-                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan},
-                                                  *std::move(membership), /*checks=*/false),
+                   std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *weights,
+                                                  *std::move(membership),
+                                                  /*checks=*/false),
                    [&](const std::string& why) {
                      service.recorder->WriteCrash(why);
                      lost_reason = why;
@@ -343,6 +348,7 @@ int RunServe(const ServerArgs& args) {
   } const stop_transfers{transfers};
   changes.Control(&ranks);
   service.elastic = &changes;
+  service.weights = &changes;
   link.ranks = &ranks;
   const double silence_limit = std::min(20.0, args.engine.watchdog_timeout_seconds / 2);
   service.find_silent_rank = [&ranks, silence_limit] {

@@ -39,6 +39,7 @@ struct Accumulated {
     last.cached_tokens = event.cached_tokens;
     last.drafts = event.drafts;
     last.forced = event.forced;
+    last.weight_version = event.weight_version;
     last.error = event.error;
     last.error_kind = event.error_kind;
   }

@@ -8,6 +8,7 @@
 #include "server/api/known_agent_fields.h"
 #include "server/api/known_control_fields.h"
 #include "server/api/known_pooling_fields.h"
+#include "server/api/known_weight_fields.h"
 
 namespace switchyard {
 namespace {
@@ -352,32 +353,8 @@ const KnownField* FindField(RequestKind kind, std::string_view name) {
   using Table = std::map<std::string_view, const KnownField*>;
   static const std::map<RequestKind, Table> kTables = [] {
     std::map<RequestKind, Table> tables;
-    for (const RequestKind k : {RequestKind::kChat,
-                                RequestKind::kCompletion,
-                                RequestKind::kGenerate,
-                                RequestKind::kSamplingParams,
-                                RequestKind::kTokenize,
-                                RequestKind::kDetokenize,
-                                RequestKind::kParseFunctionCall,
-                                RequestKind::kSeparateReasoning,
-                                RequestKind::kMessages,
-                                RequestKind::kResponses,
-                                RequestKind::kAbort,
-                                RequestKind::kStartProfile,
-                                RequestKind::kScaleElasticEp,
-                                RequestKind::kPauseGeneration,
-                                RequestKind::kContinueGeneration,
-                                RequestKind::kSlowDown,
-                                RequestKind::kSetInternalState,
-                                RequestKind::kConfigureLogging,
-                                RequestKind::kOpenSession,
-                                RequestKind::kCloseSession,
-                                RequestKind::kSessionParams,
-                                RequestKind::kEmbeddings,
-                                RequestKind::kEncode,
-                                RequestKind::kClassify,
-                                RequestKind::kScore,
-                                RequestKind::kRerank}) {
+    for (int kind = 0; kind <= static_cast<int>(RequestKind::kRerank); ++kind) {
+      const auto k = static_cast<RequestKind>(kind);
       for (const KnownField& field : KnownFields(k)) tables[k][field.name] = &field;
     }
     return tables;
@@ -443,6 +420,12 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
     case RequestKind::kCloseSession:
     case RequestKind::kSessionParams:
       return KnownControlFields(kind);
+    case RequestKind::kUpdateWeights:
+    case RequestKind::kUpdateWeightVersion:
+    case RequestKind::kMemoryTags:
+    case RequestKind::kGetWeights:
+    case RequestKind::kCheckWeights:
+      return KnownWeightFields(kind);
     default:
       return KnownPoolingFields(kind);
   }

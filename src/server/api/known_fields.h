@@ -48,12 +48,17 @@ enum class RequestKind {
   kOpenSession,
   kCloseSession,
   kSessionParams,
+  kUpdateWeights,
+  kUpdateWeightVersion,
+  kMemoryTags,
+  kGetWeights,
+  kCheckWeights,
   // Requests to embedding models and classifiers.
   kEmbeddings,
   kEncode,
   kClassify,
   kScore,
-  kRerank,
+  kRerank,  // the last one
 };
 
 // All fields of one kind of request, unordered, without duplicates.

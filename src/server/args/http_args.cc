@@ -50,9 +50,8 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
            "File with additional keys, one per line; # starts a comment");
   app.Flag("--admin-api-key", a.admin_api_key, kGroup,
            "Key that is valid for all routes, and required for control routes (/flush_cache, "
-           "/abort_request, /pause_generation and other controls, /eplb/rebalance, recording of "
-           "experts, "
-           "profiles); default: "
+           "/abort_request, /pause_generation and other controls, /eplb/rebalance, updates of "
+           "weights, recording of experts, profiles); default: "
            "SWITCHYARD_ADMIN_API_KEY");
   app.Flag("--cors-allow-origins", a.cors_allow_origins, kGroup,
            "Comma-separated origins whose web pages may send requests, or *. Pages of this machine "

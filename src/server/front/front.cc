@@ -168,9 +168,10 @@ uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) 
     const std::optional<int32_t> pinned = spec.group;
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
     open->tokens = std::ssize(open->spec.input_ids);
+    open->next.weight_version = weight_version_;
     open->group = controller_.Open(pinned, open->tokens);
     OpenTransfer(*open);
-    if (!paused_ && suspects_.empty()) Append(*open, &messages);  // else it is sent later
+    if (!held() && !HeldBack(id)) Append(*open, &messages);  // else it is sent later
     open_.emplace(id, std::move(open));
   }
   if (!messages.empty()) link_.Send(messages);
@@ -380,6 +381,16 @@ void Front::OnRanksLost(const std::string& why) {
 }
 
 void Front::StartDraining() { draining_ = true; }
+
+void Front::SetWeightVersion(std::string version) {
+  std::lock_guard lock(mutex_);
+  weight_version_ = std::move(version);
+}
+
+std::string Front::weight_version() const {
+  std::lock_guard lock(mutex_);
+  return weight_version_;
+}
 
 size_t Front::open() const {
   std::lock_guard lock(mutex_);

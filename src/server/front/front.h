@@ -119,8 +119,11 @@ class Front {
   // RebalanceExperts starts a rebalance of the experts; GetEplb gets the status of EPLB. If the
   // request is refused or the ranks are lost, the report has the reason.
   void RebalanceExperts(std::function<void(const EplbReport&)> callback);
+  // `slots`: the report has EplbReport::slots.
   void GetEplb(std::function<void(const EplbReport&)> callback,
-               WhenHeld when_held = WhenHeld::kWait);
+               WhenHeld when_held = WhenHeld::kWait, bool slots = false);
+  // Checksums of the weights in the memory of all ranks.
+  void GetWeightChecksums(std::function<void(const WeightChecksums&)> callback);
   // Starts or ends a profile on all ranks. If the ranks are lost, the report has an error.
   void StartProfile(profile::Options options, std::function<void(const ProfileReport&)> callback);
   void StopProfile(std::function<void(const ProfileReport&)> callback);
@@ -132,6 +135,11 @@ class Front {
   EngineControls controls() const;
 
   metrics::RequestMetrics& request_metrics() { return metrics_; }
+
+  // The version of the ranks' weights (--weight-version), for responses. Set it while the front is
+  // paused, or before the first request.
+  void SetWeightVersion(std::string version);
+  std::string weight_version() const;
 
   // For transfers: StartImported and ReleaseKv, unless the request has ended or was aborted.
   void StartImported(uint64_t id, RequestOutput first);
@@ -157,6 +165,13 @@ class Front {
   void PauseForChange(std::chrono::steady_clock::time_point since, int groups);
   // Whether the present ranks have sent an output, or have nothing to do.
   bool Progressed() const;
+  // Holds back the requests that arrive from now on until EndHold, also in later epochs. The
+  // requests that are open now continue.
+  void HoldNew();
+  // After HoldNew: whether all requests that were open then have ended.
+  bool Drained() const;
+  // Ends HoldNew, and sends the requests that were held back unless the front is paused.
+  void EndHold();
   // Call when the link is connected to new ranks. Sends the open queries again, then the open
   // requests with their output, in the order of their ids.
   void Resume();
@@ -204,6 +219,8 @@ class Front {
   void End(const std::vector<Ending>& endings);
   // Whether the front holds requests and queries back instead of sending them. Requires mutex_.
   bool held() const { return paused_ || !suspects_.empty(); }
+  // Whether HoldNew holds back the request. Requires mutex_.
+  bool HeldBack(uint64_t id) const { return hold_after_ && id > *hold_after_; }
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
   int EndedWithoutAnswer(const RanksEnd& end);
   void Regroup(int groups);  // requires mutex_
@@ -252,6 +269,8 @@ class Front {
   EngineControls controls_;
   std::string lost_reason_;
   bool paused_ = false;  // between two epochs of the ranks: nothing is sent
+  std::string weight_version_;
+  std::optional<uint64_t> hold_after_;  // set by HoldNew: requests with larger ids are not sent
   // Open requests that were in the batch of a rank that ended by itself. While the set is not
   // empty, the ranks have only its first request.
   std::set<uint64_t> suspects_;

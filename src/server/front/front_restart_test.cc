@@ -54,6 +54,24 @@ TEST_F(FrontRestartTest, UnreadTokensAreComputedAgain) {
   ExpectWhole(id, 6);
 }
 
+TEST_F(FrontRestartTest, HeldRequestsAreSentAfterTheOthersHaveEnded) {
+  const uint64_t a = Submit(3);
+  Steps(1);
+  front->HoldNew();
+  const uint64_t b = Submit(2), c = Submit(2);
+  EXPECT_FALSE(front->Drained());
+  Restart(Killed());  // sends only the request that is not held back
+  EXPECT_THAT(ranks.Requested(), ElementsAre(a));
+  front->Abort({c});
+  Steps(2);
+  ExpectWhole(a, 3);
+  EXPECT_EQ(clients[c]->finish, FinishReason::kAbort);
+  EXPECT_TRUE(front->Drained());
+  front->EndHold();
+  RunOut();
+  ExpectWhole(b, 2);
+}
+
 TEST_F(FrontRestartTest, AnAbortDuringAPauseFollowsItsRequest) {
   const uint64_t a = Submit(20), b = Submit(20);
   Steps(1);

@@ -71,6 +71,7 @@ struct GenerationEvent {
   int32_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;  // totals so far
   DraftCounts drafts, forced;                                           // as in RequestOutput
   metrics::RequestTimes times;                  // set in the last event of a measured generation
+  std::string weight_version;                   // of the ranks that have the request
   std::string error;                            // set with FinishReason::kError
   ErrorKind error_kind = ErrorKind::kResource;  // set with FinishReason::kError
 

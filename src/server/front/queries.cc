@@ -90,12 +90,20 @@ void Front::RebalanceExperts(std::function<void(const EplbReport&)> callback) {
                   [](const std::string& why) { return EplbReport{.refused = why}; });
 }
 
-void Front::GetEplb(std::function<void(const EplbReport&)> callback, WhenHeld when_held) {
+void Front::GetEplb(std::function<void(const EplbReport&)> callback, WhenHeld when_held,
+                    bool slots) {
   std::function<EplbReport()> if_held;
   if (when_held == WhenHeld::kFail) if_held = [] { return EplbReport{.refused = kNoRanks}; };
   Ask<EplbReport>(
-      switchyard::GetEplb{}, std::move(callback),
+      switchyard::GetEplb{.slots = slots}, std::move(callback),
       [](const std::string& why) { return EplbReport{.refused = why}; }, std::move(if_held));
+}
+
+void Front::GetWeightChecksums(std::function<void(const WeightChecksums&)> callback) {
+  Ask<WeightChecksums>(
+      switchyard::GetWeightChecksums{}, std::move(callback),
+      [](const std::string& why) { return WeightChecksums{.error = why}; },
+      [] { return WeightChecksums{.error = kNoRanks}; });
 }
 
 namespace {

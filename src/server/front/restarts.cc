@@ -69,6 +69,7 @@ bool Front::Open::PassesTrial(const RequestOutput& last) const {
 void Front::Append(Open& open, std::vector<ControlMessage>* messages) {
   if (open.spec.grammar) grammars_.AppendDefinition(*open.spec.grammar, messages);
   open.sent = true;
+  open.next.weight_version = weight_version_;
   messages->emplace_back(open.Request(limits_.pooling, suspects_.contains(open.next.id)));
 }
 
@@ -85,7 +86,7 @@ void Front::SendUnsent() {
       // be blamed on the suspect.
       messages = questions_.TakeUnsent();
       for (const auto& [id, open] : open_)
-        if (!open->sent && !open->ending) Append(*open, &messages);
+        if (!open->sent && !open->ending && !HeldBack(id)) Append(*open, &messages);
       held_since_.reset();
     }
   }
@@ -241,6 +242,26 @@ void Front::PauseForChange(Clock::time_point since, int groups) {
 bool Front::Progressed() const {
   std::lock_guard lock(mutex_);
   return open_.empty() || answered_;
+}
+
+void Front::HoldNew() {
+  // With order_, so that no request up to this id is sent later.
+  const std::scoped_lock lock(order_, mutex_);
+  hold_after_ = next_id_ - 1;
+}
+
+bool Front::Drained() const {
+  std::lock_guard lock(mutex_);
+  return open_.empty() || HeldBack(open_.begin()->first);
+}
+
+void Front::EndHold() {
+  std::lock_guard order(order_);
+  {
+    std::lock_guard lock(mutex_);
+    hold_after_.reset();
+  }
+  SendUnsent();
 }
 
 void Front::Resume() {

@@ -11,6 +11,7 @@
 #include "server/front/elastic_ranks.h"
 #include "server/front/front.h"
 #include "server/front/grammars.h"
+#include "server/front/rank_weights.h"
 #include "server/front/served_model.h"
 #include "server/front/sessions.h"
 
@@ -42,6 +43,10 @@ struct Service {
   std::shared_ptr<trace::Tracer> tracer;  // --enable-trace; null: requests are not traced
   // Shared with the HTTP server, so that clients can change it.
   std::shared_ptr<http::RequestLog> request_log = std::make_shared<http::RequestLog>();
+
+  // Replaces and releases the weights of the ranks. Set before `ready` becomes true. Null: the
+  // weights never change.
+  std::atomic<RankWeights*> weights{nullptr};
 
   // Sizes of the present layout. `args` and `plan` describe the layout at startup only.
   LayoutSizes sizes() const {

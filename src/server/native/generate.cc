@@ -119,7 +119,7 @@ Json MetaInfo(const GenerateBody& body, size_t index, const Accumulated& a, doub
                {"completion_tokens", a.last.completion_tokens},
                {"cached_tokens", a.last.cached_tokens},
                {"cached_tokens_details", CachedTokensDetails(a.last.cached_tokens)},
-               {"weight_version", body.weight_version},
+               {"weight_version", a.last.weight_version},
                {"e2e_latency", seconds}};
   if (const DraftCounts& drafts = a.last.drafts; drafts.steps > 0) {  // members with SGLang's names
     meta["spec_verify_ct"] = drafts.steps;

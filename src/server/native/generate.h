@@ -20,7 +20,6 @@ struct GenerateBody {
   bool text_in_logprobs = false;
   bool prompt_ids = false;  // return_prompt_token_ids
   bool segments = false;    // --stream-output: an event has only the new output
-  std::string weight_version;
   std::optional<SessionParams> session;  // session_params; then there is one spec
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);

@@ -122,8 +122,7 @@ GenerateBody ParseGenerateBody(const Service& service, const Json& body) {
   GenerateBody g{.stream = f.Bool("stream", false),
                  .text_in_logprobs = f.Bool("return_text_in_logprobs", false),
                  .prompt_ids = f.Bool("return_prompt_token_ids", false),
-                 .segments = service.args.stream_output,
-                 .weight_version = service.args.weight_version};
+                 .segments = service.args.stream_output};
   auto prompts = ParsePrompts(service, f, &g.single);
   g.session = ParseSession(service, f, g.single, &prompts);
   const ClientNames names = ClientNamesOf(f);

@@ -14,6 +14,7 @@
 #include "server/native/generate.h"
 #include "server/native/parsers.h"
 #include "server/native/profile.h"
+#include "server/native/weights.h"
 
 namespace switchyard::native {
 namespace {
@@ -108,15 +109,21 @@ void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   });
 }
 
+// The checkpoint of the present weights.
+std::string ModelPath(const Service& service) {
+  const RankWeights* weights = service.weights;
+  return weights ? weights->weights_state().model_path.string() : service.model.path.string();
+}
+
 void HandleModelInfo(const Service& service, const http::Responder& responder) {
   const ServerArgs& args = service.args;
   responder.Send(200, http::kJson,
-                 Dump({{"model_path", service.model.path.string()},
+                 Dump({{"model_path", ModelPath(service)},
                        {"tokenizer_path", args.tokenizer_path.empty() ? service.model.path.string()
                                                                       : args.tokenizer_path},
                        {"served_model_name", service.model.name},
                        {"is_generation", !service.model.config.pooling},
-                       {"weight_version", args.weight_version},
+                       {"weight_version", service.front.weight_version()},
                        {"architecture", service.model.config.architecture},
                        {"max_model_len", service.plan.context_length},
                        {"vocab_size", service.model.config.vocab_size},
@@ -165,7 +172,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   const LayoutSizes sizes = service.sizes();
   const MeshShape& mesh = sizes.mesh;
   const EngineControls controls = service.front.controls();
-  Json info = {{"model_path", e.model_path.string()},
+  Json info = {{"model_path", ModelPath(service)},
                {"served_model_name", service.model.name},
                {"dtype", Name(plan.dtype)},
                {"kv_cache_dtype", Name(plan.kv_dtype)},
@@ -264,6 +271,7 @@ void Register(http::Server& server, Service& service) {
   RegisterMetrics(server, service);
   RegisterParsers(server, service);
   RegisterProfile(server, service);
+  RegisterWeights(server, service);
   const auto route = [&](const char* method, const char* path, http::Handler handler) {
     server.Route(method, path, Guarded(service, std::move(handler)));
   };
@@ -298,7 +306,7 @@ void Register(http::Server& server, Service& service) {
   }
   for (const char* path : {"/get_weight_version", "/weight_version"}) {
     route("GET", path, [&](const RequestPtr&, const http::Responder& out) {
-      out.Send(200, http::kJson, Dump({{"weight_version", service.args.weight_version}}));
+      out.Send(200, http::kJson, Dump({{"weight_version", service.front.weight_version()}}));
     });
   }
   for (const char* path : {"/get_server_info", "/server_info"}) {

@@ -60,15 +60,12 @@ Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bo
                          ParseLoadBalanceMethod(args.engine.load_balance_method))),
       grammars(MakeGrammars(args, model)),
       service{front, model, args, plan, grammars.get()},
-      routes(http::ServerOptions()) {
+      routes(http::ServerOptions()),
+      ranks(args, plan, front, link) {
+  front.SetWeightVersion(args.weight_version);
   RegisterEndpoints(routes, service);
-  ranks.emplace(
-      args.engine, plan,
-      LocalRanks::Events{
-          .on_message = [this](const EngineMessage& message) { front.OnMessage(message); },
-          .on_lost = [this](const std::string& why) { front.OnRanksLost(why); }});
-  link.ranks = &*ranks;
-  if (!ranks->WaitReady(interrupted)) throw Interrupted();
+  service.weights = &ranks;
+  if (!ranks.Start(interrupted)) throw Interrupted();
   service.ready = true;
 }
 
@@ -89,7 +86,7 @@ void Engine::Impl::Shutdown() {
     front.AbortAll();
     front.WaitUntilIdle(5s);
   }
-  ranks->Stop();
+  ranks.Stop();
   front.OnRanksLost("the engine has been shut down");  // ends calls that are still open
 }
 

@@ -70,6 +70,47 @@ std::string ErrorOf(ErrorKind kind, Function function) {
   return {};
 }
 
+TEST(OfflineEngineTest, UpdatedWeightsGiveTheOutputsOfAFreshEngine) {
+  const std::vector<std::string> flags = {"--tp", "2", "--ep", "2", "--moe-a2a-backend", "deepep"};
+  const auto ids = [](Engine& engine) {
+    const auto call = engine.Generate(Body());
+    return Finish(*call)[0].output_ids;
+  };
+  std::vector<int32_t> want;
+  {
+    Engine engine(Words("qwen3_moe", flags));
+    want = ids(engine);
+  }
+  std::vector<std::string> dummy = flags;
+  dummy.insert(dummy.end(), {"--load-format", "dummy"});
+  Engine engine(Words("qwen3_moe", dummy));
+  const std::vector<int32_t> before = ids(engine);
+  EXPECT_NE(before, want);
+  const auto ask = [&](const char* path, const Json& body) {
+    return Answer(*engine.Request("POST", path, body.dump()));
+  };
+  const std::string fixtures = SWITCHYARD_TEST_DATA "/fixtures/";
+  EXPECT_THAT(ErrorOf(ErrorKind::kInvalid,
+                      [&] {
+                        ask("/update_weights_from_disk", {{"model_path", fixtures + "olmoe"}});
+                      }),
+              HasSubstr("the configuration of the new weights is another one"));
+  EXPECT_EQ(ids(engine), before);
+  ask("/update_weights_from_disk",
+      {{"model_path", fixtures + "qwen3_moe"}, {"weight_version", "7"}});
+  EXPECT_EQ(ids(engine), want);
+  ask("/release_memory_occupation", Json::object());
+  const auto waits = engine.Generate(Body());
+  EXPECT_FALSE(waits->Wait(20ms));
+  ask("/resume_memory_occupation", {{"tags", {"weights"}}});
+  ask("/release_memory_occupation", {{"tags", {"kv_cache"}}});
+  EXPECT_FALSE(waits->HasNews());
+  ask("/resume_memory_occupation", {{"tags", {"kv_cache"}}});
+  EXPECT_EQ(Finish(*waits)[0].output_ids, want);
+  EXPECT_THAT(Answer(*engine.Request("GET", "/get_weight_version", "")), HasSubstr("7"));
+  ask("/release_memory_occupation", Json::object());  // the destructor ends an engine without ranks
+}
+
 TEST(OfflineEngineTest, OutputsAreThoseOfOneRankOnAnyNumberOfRanks) {
   std::vector<std::vector<int32_t>> ids;
   const std::pair<const char*, const char*> layouts[] = {{"1", "1"}, {"2", "1"}, {"1", "2"}};

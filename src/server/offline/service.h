@@ -14,7 +14,7 @@
 #include "server/front/service.h"
 #include "server/http/http_server.h"
 #include "server/offline/engine.h"
-#include "server/offline/local_ranks.h"
+#include "server/offline/local_weights.h"
 
 namespace switchyard::offline {
 
@@ -31,22 +31,16 @@ struct Engine::Impl {
   void Require() const;
   void Shutdown();
 
-  // Sends to the ranks, which are constructed after the front.
-  struct Link : RankLink {
-    void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
-    LocalRanks* ranks = nullptr;
-  };
-
   const pid_t process;
   const ServerArgs args;
   const EnginePlan plan;
   const ServedModel model;
-  Link link;
+  LocalLink link;  // to the ranks, which are constructed after the front
   Front front;
   const std::unique_ptr<Grammars> grammars;  // null: --grammar-backend none
   Service service;
   http::Server routes;  // never started: a table of handlers
-  std::optional<LocalRanks> ranks;
+  LocalWeights ranks;
 
  private:
   std::mutex shutdown_mutex_;

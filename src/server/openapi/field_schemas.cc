@@ -274,6 +274,29 @@ constexpr FieldSchema kScaleElasticEp[] = {
      R"({"anyOf":[{"type":"boolean"},{"type":"array","items":{"type":"integer","minimum":0}}]})"},
 };
 
+constexpr FieldSchema kUpdateWeights[] = {
+    {"model_path", R"({"type":"string","minLength":1})"},
+    {"load_format", R"({"enum":["auto","safetensors"]})"},
+    {"abort_all_requests", R"({"type":"boolean"})"},
+    {"weight_version", R"({"type":"string"})"},
+    {"flush_cache", R"({"const":true})"},
+};
+constexpr FieldSchema kUpdateWeightVersion[] = {
+    {"new_version", R"({"type":"string"})"},
+    {"abort_all_requests", R"({"type":"boolean"})"},
+};
+constexpr FieldSchema kMemoryTags[] = {
+    {"tags", R"({"type":"array","items":{"enum":["weights","kv_cache","cuda_graph"]}})"},
+};
+constexpr FieldSchema kGetWeights[] = {
+    {"name", R"({"type":"string"})"},
+    {"truncate_size", R"({"type":"integer","minimum":1,"maximum":1000000})"},
+};
+
+constexpr FieldSchema kCheckWeights[] = {
+    {"action", R"({"enum":["checksum","snapshot","compare"]})"},
+};
+
 constexpr char kNeedsMessages[] =
     R"({"anyOf":[{"required":["messages"]},{"required":["input_ids"]}]})";
 
@@ -315,6 +338,15 @@ constexpr Body kBodies[] = {
      R"({"additionalProperties":false,"required":["session_id"]})"},
     {"SessionParams", RequestKind::kSessionParams,
      R"({"additionalProperties":false,"required":["id"]})"},
+    {"UpdateWeightsRequest", RequestKind::kUpdateWeights,
+     R"({"additionalProperties":false,"required":["model_path"]})"},
+    {"UpdateWeightVersionRequest", RequestKind::kUpdateWeightVersion,
+     R"({"additionalProperties":false,"required":["new_version"]})"},
+    {"MemoryTagsRequest", RequestKind::kMemoryTags, R"({"additionalProperties":false})"},
+    {"GetWeightsRequest", RequestKind::kGetWeights,
+     R"({"additionalProperties":false,"required":["name"]})"},
+    {"CheckWeightsRequest", RequestKind::kCheckWeights,
+     R"({"additionalProperties":false,"required":["action"]})"},
 };
 
 std::vector<FieldSchema> Join(std::span<const FieldSchema> a, std::span<const FieldSchema> b,
@@ -415,6 +447,16 @@ std::span<const FieldSchema> OwnSchemas(RequestKind kind) {
     case RequestKind::kCloseSession:
     case RequestKind::kSessionParams:
       return ControlFieldSchemas(kind);
+    case RequestKind::kUpdateWeights:
+      return kUpdateWeights;
+    case RequestKind::kUpdateWeightVersion:
+      return kUpdateWeightVersion;
+    case RequestKind::kMemoryTags:
+      return kMemoryTags;
+    case RequestKind::kGetWeights:
+      return kGetWeights;
+    case RequestKind::kCheckWeights:
+      return kCheckWeights;
     default:
       return PoolingFieldSchemas(kind);
   }

@@ -104,6 +104,32 @@ constexpr NamedSchema kResponses[] = {
       "type": "object", "required": ["weight_version"],
       "properties": {"weight_version": {"type": "string"}}
     })"},
+    {"WeightVersionResult", R"({
+      "type": "object", "required": ["success", "message", "new_version"],
+      "properties": {"success": {"const": true}, "message": {"type": "string"},
+                     "new_version": {"type": "string"}}
+    })"},
+    {"CheckedWeights", R"({
+      "type": "object", "required": ["success", "message"],
+      "properties": {
+        "success": {"type": "boolean"},
+        "message": {"type": "string"},
+        "ranks": {"type": "array", "items": {"type": "object"}}
+      }
+    })"},
+    {"WeightsResult", R"({
+      "type": "object", "required": ["success", "message", "num_paused_requests"],
+      "properties": {
+        "success": {"type": "boolean"},
+        "message": {"type": "string"},
+        "num_paused_requests": {"type": "integer"},
+        "seconds": {"type": "number"}
+      }
+    })"},
+    {"WeightValues", R"({
+      "description": "a number, or nested lists",
+      "anyOf": [{"type": "number"}, {"type": "array"}]
+    })"},
     {"ModelInfo", R"({
       "type": "object",
       "required": ["model_path", "tokenizer_path", "served_model_name", "is_generation",

@@ -46,13 +46,12 @@ std::string EmbeddingJson(const std::vector<float>& pooled, const Form& form) {
 }
 
 // The object of one prompt in SGLang's native response.
-std::string EncodedJson(const GenerationSpec& spec, const Accumulated& a, const Form& form,
-                        const std::string& weight_version) {
+std::string EncodedJson(const GenerationSpec& spec, const Accumulated& a, const Form& form) {
   const Json meta = {{"id", spec.name.empty() ? std::to_string(a.last.id) : spec.name},
                      {"finish_reason", {{"type", "length"}, {"length", 0}}},
                      {"prompt_tokens", a.last.prompt_tokens},
                      {"cached_tokens", a.last.cached_tokens},
-                     {"weight_version", weight_version}};
+                     {"weight_version", a.last.weight_version}};
   return R"({"embedding":)" + EmbeddingJson(a.pooled, form) + R"(,"meta_info":)" + Dump(meta) + '}';
 }
 
@@ -97,13 +96,12 @@ void HandleEncode(Service& service, const Json& body, const http::Responder& res
   bool single = false;
   AddPrompts(service, f, key, ParsePrompts(service, f, key, &single), &batch);
   Run(service, std::move(batch), responder,
-      [form, single, &service](const Batch& b, const std::vector<Accumulated>& all) {
-        const std::string& version = service.args.weight_version;
-        if (single) return EncodedJson(b.specs[0], all[0], form, version);
+      [form, single](const Batch& b, const std::vector<Accumulated>& all) {
+        if (single) return EncodedJson(b.specs[0], all[0], form);
         std::string text = "[";
         for (size_t i = 0; i < all.size(); ++i) {
           if (i > 0) text += ',';
-          text += EncodedJson(b.specs[i], all[i], form, version);
+          text += EncodedJson(b.specs[i], all[i], form);
         }
         return text + ']';
       });

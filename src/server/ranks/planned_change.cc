@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kShutsDown = "the server is shutting down";
+const std::vector<std::vector<int>> kNoRounds;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -58,14 +58,19 @@ bool Supervisor::Change() {
   LOG_INFO("{} begins", change.what);
   ChangeOutcome outcome;
   bool serving = true;
-  if (change.layout) serving = SwitchLayout(change, &outcome);
-  for (const std::vector<int>& ranks : change.rounds) {
+  if (change.memory.any()) {
+    serving = change.resumes ? ResumeMemory(change, &outcome) : ReleaseMemory(change, &outcome);
+  } else if (change.layout) {
+    serving = SwitchLayout(change, &outcome);
+  }
+  const auto& restarts = change.memory.any() ? kNoRounds : change.rounds;
+  for (const std::vector<int>& ranks : restarts) {
     if (!outcome.pauses.empty()) WaitForOutput();
     while (std::optional<RanksEnd> end = serving ? TakeEnd() : std::nullopt)
       serving = Restart(*std::move(end));
     if (!serving || stopping_) break;
     if (Draining()) {
-      outcome.error = kShutsDown;
+      outcome.error = kShuttingDown;
       outcome.kind = ErrorKind::kUnavailable;
       break;
     }
@@ -73,8 +78,11 @@ bool Supervisor::Change() {
                           &outcome);
   }
   if (!serving || stopping_) return serving && !stopping_;  // Supervisor::Run then ends the change
+  outcome.waiting = front_.open();
+  front_.EndHold();
   WaitForDiscarded();
   outcome.seconds = SecondsSince(start);
+  outcome.released = released_;
   if (outcome.error.empty()) {
     LOG_INFO("{} is done after {:.0f} ms, of which {:.0f} ms without ranks", change.what,
              outcome.seconds * 1000,
@@ -165,27 +173,54 @@ std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change,
                SecondsSince(start) * 1000);
       return ranks;
     }
-    outcome->error = Draining() ? kShutsDown : "a rank ended while the new ranks loaded: try again";
+    outcome->error =
+        Draining() ? kShuttingDown : "a rank ended while the new ranks loaded: try again";
     outcome->kind = ErrorKind::kUnavailable;
   } catch (const std::exception& error) {
     outcome->error = fmt::format("the new ranks do not load: {}", error.what());
   }
-  if (ranks) ranks->Close();
-  {
-    const std::lock_guard lock(mutex_);
-    ends_.erase(*number);
-  }
-  Discard(std::move(ranks), change.layout);
+  DiscardNew(std::move(ranks), *number, change.layout);
   return nullptr;
 }
 
+// Discards ranks that never served. `ranks` may be null.
+void Supervisor::DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
+                            std::shared_ptr<RankLayout> layout) {
+  if (ranks) ranks->Close();
+  {
+    const std::lock_guard lock(mutex_);
+    ends_.erase(number);
+  }
+  Discard(std::move(ranks), std::move(layout));
+}
+
 bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome) {
+  if (released_.weights) {  // ResumeMemory starts the layout
+    {
+      const std::lock_guard lock(mutex_);
+      layout_ = change.layout;
+    }
+    if (change.on_switched) change.on_switched();
+    return true;
+  }
   std::unique_ptr<EngineRanks> loaded;
   uint64_t number = 0;
   if (change.beside) {
     loaded = LoadBeside(change, &number, outcome);
     if (!loaded) return true;
   }
+  const bool serving = !change.drains || DrainRequests(change, outcome);
+  if (!serving || !outcome->error.empty()) {
+    if (loaded) DiscardNew(std::move(loaded), number, change.layout);
+    return serving;
+  }
+  return SwitchTo(change, std::move(loaded), number, outcome);
+}
+
+// Replaces the present ranks by those of the new layout. `loaded`: these ranks, with the number of
+// their start, if they have loaded beside the present ones.
+bool Supervisor::SwitchTo(const PlannedChange& change, std::unique_ptr<EngineRanks> loaded,
+                          uint64_t number, ChangeOutcome* outcome) {
   const auto start = Clock::now();
   const std::shared_ptr<RankLayout> old = layout_;
   std::unique_ptr<EngineRanks> last = Detach();
@@ -201,7 +236,8 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
     ranks_ = std::move(loaded);
   }
   if (change.beside) {
-    front_.Resume();
+    if (change.on_switched) change.on_switched();
+    ResumeFront();
     outcome->pauses.push_back(SecondsSince(start));
     Discard(std::move(last), old);
     return true;
@@ -213,7 +249,8 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
       return false;
     }
     if (!end) {
-      front_.Resume();
+      if (change.on_switched) change.on_switched();
+      ResumeFront();
       outcome->pauses.push_back(SecondsSince(start));
       return true;
     }

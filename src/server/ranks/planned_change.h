@@ -1,16 +1,20 @@
 // A planned change of the ranks, and its outcome.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
+#include "server/front/rank_weights.h"
 #include "server/ranks/rank_layout.h"
 
 namespace switchyard {
 
-// Either new ranks in another layout, or a restart of some of the present ranks. Plain value.
+// Either new ranks (another layout, or other weights), a restart of some of the present ranks, or
+// the release or return of their memory. Plain value.
 struct PlannedChange {
   std::string what;  // for log and errors: "the restart of rank 1"
   // Ranks to restart. The ranks of one list restart together in one pause; the lists are processed
@@ -20,6 +24,16 @@ struct PlannedChange {
   // True: the new ranks load while the present ranks serve, which needs memory for both. False: the
   // present ranks end first.
   bool beside = false;
+  // Open requests end before the ranks end, and requests that arrive meanwhile wait. `aborts`: they
+  // are aborted. Requests that already wait because memory is released are not drained.
+  bool drains = false, aborts = false;
+  // Called when the new ranks have loaded, before requests are sent to them; may be empty. If the
+  // weights are released, it is called as soon as `layout` is the one that will load.
+  std::function<void()> on_switched;
+  // Memory to release, or to give back with `resumes`. For the cache alone, `rounds` has one list:
+  // the ranks that end because their cache is private. The other ranks keep their weights.
+  MemoryTags memory;
+  bool resumes = false;
 };
 
 struct ChangeOutcome {
@@ -28,6 +42,8 @@ struct ChangeOutcome {
   ErrorKind kind = ErrorKind::kPeer;
   std::vector<double> pauses;  // each: seconds without serving ranks
   double seconds = 0;          // duration of the whole change
+  size_t waiting = 0;          // requests that waited when the ranks had changed
+  MemoryTags released;         // the memory that is released after the change
 };
 
 }  // namespace switchyard

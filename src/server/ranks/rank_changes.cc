@@ -63,12 +63,19 @@ bool KeepsLayout(const ScaleRequest& request) {
 
 }  // namespace
 
-RankChanges::RankChanges(Options options, const ServedRanks& served)
+RankChanges::RankChanges(Options options, const ServedRanks& served, Front& front)
     : options_(std::move(options)),
+      checkpoint_(CheckpointConfig::Read(options_.config.model_path)),
       served_(served),
+      front_(front),
       sizes_(SizesOf(options_.config.mesh, options_.plan)),
+      plan_(options_.plan),
       bytes_(OwnBytes(options_.config, options_.plan)),
-      base_(sizes_.mesh) {
+      base_(sizes_.mesh),
+      model_path_(options_.config.model_path),
+      load_format_(options_.config.load_format),
+      weights_(options_.weights),
+      location_(options_.config.moe.init_expert_location) {
   state_.present = state_.pending = sizes_.mesh;
 }
 
@@ -85,6 +92,9 @@ ScaleState RankChanges::state() const {
 EngineConfig RankChanges::ConfigOf(const MeshShape& mesh) const {
   EngineConfig config = options_.config;
   config.mesh = mesh;
+  const std::lock_guard lock(mutex_);
+  config.model_path = model_path_;
+  config.load_format = load_format_;
   return config;
 }
 
@@ -154,10 +164,13 @@ void RankChanges::End(const ChangeOutcome& outcome, const std::optional<EnginePl
   result->changed = outcome.error.empty();
   result->pauses = outcome.pauses;
   result->seconds = outcome.seconds;
+  const EngineConfig config = ConfigOf(result->after);
   const std::lock_guard lock(mutex_);
   if (plan && outcome.error.empty()) {
     sizes_ = SizesOf(result->after, *plan);
-    bytes_ = OwnBytes(ConfigOf(result->after), *plan);
+    plan_ = *plan;
+    bytes_ = OwnBytes(config, *plan);
+    location_ = options_.config.moe.init_expert_location;
     if (sizes_.mesh.tp > 1) base_ = sizes_.mesh;
   }
   state_ = {.present = sizes_.mesh, .pending = sizes_.mesh, .last_error = outcome.error};
@@ -195,8 +208,8 @@ PlannedChange RankChanges::SwitchTo(const ScaleRequest& request, const EnginePla
   change.beside = result->beside = request.beside.value_or(fits);
   RankJob job{ConfigOf(result->after), plan};
   Membership membership{.job = EncodeRankSpec(job.config, job.plan)};
-  change.layout = std::make_shared<ServedLayout>(served_, std::move(job), std::move(membership),
-                                                 /*checks=*/true);
+  change.layout = std::make_shared<ServedLayout>(served_, std::move(job), present.weights,
+                                                 std::move(membership), /*checks=*/true);
   result->loaded = AllRanks(result->after.tp);
   result->outputs_stay_equal = OutputsStayEqual(result->before, result->after, options_.config.moe);
   return change;
@@ -209,12 +222,15 @@ bool RankChanges::Scale(const ScaleRequest& request, std::function<void(const Sc
   Present present;
   {
     const std::lock_guard lock(mutex_);
-    if (state_.running) return false;
-    present = {.mesh = sizes_.mesh, .base = base_, .bytes = bytes_};
+    if (state_.running || changes_weights_) return false;
+    if (released_.any())
+      throw Error(ErrorKind::kUnavailable, "the memory of the ranks is released",
+                  "POST /resume_memory_occupation first");
+    present = {.mesh = sizes_.mesh, .base = base_, .bytes = bytes_, .weights = weights_};
   }
   const MeshShape now = present.mesh;
   CheckScale(request, now);
-  if (const std::string changes = DescribeChanges(served_.weights); !changes.empty())
+  if (const std::string changes = DescribeChanges(present.weights); !changes.empty())
     throw Invalid("the ranks cannot load other weights{}", changes);
 
   PlannedChange change;

@@ -1,4 +1,5 @@
-// Planned changes of the ranks of `serve`. Checks a request and passes it to the supervisor.
+// Planned changes of the ranks of `serve`, and of their weights and memory. Checks a request and
+// passes it to the supervisor.
 #pragma once
 
 #include <cstddef>
@@ -7,31 +8,41 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/machine.h"
 #include "server/front/elastic_ranks.h"
+#include "server/front/rank_weights.h"
+#include "server/ranks/new_weights.h"
 #include "server/ranks/served_layout.h"
 #include "server/ranks/supervisor.h"
 
 namespace switchyard {
 
 // Owned by `serve`, outlives the supervisor. Thread-safe.
-class RankChanges : public ElasticRanks {
+class RankChanges : public ElasticRanks, public RankWeights {
  public:
   struct Options {
     std::string refusal;  // reason why the ranks cannot be changed; empty: changes are possible
-    EngineConfig config;  // as at the start of the server; a change replaces only its mesh
+    EngineConfig config;  // as at the start of the server; a change replaces its mesh or weights
     EnginePlan plan;      // as at the start of the server
     // The state of this machine before the ranks started. Each layout is planned for this memory,
     // because the previous layout frees its memory.
     Machine machine;
+    std::vector<FileStamp> weights;  // the weight files, as at the start of the server
   };
-  RankChanges(Options options, const ServedRanks& served);
+  RankChanges(Options options, const ServedRanks& served, Front& front);
   void Control(Supervisor* supervisor) { supervisor_ = supervisor; }  // call before Scale
 
   LayoutSizes sizes() const override;
   ScaleState state() const override;
   bool Scale(const ScaleRequest& request, std::function<void(const ScaleResult&)> done) override;
+  // RankWeights (weight_changes.cc)
+  WeightsState weights_state() const override;
+  bool Update(const WeightUpdate& update, Done done) override;
+  bool Release(MemoryTags tags, Done done) override;
+  bool Resume(MemoryTags tags, Done done) override;
 
  private:
   EngineConfig ConfigOf(const MeshShape& mesh) const;
@@ -40,6 +51,7 @@ class RankChanges : public ElasticRanks {
   struct Present {
     MeshShape mesh, base;
     size_t bytes = 0;
+    std::vector<FileStamp> weights;
   };
   // Error kInvalid if the layout is not valid, or if its cache is too small for open requests.
   EnginePlan PlanOf(const Machine& machine, const MeshShape& mesh) const;
@@ -53,9 +65,16 @@ class RankChanges : public ElasticRanks {
                          const Present& present, ScaleResult* result) const;
   void End(const ChangeOutcome& outcome, const std::optional<EnginePlan>& plan,
            ScaleResult* result);
+  bool StartWeights(const std::function<void()>& start);
+  void AskPlacement(std::function<void()> begin, const Done& done);
+  PlannedChange UpdateTo(const WeightUpdate& update, const NewWeights& weights);
+  void BeginWeights(PlannedChange change, std::optional<NewWeights> weights, const Done& done);
+  void EndWeights(const ChangeOutcome& outcome, const std::optional<NewWeights>& weights);
 
   const Options options_;
+  const CheckpointConfig checkpoint_;  // of the weights; an update has the same
   const ServedRanks& served_;
+  Front& front_;
   Supervisor* supervisor_ = nullptr;
 
   // Held while a request is checked, so that one request is checked at a time. The check reads
@@ -70,9 +89,17 @@ class RankChanges : public ElasticRanks {
 
   mutable std::mutex mutex_;  // guards the members below
   LayoutSizes sizes_;
+  EnginePlan plan_;   // of the present ranks
   size_t bytes_ = 0;  // planned memory of the present ranks, without mapped weights
   MeshShape base_;    // the last layout that had several ranks; input of ScaledShape
   ScaleState state_;
+  // The present weights: their checkpoint and format, and their files.
+  std::filesystem::path model_path_;
+  std::string load_format_;
+  std::vector<FileStamp> weights_;
+  bool changes_weights_ = false;  // a change of weights or memory is in progress
+  MemoryTags released_;
+  std::string location_;  // the last known placement of experts, as --init-expert-location
 };
 
 }  // namespace switchyard

@@ -10,17 +10,18 @@
 
 namespace switchyard {
 
-ServedLayout::ServedLayout(const ServedRanks& served, RankJob job, Membership membership,
-                           bool checks)
+ServedLayout::ServedLayout(const ServedRanks& served, RankJob job, std::vector<FileStamp> weights,
+                           Membership membership, bool checks)
     : served_(served),
       job_(std::move(job)),
+      weights_(std::move(weights)),
       membership_(std::move(membership)),
       restarts_(checks) {}
 
 std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
                                                  std::function<bool()> give_up) {
   if (std::exchange(restarts_, true)) {
-    if (const std::string changes = DescribeChanges(served_.weights); !changes.empty())
+    if (const std::string changes = DescribeChanges(weights_); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     if (served_.launch.rejoins) {
       const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
@@ -33,7 +34,7 @@ std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
         return StartRanks(
             served_.launch, membership_, job_, served_.restart, endpoint,
-            WithChangedFiles(served_.weights, std::move(on_exit)),
+            WithChangedFiles(weights_, std::move(on_exit)),
             [&cancelled = served_.cancelled, give_up] { return cancelled || give_up(); },
             served_.on_arena);
       },

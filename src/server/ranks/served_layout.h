@@ -16,7 +16,6 @@ namespace switchyard {
 // Data that all layouts of a server share. Outlives the layouts.
 struct ServedRanks {
   const Launch& launch;
-  const std::vector<FileStamp>& weights;  // as at the start of the server
   RestartOptions restart;
   const std::atomic<bool>& cancelled;  // the start of the server has been cancelled
   OnArena on_arena;                    // of StartRanks; may be empty
@@ -24,11 +23,13 @@ struct ServedRanks {
 
 class ServedLayout : public RankLayout {
  public:
-  // `membership`: the one of the first epoch. `checks`: also check before the first epoch whether
-  // the weights have changed, because the layout starts later than the server.
-  ServedLayout(const ServedRanks& served, RankJob job, Membership membership, bool checks);
+  // `weights`: the weight files, as they were when they were checked. `membership`: the one of the
+  // first epoch. `checks`: also check before the first epoch whether the files have changed,
+  // because the layout starts later than they were checked.
+  ServedLayout(const ServedRanks& served, RankJob job, std::vector<FileStamp> weights,
+               Membership membership, bool checks);
 
-  // Error kResource if the weights have changed since the start of the server.
+  // Error kResource if the weight files have changed.
   std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
                                      std::function<bool()> give_up) override;
   void Release() override { membership_.ranks.reset(); }
@@ -38,6 +39,7 @@ class ServedLayout : public RankLayout {
  private:
   const ServedRanks& served_;
   const RankJob job_;
+  const std::vector<FileStamp> weights_;
   Membership membership_;
   bool restarts_;  // the next epoch is a restart, so Start checks the weights
 };

@@ -121,7 +121,7 @@ void Supervisor::Run() {
     const std::lock_guard lock(mutex_);
     runs_ = false;
   }
-  EndChange({.error = stopping_ ? "the server is shutting down" : "the server has lost its ranks",
+  EndChange({.error = stopping_ ? kShuttingDown : "the server has lost its ranks",
              .kind = ErrorKind::kUnavailable});
 }
 
@@ -185,7 +185,7 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       return false;
     }
   }
-  front_.Resume();
+  ResumeFront();
   return true;
 }
 

@@ -22,6 +22,8 @@
 
 namespace switchyard {
 
+inline constexpr char kShuttingDown[] = "the server is shutting down";
+
 // Owned by `serve` on node 0, for the life of the server. Owns the ranks of the present epoch. If a
 // rank ends, a thread of this object pauses the front, ends the epoch of the other ranks, starts
 // the next epoch with a new control socket, and resumes the front. The same thread makes planned
@@ -85,10 +87,19 @@ class Supervisor : public RankLink {
   void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);
   std::optional<RanksEnd> StartAgain();
   void Stop();
-  // Planned changes (planned_change.cc). A bool result is true if ranks serve.
+  // Planned changes (planned_change.cc, memory_change.cc). A bool result is true if ranks serve, or
+  // if their memory is released.
   bool Change();
   bool RestartSome(const std::vector<int>& ranks, const std::string& why, ChangeOutcome* outcome);
   bool SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome);
+  bool SwitchTo(const PlannedChange& change, std::unique_ptr<EngineRanks> loaded, uint64_t number,
+                ChangeOutcome* outcome);
+  bool DrainRequests(const PlannedChange& change, ChangeOutcome* outcome);
+  bool ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome);
+  bool ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome);
+  void DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
+                  std::shared_ptr<RankLayout> layout);
+  void ResumeFront();
   std::unique_ptr<EngineRanks> LoadBeside(const PlannedChange& change, uint64_t* number,
                                           ChangeOutcome* outcome);
   void WaitForOutput();
@@ -118,6 +129,9 @@ class Supervisor : public RankLink {
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
 
+  // Used by thread_ only. While memory is released, the front stays paused. Without weights there
+  // are no ranks.
+  MemoryTags released_;
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended
   std::thread thread_;
 };

@@ -1,0 +1,158 @@
+#include "engine/weight_checksums.h"
+
+#include <bit>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/format.h"
+
+namespace switchyard {
+namespace {
+
+// Collects "NAME CHECKSUM" lines.
+class Checksums {
+ public:
+  explicit Checksums(SymmetricMemory& memory) : memory_(memory) {}
+
+  void Add(const std::string& name, const WeightView& w) {
+    if (!w.defined()) return;
+    uint64_t hash = kBasis;
+    row_.resize(static_cast<size_t>(w.k));
+    for (int64_t i = 0; i < w.n; ++i) {
+      DequantizeRow(w, i, 0, w.k, row_.data());
+      hash = Extend(hash, row_);
+    }
+    Append(name, hash);
+  }
+  void Add(const std::string& name, const Tensor& t) {
+    if (t.defined()) Append(name, Extend(kBasis, t.span<float>()));
+  }
+  void Add(const std::string& name, const LinearWeight& linear) {
+    Add(name, linear.w);
+    Add(name + ".bias", linear.bias);
+  }
+  void Add(const std::string& name, const kernels::ExpertWeights& expert) {
+    Add(name + ".gate", expert.gate);
+    Add(name + ".up", expert.up);
+    Add(name + ".down", expert.down);
+    Add(name + ".gate_bias", expert.gate_bias, expert.gate.n);
+    Add(name + ".up_bias", expert.up_bias, expert.up.n);
+    Add(name + ".down_bias", expert.down_bias, expert.down.n);
+  }
+  void Add(const std::string& name, const float* values, int64_t count) {
+    if (values) Append(name, Extend(kBasis, {values, static_cast<size_t>(count)}));
+  }
+  std::string Take() { return std::move(lines_); }
+
+ private:
+  static constexpr uint64_t kBasis = 0xcbf29ce484222325;
+
+  static uint64_t Extend(uint64_t hash, std::span<const float> values) {
+    for (const float value : values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 0x100000001b3;
+    return hash;
+  }
+  void Append(const std::string& name, uint64_t hash) {
+    memory_.Beat();  // all weights together may take longer than the watchdog permits
+    lines_ += fmt::format("{} {:016x}\n", name, hash);
+  }
+
+  SymmetricMemory& memory_;
+  std::vector<float> row_;
+  std::string lines_;
+};
+
+void AddAttention(const std::string& name, const LayerWeights& layer, Checksums* sums) {
+  const GroupedAttentionWeights& g = layer.grouped;
+  sums->Add(name + "q", g.q);
+  sums->Add(name + "k", g.k);
+  sums->Add(name + "v", g.v);
+  sums->Add(name + "o", g.o);
+  sums->Add(name + "gate", g.gate);
+  sums->Add(name + "q_norm", g.q_norm);
+  sums->Add(name + "k_norm", g.k_norm);
+  sums->Add(name + "sinks", g.sinks);
+  const LatentAttentionWeights& l = layer.latent;
+  sums->Add(name + "q", l.q);
+  sums->Add(name + "q_a", l.q_a);
+  sums->Add(name + "q_b", l.q_b);
+  sums->Add(name + "q_a_norm", l.q_a_norm);
+  sums->Add(name + "kv_a", l.kv_a);
+  sums->Add(name + "kv_a_norm", l.kv_a_norm);
+  for (size_t head = 0; head < l.k_up.size(); ++head)
+    sums->Add(fmt::format("{}k_up.{}", name, head), l.k_up[head]);
+  for (size_t head = 0; head < l.v_up.size(); ++head)
+    sums->Add(fmt::format("{}v_up.{}", name, head), l.v_up[head]);
+  sums->Add(name + "o", l.o);
+}
+
+void AddExperts(const std::string& name, const MoeLayerWeights& moe, Checksums* sums) {
+  sums->Add(name + "router", moe.router.w);
+  sums->Add(name + "router_bias", moe.router.bias, moe.router.w.n);
+  sums->Add(name + "router_correction", moe.router.correction_bias, moe.router.w.n);
+  for (size_t slot = 0; slot < moe.experts.size(); ++slot)
+    sums->Add(fmt::format("{}experts.{}", name, slot), moe.experts[slot]);
+  sums->Add(name + "shared", moe.shared);
+  sums->Add(name + "shared_gate", moe.shared_gate);
+}
+
+std::string ChecksumsOf(const ModelWeights& weights, SymmetricMemory& memory) {
+  Checksums sums(memory);
+  sums.Add("embedding", weights.embedding);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    const std::string name = fmt::format("layers.{}.", i);
+    sums.Add(name + "input_norm", layer.input_norm);
+    sums.Add(name + "post_attention_norm", layer.post_attention_norm);
+    sums.Add(name + "attention_output_norm", layer.attention_output_norm);
+    sums.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
+    AddAttention(name + "attention.", layer, &sums);
+    sums.Add(name + "dense", layer.dense);
+    AddExperts(name + "moe.", layer.moe, &sums);
+  }
+  sums.Add("final_norm", weights.final_norm);
+  sums.Add("head", weights.head);
+  sums.Add("head_bias", weights.head_bias);
+  return sums.Take();
+}
+
+// The texts of all ranks, by rank. Collective.
+std::vector<std::string> GatherTexts(const std::string& mine, Communicator& group) {
+  const size_t size = mine.size();
+  std::vector<size_t> sizes(group.size());
+  group.AllGather(&size, sizes.data(), sizeof size);
+  std::string all(std::accumulate(sizes.begin(), sizes.end(), size_t{0}), '\0');
+  group.AllGatherV(mine.data(), all.data(), sizes);
+  std::vector<std::string> texts;
+  for (size_t begin = 0; const size_t part : sizes) {
+    texts.push_back(all.substr(begin, part));
+    begin += part;
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::vector<EngineMessage> ApplyToWeights(const std::vector<ControlMessage>& messages,
+                                          const ModelWeights* weights, RankComm& comm) {
+  std::vector<EngineMessage> answers;
+  for (const ControlMessage& message : messages) {
+    const auto* check = std::get_if<GetWeightChecksums>(&message);
+    if (!check) continue;
+    WeightChecksums sums{.ticket = check->ticket};
+    if (comm.mesh.pp() > 1) {
+      sums.error = "weights of several pipeline stages (--pp-size) cannot be checked";
+    } else if (!weights) {
+      sums.error = "weights cannot be checked on GPUs, and with --enable-eplb, where experts move";
+    } else {
+      sums.ranks = GatherTexts(ChecksumsOf(*weights, *comm.memory), *comm.tp);
+    }
+    if (comm.mesh.rank() == 0) answers.emplace_back(std::move(sums));
+  }
+  return answers;
+}
+
+}  // namespace switchyard

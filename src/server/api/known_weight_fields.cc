@@ -1,0 +1,52 @@
+#include "server/api/known_weight_fields.h"
+
+namespace switchyard {
+namespace {
+
+using enum FieldUse;
+
+constexpr char kNoSupport[] = "is not supported";
+
+constexpr KnownField kUpdateWeights[] = {
+    {"model_path", kHonoured},
+    {"load_format", kHonoured},
+    {"abort_all_requests", kHonoured},
+    {"weight_version", kHonoured},
+    {"flush_cache", kHonoured},
+    {"is_async", kRefused, "is not supported: the response is sent when the update has ended"},
+    {"keep_pause", kRefused, "is not supported: requests continue after the update"},
+    {"token_step", kRefused, "is not supported: want weight_version", "[0]"},
+    {"manifest", kRefused, kNoSupport},
+    {"torch_empty_cache", kHint},    // there is no PyTorch
+    {"recapture_cuda_graph", kHint}  // ranks on CPUs have no graphs
+};
+
+constexpr KnownField kUpdateWeightVersion[] = {{"new_version", kHonoured},
+                                               {"abort_all_requests", kHonoured}};
+constexpr KnownField kMemoryTags[] = {{"tags", kHonoured}};
+constexpr KnownField kGetWeights[] = {{"name", kHonoured}, {"truncate_size", kHonoured}};
+constexpr KnownField kCheckWeights[] = {
+    {"action", kHonoured},
+    {"allow_quant_error", kRefused, "is not supported: checksums are equal or not"},
+    {"skip_tensor_list", kRefused, kNoSupport}};
+
+}  // namespace
+
+std::span<const KnownField> KnownWeightFields(RequestKind kind) {
+  switch (kind) {
+    case RequestKind::kUpdateWeights:
+      return kUpdateWeights;
+    case RequestKind::kUpdateWeightVersion:
+      return kUpdateWeightVersion;
+    case RequestKind::kMemoryTags:
+      return kMemoryTags;
+    case RequestKind::kGetWeights:
+      return kGetWeights;
+    case RequestKind::kCheckWeights:
+      return kCheckWeights;
+    default:
+      return {};
+  }
+}
+
+}  // namespace switchyard

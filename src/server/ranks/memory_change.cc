@@ -1,0 +1,104 @@
+// The planned changes of Supervisor that release the memory of the ranks and give it back.
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/log.h"
+#include "server/ranks/supervisor.h"
+
+namespace switchyard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+// While memory is released, requests wait in the front.
+void Supervisor::ResumeFront() {
+  if (!released_.any()) front_.Resume();
+}
+
+// Waits until the requests that are open now have ended. On return, requests that have arrived
+// meanwhile are held back. Restarts the ranks if they end while they finish requests.
+bool Supervisor::DrainRequests(const PlannedChange& change, ChangeOutcome* outcome) {
+  constexpr std::chrono::milliseconds kPoll{5};
+  if (released_.any()) return true;  // the requests wait already
+  front_.HoldNew();
+  if (change.aborts) front_.AbortAll();
+  while (!front_.Drained() && !front_.controls().paused) {  // paused requests do not end
+    if (std::optional<RanksEnd> end = TakeEnd()) {
+      if (!Restart(*std::move(end))) return false;
+      continue;
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kPoll,
+                      [this] { return stopping_ || draining_ || ends_.contains(present_); });
+    if (!stopping_ && !draining_) continue;
+    outcome->error = kShuttingDown;
+    outcome->kind = ErrorKind::kUnavailable;
+    return true;
+  }
+  return true;
+}
+
+bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome) {
+  const MemoryTags tags = change.memory;
+  if (!DrainRequests(change, outcome)) return false;
+  if (!outcome->error.empty()) return true;
+  const auto start = Clock::now();
+  if (tags.weights && !released_.weights) {
+    // The processes end, and with them all of their memory.
+    std::unique_ptr<EngineRanks> last = Detach();
+    front_.PauseForChange(start, layout_->groups());
+    last.reset();
+    layout_->Release();
+    released_.weights = true;
+  } else if (tags.kv_cache && !released_.any()) {
+    released_.kv_cache = true;  // first, so that the front stays paused
+    const std::string why = change.what;
+    RanksEnd end{.why = why, .time = start};
+    try {
+      ranks_->Retire(change.rounds.front(), why);
+      Reap(&end);
+    } catch (const Error& error) {
+      on_lost_(error.what());
+      return false;
+    }
+    ranks_->Close();
+    front_.PauseForChange(start, layout_->groups());
+    // Frees the pages of the shared cache. The next epoch does not touch them before a request.
+    ranks_->ClearKept();
+    return StartUntilServing(std::nullopt);
+  }
+  released_.kv_cache = released_.kv_cache || tags.kv_cache;
+  return true;
+}
+
+bool Supervisor::ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome) {
+  const bool was_released = released_.any();
+  if (change.memory.weights && released_.weights) {
+    try {
+      const std::optional<RanksEnd> end = StartAgain();
+      if (stopping_) {
+        Drop();  // ends ranks that may still load
+        return false;
+      }
+      if (end) outcome->error = fmt::format("the ranks do not load: {}", end->why);
+    } catch (const std::exception& error) {
+      outcome->error = fmt::format("the ranks do not load: {}", error.what());
+    }
+    if (!outcome->error.empty()) {
+      Drop();
+      layout_->Release();
+      return true;
+    }
+    released_.weights = false;
+  }
+  if (change.memory.kv_cache) released_.kv_cache = false;
+  if (was_released) ResumeFront();
+  return true;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,118 @@
+// Planned changes that drain requests, replace weights, and release memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/ranks/test_supervisor.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr MemoryTags kAll = {.weights = true, .kv_cache = true};
+constexpr MemoryTags kWeights = {.weights = true};
+constexpr MemoryTags kCache = {.kv_cache = true};
+
+class MemoryChangeTest : public SupervisorTest {
+ protected:
+  void StartServing() {
+    Start({.restarts = true});
+    supervisor->Watch();
+  }
+  void Begin(PlannedChange change) {
+    change.what = "the change";
+    outcome = {};
+    ASSERT_TRUE(supervisor->Begin(std::move(change),
+                                  [this](const ChangeOutcome& o) { outcome.set_value(o); }));
+  }
+  ChangeOutcome Outcome() {
+    auto future = outcome.get_future();
+    EXPECT_EQ(future.wait_for(kLong), std::future_status::ready);
+    return future.get();
+  }
+  ChangeOutcome Make(PlannedChange change) {
+    Begin(std::move(change));
+    return Outcome();
+  }
+  EngineRequest Request(size_t epoch) {
+    const auto messages = Host(epoch).Receive();
+    EXPECT_THAT(messages, SizeIs(1));
+    return std::get<EngineRequest>(messages.at(0));
+  }
+  std::shared_ptr<FakeLayout> Layout() { return std::make_shared<FakeLayout>(*this, 1); }
+
+  std::promise<ChangeOutcome> outcome;
+};
+
+TEST_F(MemoryChangeTest, OpenRequestsEndOnTheOldRanks) {
+  StartServing();
+  const uint64_t old = Submit(2);
+  EXPECT_EQ(Request(1).id, old);
+  front.SetWeightVersion("1");
+  std::atomic<bool> switched{false};
+  Begin({.layout = Layout(), .beside = true, .drains = true, .on_switched = [&] {
+           EXPECT_EQ(front.open(), 0u);
+           switched = true;
+           front.SetWeightVersion("2");
+         }});
+  Host(2).Send(RankReady{});
+  while (!front.Drained()) {
+    Host(1).Send(StepOutputs{{{.id = old, .new_tokens = {11}, .finish = FinishReason::kLength}}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const ChangeOutcome done = Outcome();
+  EXPECT_THAT(done.error, IsEmpty());
+  EXPECT_TRUE(switched);
+}
+
+TEST_F(MemoryChangeTest, ReleasedWeightsAreLoadedAgain) {
+  StartServing();
+  ChangeOutcome done = Make({.rounds = {{}}, .drains = true, .memory = kAll});
+  EXPECT_THAT(done.error, IsEmpty());
+  EXPECT_EQ(done.released, kAll);
+  const uint64_t id = Submit(5);  // waits
+  Begin({.memory = kWeights, .resumes = true});
+  Host(2).Send(RankReady{});
+  done = Outcome();
+  EXPECT_EQ(done.released, kCache);
+  EXPECT_EQ(done.waiting, 1u);
+  EXPECT_GT(front.history().paused_for, 0);
+  done = Make({.memory = kCache, .resumes = true});
+  EXPECT_FALSE(done.released.any());
+  EXPECT_EQ(Request(2).id, id);
+  EXPECT_EQ(front.history().paused_for, 0);
+}
+
+TEST_F(MemoryChangeTest, WithoutTheCacheTheRanksStayPausedAlsoAfterOneEnds) {
+  StartServing();
+  Begin({.rounds = {{}}, .drains = true, .memory = kCache});
+  Host(2).Send(RankReady{});
+  EXPECT_EQ(Outcome().released, kCache);
+  EXPECT_THAT(retired, ElementsAre(IsEmpty()));
+  const uint64_t id = Submit(5);
+  Host(2).End("rank 1 was killed", kKilled);
+  Host(3).Send(RankReady{});
+  EXPECT_FALSE(Make({.memory = kCache, .resumes = true}).released.any());
+  EXPECT_EQ(Request(3).id, id);
+}
+
+TEST_F(MemoryChangeTest, AnUpdateWithoutWeightsLoadsAtTheResume) {
+  StartServing();
+  Make({.rounds = {{}}, .drains = true, .memory = kAll});
+  const auto next = Layout();
+  EXPECT_THAT(Make({.layout = next, .drains = true}).error, IsEmpty());
+  next->fails = true;
+  ChangeOutcome done = Make({.memory = kAll, .resumes = true});
+  EXPECT_THAT(done.error, HasSubstr("no memory"));
+  EXPECT_EQ(done.released, kAll);
+  next->fails = false;
+  Begin({.memory = kAll, .resumes = true});
+  Host(2).Send(RankReady{});
+  EXPECT_FALSE(Outcome().released.any());
+}
+
+}  // namespace
+}  // namespace switchyard
