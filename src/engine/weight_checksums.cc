@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/format.h"
+#include "core/hash.h"
 
 namespace switchyard {
 namespace {
@@ -20,16 +21,16 @@ class Checksums {
 
   void Add(const std::string& name, const WeightView& w) {
     if (!w.defined()) return;
-    uint64_t hash = kBasis;
+    Fnv1a hash;
     row_.resize(static_cast<size_t>(w.k));
     for (int64_t i = 0; i < w.n; ++i) {
       DequantizeRow(w, i, 0, w.k, row_.data());
-      hash = Extend(hash, row_);
+      Extend(hash, row_);
     }
     Append(name, hash);
   }
   void Add(const std::string& name, const Tensor& t) {
-    if (t.defined()) Append(name, Extend(kBasis, t.span<float>()));
+    if (t.defined()) AddValues(name, t.span<float>());
   }
   void Add(const std::string& name, const LinearWeight& linear) {
     Add(name, linear.w);
@@ -44,20 +45,22 @@ class Checksums {
     Add(name + ".down_bias", expert.down_bias, expert.down.n);
   }
   void Add(const std::string& name, const float* values, int64_t count) {
-    if (values) Append(name, Extend(kBasis, {values, static_cast<size_t>(count)}));
+    if (values) AddValues(name, {values, static_cast<size_t>(count)});
   }
   std::string Take() { return std::move(lines_); }
 
  private:
-  static constexpr uint64_t kBasis = 0xcbf29ce484222325;
-
-  static uint64_t Extend(uint64_t hash, std::span<const float> values) {
-    for (const float value : values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 0x100000001b3;
-    return hash;
+  static void Extend(Fnv1a& hash, std::span<const float> values) {
+    for (const float value : values) hash.AddUnit(std::bit_cast<uint32_t>(value));
   }
-  void Append(const std::string& name, uint64_t hash) {
+  void AddValues(const std::string& name, std::span<const float> values) {
+    Fnv1a hash;
+    Extend(hash, values);
+    Append(name, hash);
+  }
+  void Append(const std::string& name, const Fnv1a& hash) {
     memory_.Beat();  // all weights together may take longer than the watchdog permits
-    lines_ += fmt::format("{} {:016x}\n", name, hash);
+    lines_ += fmt::format("{} {:016x}\n", name, hash.value());
   }
 
   SymmetricMemory& memory_;
