@@ -18,8 +18,8 @@ struct GenerateBody {
   bool single = true;  // the response is one object, not a list
   bool stream = false;
   bool text_in_logprobs = false;
-  bool prompt_ids = false;  // return_prompt_token_ids
-  bool segments = false;    // --stream-output: an event has only the new output
+  bool prompt_ids = false;               // return_prompt_token_ids
+  bool segments = false;                 // --stream-output: an event has only the new output
   std::optional<SessionParams> session;  // session_params; then there is one spec
 };
 GenerateBody ParseGenerateBody(const Service& service, const Json& body);
