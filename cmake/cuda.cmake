@@ -12,4 +12,8 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
+# Debian 12's CMake sets a property of this target, whose library CUDA 13 does not have.
+if(NOT TARGET CUDA::nvToolsExt)
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+endif()
 find_package(CUDAToolkit 13 REQUIRED)

@@ -23,10 +23,13 @@ def script(name, *arguments):
 
 
 class DebianRoot:
-    """Extracted from the archive of scripts/debian-root. Use as a context manager, which removes the folder."""
+    """Extracted from the archive of scripts/debian-root. Use as a context manager, which removes the folder. `binds`:
+    folders of the host that commands see at the same path."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, binds=()):
         self.folder = folder
+        mounts = "".join(f'mkdir -p "$0{path}" && mount --bind {path} "$0{path}" && ' for path in binds)
+        self.enter = mounts + ENTER
         self.environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
                             **{name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}}
 
@@ -41,7 +44,7 @@ class DebianRoot:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def inside(self, command):
-        return ["unshare", "--mount", "--propagation", "private", "bash", "-c", ENTER, str(self.folder), *map(str, command)]
+        return ["unshare", "--mount", "--propagation", "private", "bash", "-c", self.enter, str(self.folder), *map(str, command)]
 
     def run(self, *command, fails=False):
         """Returns the output. `fails`: the exit code is not checked."""
