@@ -1,4 +1,4 @@
-// Hashes that need no protection against chosen inputs.
+// Hashes for uses in which nobody chooses inputs that collide.
 #pragma once
 
 #include <cstddef>

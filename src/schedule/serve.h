@@ -31,8 +31,8 @@ struct ServeShape {
   // Number of segments (LayerSegments) by which a micro-batch trails the previous one. If unset: 0
   // in prefill, 2 in decode.
   std::optional<int> offset;
-  // The following fields are settings of single-batch overlap that change the schedule.
   bool shared_expert = true;  // whether MoE layers have a shared expert that is not dispatched
+  // The following fields are settings of single-batch overlap.
   // The exchange during which the shared expert runs: kDispatch or kCombine. If unset: kCombine in
   // prefill with several micro-batches, else kDispatch.
   std::optional<Phase> shared_under;

@@ -15,7 +15,7 @@ constexpr KnownField kUpdateWeights[] = {
     {"flush_cache", kHonoured},
     {"is_async", kRefused, "is not supported: the response is sent when the update has ended"},
     {"keep_pause", kRefused, "is not supported: requests continue after the update"},
-    {"token_step", kRefused, "is not supported: want weight_version", "[0]"},
+    {"token_step", kRefused, "is not supported: use weight_version", "[0]"},
     {"manifest", kRefused, kNoSupport},
     {"torch_empty_cache", kHint},    // there is no PyTorch
     {"recapture_cuda_graph", kHint}  // ranks on CPUs have no graphs
