@@ -10,9 +10,12 @@ namespace {
 // Poll interval of an idle leader.
 constexpr std::chrono::milliseconds kIdleWait{1000};
 
-bool HasControls(const std::vector<ControlMessage>& messages) {
+// Whether a message must not wait for the delay: it may end the delay, or the engine.
+bool EndsDelay(const std::vector<ControlMessage>& messages) {
   return std::ranges::any_of(messages, [](const ControlMessage& message) {
-    return std::holds_alternative<SetControls>(message);
+    return std::holds_alternative<SetControls>(message) ||
+           std::holds_alternative<AbortRequest>(message) ||
+           std::holds_alternative<Shutdown>(message);
   });
 }
 
@@ -30,7 +33,7 @@ std::vector<ControlMessage> ReceiveMessages(bool busy, SymmetricMemory& memory,
     const auto wait = busy ? std::clamp(rest, std::chrono::milliseconds(0), kIdleWait) : kIdleWait;
     for (ControlMessage& message : io.receive(wait)) messages.push_back(std::move(message));
     memory.CheckAborted();
-    if (busy ? Clock::now() >= step || HasControls(messages) : !messages.empty()) return messages;
+    if (busy ? Clock::now() >= step || EndsDelay(messages) : !messages.empty()) return messages;
   }
 }
 

@@ -180,12 +180,12 @@ void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignal
   if (const size_t open = service.front.open())
     LOG_INFO("draining: {} requests are still running", open);
   const RankWeights* weights = service.weights;
-  const bool released = weights != nullptr && weights->weights_state().released.any();
-  const auto deadline =
-      std::chrono::steady_clock::now() +
-      std::chrono::duration<double>(released ? 0 : service.args.drain_timeout_seconds);
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration<double>(service.args.drain_timeout_seconds);
   while (service.front.open() > 0 && !lost && std::chrono::steady_clock::now() < deadline) {
     if (service.front.controls().paused) break;  // paused requests do not end
+    // Without memory no request runs. A release that has begun may end during this loop.
+    if (weights != nullptr && weights->weights_state().released.any()) break;
     if (signals.Wait(50ms)) break;
     upkeep.Run();
   }

@@ -111,7 +111,18 @@ def test_outputs_after_an_update_equal_a_fresh_start(models, name):
         assert server.ranks() == []
         must(server.request("/resume_memory_occupation", {"tags": ["weights"]}))
         must(update(server, models[1]))
+        # Nothing waits for the ranks that the next request brings back: these respond at once, or refuse.
+        assert metric(server, "switchyard_memory_released") == 1
+        assert server.request("/flush_cache", method="POST")[0] == 200
+        assert server.request("/pause_generation", {"mode": "retract"})[0] == 200
+        assert server.request("/get_server_info")[1]["generation_paused"] is True
+        assert server.request("/continue_generation", {})[0] == 200
+        for path in ("/start_profile", "/start_expert_distribution_record"):
+            assert server.request(path, method="POST")[0] in (400, 503)
+        status, error = server.request("/health_generate")
+        assert status == 503 and "released" in json.dumps(error)
         must(server.request("/resume_memory_occupation", {"tags": ["kv_cache"]}))
+        assert metric(server, "switchyard_memory_released") == 0
         assert outputs(server) == want[1]
         must(server.request("/release_memory_occupation", {"tags": ["kv_cache"]}))
         must(server.request("/resume_memory_occupation", {"tags": ["kv_cache"]}))

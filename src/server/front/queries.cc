@@ -155,6 +155,17 @@ void Front::ChangeControls(const std::function<void(EngineControls*)>& change, P
   if (alone) link_.Send({SetControls{.controls = controls()}});
 }
 
+std::optional<int64_t> Front::ChangeHeldControls(const std::function<void(EngineControls*)>& change,
+                                                 PauseAction action) {
+  {
+    std::lock_guard in_order(changes_order_);
+    std::lock_guard lock(mutex_);
+    if (!paused_) return std::nullopt;
+    change(&controls_);
+  }
+  return action == PauseAction::kAbort ? AbortAll() : 0;
+}
+
 EngineControls Front::controls() const {
   std::lock_guard lock(mutex_);
   return controls_;

@@ -37,6 +37,7 @@ struct WeightsState {
   std::filesystem::path model_path;  // checkpoint of the present weights
   std::string load_format;
   MemoryTags released;
+  bool changing = false;  // an update, release or resume is in progress
 };
 
 // Implemented by the owner of the ranks. Thread-safe. `done` is called once: on another thread, or

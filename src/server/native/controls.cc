@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log_level.h"
@@ -28,11 +30,22 @@ Json BodyOf(const http::Request& request) {
   return request.body.empty() ? Json::object() : ParseBody(request);
 }
 
+// Changes the controls, and calls `respond` when they apply. While memory is released there are no
+// ranks, so the change applies at once.
+void Change(Service& service, const std::function<void(EngineControls*)>& change,
+            PauseAction action, std::function<void(bool, const ControlsSet&)> respond) {
+  if (MemoryReleased(service)) {
+    if (const auto aborted = service.front.ChangeHeldControls(change, action))
+      return respond(true, {.requests = *aborted});
+  }
+  service.front.ChangeControls(change, action, std::move(respond));
+}
+
 void HandlePause(Service& service, const http::Request& request, const http::Responder& responder) {
   RequireServing(service);  // not RequireReady: clients may pause while a rank hangs
   const PauseAction action = ParsePause(BodyOf(request));
-  service.front.ChangeControls(
-      [](EngineControls* controls) { controls->paused = true; }, action,
+  Change(
+      service, [](EngineControls* controls) { controls->paused = true; }, action,
       [responder, action](bool done, const ControlsSet& set) {
         if (!done) return responder.SendError(503, kLost);
         Json answer = {{"message", "Generation paused successfully."}, {"status", "ok"}};
@@ -46,8 +59,8 @@ void HandleContinue(Service& service, const http::Request& request,
                     const http::Responder& responder) {
   RequireServing(service);
   RefuseUnknownFields(BodyOf(request), RequestKind::kContinueGeneration);
-  service.front.ChangeControls(
-      [](EngineControls* controls) { controls->paused = false; }, PauseAction::kNone,
+  Change(
+      service, [](EngineControls* controls) { controls->paused = false; }, PauseAction::kNone,
       [responder](bool done, const ControlsSet&) {
         if (!done) return responder.SendError(503, kLost);
         responder.Send(200, http::kJson,
@@ -59,8 +72,8 @@ void HandleSlowDown(Service& service, const http::Request& request,
                     const http::Responder& responder) {
   RequireServing(service);
   const double seconds = ParseSlowDown(BodyOf(request));
-  service.front.ChangeControls(
-      [seconds](EngineControls* controls) { controls->step_delay_seconds = seconds; },
+  Change(
+      service, [seconds](EngineControls* controls) { controls->step_delay_seconds = seconds; },
       PauseAction::kNone,
       [responder](bool done, const ControlsSet&) {
         if (!done) return responder.SendError(503, kLost);
@@ -75,8 +88,9 @@ void HandleSetInternalState(Service& service, const http::Request& request,
   const LayoutSizes sizes = service.sizes();
   EngineControls checked;
   ApplyServerArgs(body, sizes, &checked);  // throws before anything changes
-  service.front.ChangeControls(
-      [&](EngineControls* controls) { ApplyServerArgs(body, sizes, controls); }, PauseAction::kNone,
+  Change(
+      service, [&](EngineControls* controls) { ApplyServerArgs(body, sizes, controls); },
+      PauseAction::kNone,
       [responder, groups = sizes.mesh.dp](bool done, const ControlsSet&) {
         if (!done) return responder.SendError(503, kLost);
         Json updated = Json::array();  // one for each attention group

@@ -16,6 +16,7 @@ using RequestPtr = std::shared_ptr<const http::Request>;
 
 void RequireEplb(const Service& service) {
   RequireReady(service);
+  RequireMemory(service);
   if (!service.args.engine.eplb.enable)
     throw Invalid("expert load balancing is off: start the server with --enable-eplb");
 }

@@ -31,6 +31,7 @@ void RequireMode(const Service& service) {
 
 void HandleSwitch(Service& service, RecordAction action, const http::Responder& responder) {
   RequireReady(service);
+  RequireMemory(service);
   RequireMode(service);
   service.front.RecordExperts(action, [action, responder](const RecordResult& result) {
     if (!result.dump.error.empty()) return responder.SendError(503, result.dump.error);
@@ -46,6 +47,7 @@ void HandleSwitch(Service& service, RecordAction action, const http::Responder& 
 
 void HandleDump(Service& service, const http::Responder& responder) {
   RequireReady(service);
+  RequireMemory(service);
   RequireMode(service);
   const std::string& mode = service.args.engine.recorder.mode;
   service.front.RecordExperts(RecordAction::kDump, [mode, responder](const RecordResult& result) {
@@ -101,6 +103,7 @@ Json LoadJson(const ExpertLoad& load) {
 
 void HandleDistribution(Service& service, const http::Responder& responder) {
   RequireReady(service);
+  RequireMemory(service);
   if (!service.args.engine.recorder.any())
     throw Invalid(
         "expert load is not recorded: start the server with --enable-expert-distribution-metrics "

@@ -16,5 +16,10 @@ void RegisterMetrics(http::Server& server, Service& service);
 void RequireServing(const Service& service);
 // Like RequireServing, but throws Error kUnavailable also if a rank has no recent heartbeat.
 void RequireReady(const Service& service);
+// Whether memory of the ranks is released (/release_memory_occupation). Then nothing runs, the
+// cache is empty, and a query to the ranks would wait until the memory is resumed.
+bool MemoryReleased(const Service& service);
+// Throws Error kUnavailable while memory of the ranks is released.
+void RequireMemory(const Service& service);
 
 }  // namespace switchyard::native

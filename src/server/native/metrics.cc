@@ -28,8 +28,13 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
              "Ranks that serve now: those of the layout, or 0 because each pass needs all", {},
              ServingRanks(service, history));
   const ElasticRanks* ranks = service.elastic;
-  page.Gauge("switchyard_rank_change_running", "1 during a planned change of the ranks", {},
-             ranks != nullptr && ranks->state().running ? 1 : 0);
+  const RankWeights* owner = service.weights;
+  const WeightsState weights = owner != nullptr ? owner->weights_state() : WeightsState();
+  page.Gauge("switchyard_rank_change_running",
+             "1 during a planned change of the ranks or of their weights", {},
+             (ranks != nullptr && ranks->state().running) || weights.changing ? 1 : 0);
+  page.Gauge("switchyard_memory_released", "1 while memory of the ranks is released", {},
+             weights.released.any() ? 1 : 0);
   for (int g = 0; g < sizes.mesh.dp; ++g)
     page.Gauge("switchyard_max_running_requests", "Limit of the running set",
                {{"group", std::to_string(g)}}, static_cast<double>(service.running_limit()));
@@ -37,9 +42,10 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
              service.front.controls().paused ? 1 : 0);
   // The limit of open requests stays when a change of the layout changes the running sets.
   if (const int32_t open = service.front.max_open())
-    page.Gauge("switchyard_max_waiting_requests",
-               "Requests that may wait while all running sets are full", {},
-               std::max(0, open - sizes.max_running_requests * sizes.mesh.dp));
+    page.Gauge(
+        "switchyard_max_waiting_requests", "Requests that may wait while all running sets are full",
+        {},
+        static_cast<double>(std::max<int64_t>(0, open - service.running_limit() * sizes.mesh.dp)));
 }
 
 void AddExperts(Page& page, const ExpertLoad& load) {

@@ -96,6 +96,8 @@ void HandleHealthGenerate(Service& service, const http::Responder& responder) {
   RequireReady(service);
   if (service.front.controls().paused)
     throw Error(ErrorKind::kUnavailable, "generation is paused", "POST /continue_generation");
+  RequireMemory(service);
+  RequireRanks(service.front.history());
   GenerationSpec spec;
   spec.input_ids = {service.model.config.bos_token_id.value_or(0)};
   spec.pooled = service.model.config.pooling.has_value();
@@ -227,10 +229,12 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
 
 void HandleFlushCache(Service& service, const http::Responder& responder) {
   RequireReady(service);
-  service.front.FlushCache([responder](bool done) {
+  const auto respond = [responder](bool done) {
     if (done) return responder.Send(200, "text/plain", "Cache flushed.\n");
     responder.SendError(400, "the cache was not flushed: requests are running");
-  });
+  };
+  if (MemoryReleased(service)) return respond(true);
+  service.front.FlushCache(respond);
 }
 
 void HandleAbort(Service& service, const http::Request& request, const http::Responder& responder) {
@@ -261,6 +265,17 @@ void RequireReady(const Service& service) {
   RequireServing(service);
   if (const std::string silent = service.find_silent_rank(); !silent.empty())
     throw Error(ErrorKind::kUnavailable, silent);
+}
+
+bool MemoryReleased(const Service& service) {
+  const RankWeights* weights = service.weights;
+  return weights != nullptr && weights->weights_state().released.any();
+}
+
+void RequireMemory(const Service& service) {
+  if (MemoryReleased(service))
+    throw Error(ErrorKind::kUnavailable, "memory of the ranks is released",
+                "POST /resume_memory_occupation");
 }
 
 void Register(http::Server& server, Service& service) {

@@ -60,6 +60,7 @@ std::string NamePart(const Fields& f, const char* field) {
 
 void HandleStart(Service& service, const http::Request& request, const http::Responder& responder) {
   RequireReady(service);
+  RequireMemory(service);
   const bool gpus = service.plan.cuda;
   const profile::Options options =
       ParseProfile(request.body.empty() ? Json::object() : ParseBody(request), gpus);
@@ -82,6 +83,7 @@ void HandleStart(Service& service, const http::Request& request, const http::Res
 
 void HandleStop(Service& service, const http::Responder& responder) {
   RequireReady(service);
+  RequireMemory(service);
   service.front.StopProfile([&service, responder](const ProfileReport& report) {
     const profile::Result& result = report.result;
     if (service.front.ranks_lost()) return responder.SendError(503, result.error);

@@ -1,6 +1,7 @@
 #include "server/native/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/gguf_files.h"
 #include "core/tensor.h"
 #include "model/weights/safetensors.h"
 #include "server/api/guarded.h"
@@ -178,10 +180,16 @@ void HandleGetWeights(const Service& service, const http::Request& request,
   const WeightsState state = WeightsOf(service).weights_state();
   if (state.load_format == "dummy")
     throw Invalid("--load-format dummy has no checkpoint to read weights from");
+  if (FindGguf(state.model_path))
+    throw Invalid("the checkpoint is a GGUF file; want a directory with safetensors");
   const Checkpoint checkpoint(state.model_path);
   const StoredTensor* tensor = checkpoint.Find(name);
   if (tensor == nullptr)
     throw InvalidField("name", "name is {}: the checkpoint has no such tensor", name);
+  constexpr std::array kFloats = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3};
+  if (std::ranges::find(kFloats, tensor->dtype) == kFloats.end())
+    throw InvalidField("name", "name is {}: a tensor of {} has no values without its scales", name,
+                       Name(tensor->dtype));
   responder.Send(200, http::kJson, Dump(Values(*tensor, most)));
 }
 

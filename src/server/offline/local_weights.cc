@@ -99,7 +99,7 @@ WeightsState LocalWeights::weights_state() const {
 // Ends the ranks and frees their memory. Requests and queries stay in the front.
 void LocalWeights::Unload() {
   const auto now = Clock::now();
-  front_.BeginPause(now);
+  // First the ranks: their last messages must not arrive during the pause's changes of the front.
   if (ranks_) ranks_->Stop();
   front_.PauseForChange(now, config_.mesh.dp);
   link_.Set(nullptr);

@@ -8,6 +8,7 @@
 #include "engine/memory_plan.h"
 #include "server/front/rank_spec.h"
 #include "server/ranks/rank_changes.h"
+#include "server/ranks/served_weights.h"
 
 namespace switchyard {
 namespace {
@@ -24,7 +25,10 @@ std::string Names(MemoryTags tags) {
 
 WeightsState RankChanges::weights_state() const {
   const std::lock_guard lock(mutex_);
-  return {.model_path = model_path_, .load_format = load_format_, .released = released_};
+  return {.model_path = model_path_,
+          .load_format = load_format_,
+          .released = released_,
+          .changing = changes_weights_};
 }
 
 // Calls `start` unless another change is in progress. If it throws, the change has ended.
@@ -140,6 +144,16 @@ bool RankChanges::Update(const WeightUpdate& update, Done done) {
 
 bool RankChanges::Release(MemoryTags tags, Done done) {
   return StartWeights([&] {
+    if (!tags.weights && !weights_state().released.weights) {
+      // Without the cache the ranks load again, so the present weights must exist.
+      std::string changes;
+      {
+        const std::lock_guard lock(mutex_);
+        changes = DescribeChanges(weights_);
+      }
+      if (!changes.empty())
+        throw Invalid("the ranks could not load the present weights again{}", changes);
+    }
     const auto begin = [this, tags, done] {
       // Ranks keep their weights if the cache is in memory that outlives them (StartRanks).
       const bool keeps = !options_.config.disable_radix_cache && !options_.config.eplb.enable;
