@@ -157,8 +157,12 @@ void Sessions::Forget(const std::string& session, const std::string& rid, uint64
   if (found == sessions_.end()) return;
   const auto node = found->second.nodes.find(rid);
   if (node == found->second.nodes.end() || node->second.serial != serial) return;
-  std::vector<std::string> running;  // nothing continues a request that has not ended
-  Remove(found->second, rid, &running);
+  tokens_ -= node->second.prompt.size() + node->second.output.size();
+  found->second.nodes.erase(node);
+  // A request that replaces this one continues it, although this one had not ended. It has its own
+  // whole prompt, so it remains.
+  for (auto& [name, other] : found->second.nodes)
+    if (other.parent == rid) other.parent.clear();
 }
 
 void Sessions::Keep(const std::string& session, const std::string& rid, uint64_t serial,

@@ -35,7 +35,7 @@ class Sessions {
   static constexpr size_t kMaxTokens = size_t{1} << 25;
 
   // One request of a session, from its submission to its end. Unless End is called, the request is
-  // removed from the session by the destructor.
+  // removed from the session by the destructor; a request that replaced it remains.
   class Turn {
    public:
     Turn(Sessions& sessions, std::string session, std::string rid, uint64_t serial)

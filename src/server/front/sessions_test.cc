@@ -75,6 +75,25 @@ TEST_F(SessionsTest, ReplacementRemovesWhatContinuesTheRequest) {
   EXPECT_EQ(sessions.tokens(), 2u);
 }
 
+TEST_F(SessionsTest, AReplacementRemainsWhenTheReplacedRequestEnds) {
+  sessions.Open("s", std::nullopt);
+  std::vector<std::string> replaced;
+  auto first = sessions.Begin({.id = "s"}, "a", {1, 2}, &replaced);
+  const auto second =
+      sessions.Begin({.id = "s", .rid = "a", .replace = true}, "b", {1, 2, 3}, &replaced);
+  EXPECT_THAT(replaced, ElementsAre("a"));
+  first.reset();  // it was aborted, so it has no result
+  EXPECT_EQ(ErrorOf({.id = "s", .rid = "a"}), "session_params.rid");
+  EXPECT_EQ(sessions.tokens(), 3u);
+  second->End({4});
+  EXPECT_THAT(sessions.Context({.id = "s", .rid = "b"}), ElementsAre(1, 2, 3, 4));
+  // A later request of the same name has no part in it.
+  Ask("a", {7}, {8});
+  sessions.Begin({.id = "s", .rid = "a", .replace = true}, "c", {7, 8, 9}, &replaced)->End({});
+  EXPECT_THAT(sessions.Context({.id = "s", .rid = "b"}), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(sessions.tokens(), 9u);
+}
+
 TEST_F(SessionsTest, UnendedRequestsAreNotContinued) {
   sessions.Open("s", std::nullopt);
   std::vector<std::string> replaced;
