@@ -255,6 +255,17 @@ TEST(KnownFields, HoldThoseOfRecentClients) {
   EXPECT_EQ(Check(RequestKind::kResponses, R"({"moderation": {"model": "m"}})"), "moderation");
 }
 
+// SGLang, managers/io_struct.py: members of BaseReq.
+TEST(KnownFields, ControlRequestsHaveThoseOfTheirBase) {
+  for (const RequestKind kind :
+       {RequestKind::kPauseGeneration, RequestKind::kContinueGeneration, RequestKind::kSlowDown,
+        RequestKind::kConfigureLogging, RequestKind::kOpenSession, RequestKind::kCloseSession,
+        RequestKind::kUpdateWeights, RequestKind::kUpdateWeightVersion, RequestKind::kMemoryTags,
+        RequestKind::kGetWeights, RequestKind::kCheckWeights})
+    EXPECT_NO_THROW(
+        RefuseUnknownFields(Json::parse(R"({"rid": "a", "http_worker_ipc": "b"})"), kind));
+}
+
 // An endpoint supports a field that determines the prompt only if SGLang or vLLM defines the field
 // for that endpoint.
 TEST(KnownFields, PromptFieldsBelongToTheirEndpoints) {

@@ -1,3 +1,5 @@
+// Requests that concern weights, of SGLang (managers/io_struct.py). All have the members of its
+// BaseReq: rid and http_worker_ipc.
 #include "server/api/known_weight_fields.h"
 
 namespace switchyard {
@@ -17,18 +19,26 @@ constexpr KnownField kUpdateWeights[] = {
     {"keep_pause", kRefused, "is not supported: requests continue after the update"},
     {"token_step", kRefused, "is not supported: use weight_version", "[0]"},
     {"manifest", kRefused, kNoSupport},
-    {"torch_empty_cache", kHint},    // there is no PyTorch
-    {"recapture_cuda_graph", kHint}  // ranks on CPUs have no graphs
+    {"torch_empty_cache", kHint},     // there is no PyTorch
+    {"recapture_cuda_graph", kHint},  // ranks on CPUs have no graphs
+    {"rid", kHint},
+    {"http_worker_ipc", kHint},
 };
 
 constexpr KnownField kUpdateWeightVersion[] = {{"new_version", kHonoured},
-                                               {"abort_all_requests", kHonoured}};
-constexpr KnownField kMemoryTags[] = {{"tags", kHonoured}};
-constexpr KnownField kGetWeights[] = {{"name", kHonoured}, {"truncate_size", kHonoured}};
+                                               {"abort_all_requests", kHonoured},
+                                               {"rid", kHint},
+                                               {"http_worker_ipc", kHint}};
+constexpr KnownField kMemoryTags[] = {
+    {"tags", kHonoured}, {"rid", kHint}, {"http_worker_ipc", kHint}};
+constexpr KnownField kGetWeights[] = {
+    {"name", kHonoured}, {"truncate_size", kHonoured}, {"rid", kHint}, {"http_worker_ipc", kHint}};
 constexpr KnownField kCheckWeights[] = {
     {"action", kHonoured},
     {"allow_quant_error", kRefused, "is not supported: checksums are equal or not"},
-    {"skip_tensor_list", kRefused, kNoSupport}};
+    {"skip_tensor_list", kRefused, kNoSupport},
+    {"rid", kHint},
+    {"http_worker_ipc", kHint}};
 
 }  // namespace
 
