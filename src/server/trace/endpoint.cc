@@ -51,9 +51,7 @@ Endpoint Endpoint::Parse(const std::string& url) {
   return endpoint;
 }
 
-int PostJson(const Endpoint& endpoint, std::string_view body,
-             std::chrono::steady_clock::time_point until) {
-  const IoLimit limit{.until = until};
+int PostJson(const Endpoint& endpoint, std::string_view body, const IoLimit& limit) {
   std::optional<TcpStream> stream = TcpStream::Connect(endpoint.address, limit);
   if (!stream) return 0;
   std::string request = fmt::format(

@@ -1,7 +1,6 @@
 // The receiver of traces: a URL and one HTTP request.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -18,9 +17,9 @@ struct Endpoint {
   static Endpoint Parse(const std::string& url);
 };
 
-// Sends `body` as JSON and returns the status of the response. Returns 0 if there is no response
-// until `until`. Blocks.
-int PostJson(const Endpoint& endpoint, std::string_view body,
-             std::chrono::steady_clock::time_point until);
+// Sends `body` as JSON and returns the status of the response; 0 if there is none within `limit`.
+// Blocks. `limit` does not apply to the resolution of a host name. Throws Error kInvalid if the
+// host does not exist.
+int PostJson(const Endpoint& endpoint, std::string_view body, const IoLimit& limit);
 
 }  // namespace switchyard::trace

@@ -45,6 +45,7 @@ Tracer::~Tracer() {
   {
     std::lock_guard lock(mutex_);
     ends_ = true;
+    last_ = Clock::now() + options_.last_timeout;
   }
   news_.notify_all();
   thread_.join();
@@ -126,11 +127,16 @@ void Tracer::Add(Span span) {
   news_.notify_one();
 }
 
-bool Tracer::Send(const std::vector<Span>& batch, std::chrono::milliseconds timeout) {
+bool Tracer::Overdue() {
+  std::lock_guard lock(mutex_);
+  return ends_ && Clock::now() >= last_;
+}
+
+bool Tracer::Send(const std::vector<Span>& batch) {
   int status = 0;
   try {
-    status =
-        PostJson(options_.endpoint, ToOtlpJson(options_.resource, batch), Clock::now() + timeout);
+    status = PostJson(options_.endpoint, ToOtlpJson(options_.resource, batch),
+                      IoLimit::After(options_.timeout, [this] { return Overdue(); }));
   } catch (const Error& error) {  // the host does not exist
     LOG_DEBUG("traces: {}", error.what());
   }
@@ -141,9 +147,12 @@ bool Tracer::Send(const std::vector<Span>& batch, std::chrono::milliseconds time
   // By OTLP's specification, the other failures are not repeated.
   const bool repeat = status == 0 || status == 429 || (status >= 502 && status <= 504);
   if (repeat) return false;
-  LOG_WARNING("traces: {} refused {} spans with status {}", options_.endpoint.address.Text(),
-              batch.size(), status);
   dropped_ += batch.size();
+  if (!std::exchange(refused_, true))
+    LOG_WARNING(
+        "traces: {} refused {} spans with status {}; further refusals are not logged, but counted "
+        "(switchyard_trace_spans_dropped_total)",
+        options_.endpoint.address.Text(), batch.size(), status);
   return true;
 }
 
@@ -167,8 +176,8 @@ void Tracer::Run() {
       continue;
     }
     lock.unlock();
-    const bool sent = Send(batch, ends ? options_.last_timeout : options_.timeout);
-    if (!sent && !std::exchange(reported, true))
+    const bool sent = !Overdue() && Send(batch);
+    if (!sent && !ends && !std::exchange(reported, true))
       LOG_WARNING("traces: {} does not respond; spans wait, and are dropped when {} wait",
                   options_.endpoint.address.Text(), options_.queue);
     lock.lock();
@@ -177,7 +186,10 @@ void Tracer::Run() {
       delay = kFirstDelay;
       reported = false;
     } else if (ends) {
-      dropped_ += batch.size() + queue_.size();
+      const size_t left = batch.size() + queue_.size();
+      dropped_ += left;
+      LOG_WARNING("traces: {} spans are dropped at the end, because {} did not respond in time",
+                  left, options_.endpoint.address.Text());
       return;
     } else {
       delay = std::min(2 * delay, kMaxDelay);

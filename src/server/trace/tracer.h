@@ -30,10 +30,12 @@ class Tracer {
     size_t batch = 512;                            // spans of one request to the collector
     std::chrono::milliseconds interval{500};       // between two batches that are not full
     std::chrono::milliseconds timeout{5000};       // of one request
-    std::chrono::milliseconds last_timeout{1000};  // of the last batches, at the end
+    std::chrono::milliseconds last_timeout{1000};  // of all requests that remain, at the end
   };
   explicit Tracer(Options options);
-  ~Tracer();  // sends the queue, within last_timeout
+  // Sends the queue until last_timeout has passed, and drops the rest. A request in progress is
+  // given up then too, up to 0.1 s later. Only the resolution of a host name can take longer.
+  ~Tracer();
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
@@ -51,17 +53,20 @@ class Tracer {
   int64_t UnixNs(Clock::time_point time) const;
   void Add(Span span);
   void Run();
-  // Sends the batch. False: it may be sent again.
-  bool Send(const std::vector<Span>& batch, std::chrono::milliseconds timeout);
+  bool Overdue();  // the destructor has waited for last_timeout
+  // Sends the batch. False: it may be sent again. A refused batch is dropped.
+  bool Send(const std::vector<Span>& batch);
 
   const Options options_;
   const int64_t unix_offset_ns_;  // of the system clock from the steady clock, at the start
   std::atomic<uint64_t> exported_{0}, dropped_{0};
-  std::mutex mutex_;  // guards the members below
+  bool refused_ = false;  // a refusal has been logged; of the thread
+  std::mutex mutex_;      // guards the members below
   std::condition_variable news_;
   std::vector<Span> queue_;
   bool ends_ = false;
-  std::thread thread_;  // last: it uses the members above
+  Clock::time_point last_;  // once ends_: when the thread gives up
+  std::thread thread_;      // last: it uses the members above
 };
 
 }  // namespace switchyard::trace

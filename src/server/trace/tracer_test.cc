@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 
 #include <memory>
+#include <optional>
+#include <sstream>
+#include <thread>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "server/api/json_body.h"
 #include "server/http/http_server.h"
 
@@ -12,6 +16,7 @@ namespace switchyard::trace {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // A collector that keeps all spans.
 class Collector {
@@ -68,7 +73,9 @@ GenerationEvent Ended() {
 Tracer::Options To(const Endpoint& endpoint) {
   return {.endpoint = endpoint,
           .resource = {.service = "s", .version = "1", .instance = "i"},
-          .interval = std::chrono::milliseconds(5)};
+          .interval = std::chrono::milliseconds(5),
+          .timeout = std::chrono::minutes(1),
+          .last_timeout = std::chrono::minutes(1)};
 }
 
 int64_t Ns(const Json& span, const char* key) { return std::stoll(span[key].get<std::string>()); }
@@ -141,13 +148,54 @@ TEST(TracerTest, SpansBeyondTheQueueAreDropped) {
 
 TEST(TracerTest, ARefusedBatchIsNotSentAgain) {
   Collector collector(400);
+  Tracer::Options options = To(collector.endpoint());
+  options.interval = std::chrono::hours(1);
+  options.batch = 3;  // the spans of one generation
   {
-    Tracer tracer(To(collector.endpoint()));
+    Tracer tracer(options);
     tracer.AddGeneration(kContext, Ended(), "r");
     while (tracer.dropped() == 0) std::this_thread::yield();
     EXPECT_EQ(tracer.dropped(), 3u);
   }
   EXPECT_EQ(collector.requests(), 1);
+}
+
+TEST(TracerTest, OnlyTheFirstRefusalIsLogged) {
+  std::ostringstream lines;
+  {
+    const LogCapture capture(lines);
+    Collector collector(400);
+    Tracer::Options options = To(collector.endpoint());
+    options.batch = 1;
+    Tracer tracer(options);
+    tracer.AddGeneration(kContext, Ended(), "r");
+    while (tracer.dropped() < 3) std::this_thread::yield();
+    EXPECT_EQ(collector.requests(), 3);
+  }
+  const std::string log = lines.str();
+  const size_t first = log.find("refused 1 spans with status 400");
+  ASSERT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find("with status 400", first + 30), std::string::npos) << log;
+}
+
+// Without this limit, the test would take an hour.
+TEST(TracerTest, ASilentCollectorDoesNotHoldTheEnd) {
+  std::optional<TcpStream> silent;
+  TcpListener listener = TcpListener::Bind({"127.0.0.1", 0});
+  Tracer::Options options = To({.address = listener.address()});
+  options.batch = 3;
+  options.timeout = std::chrono::hours(1);
+  options.last_timeout = std::chrono::milliseconds(1);
+  std::ostringstream lines;
+  {
+    const LogCapture capture(lines);
+    Tracer tracer(options);
+    for (int i = 0; i < 4; ++i) tracer.AddGeneration(kContext, Ended(), "r");
+    // The first batch is in progress.
+    silent = listener.Accept(IoLimit::After(std::chrono::minutes(1)));
+    ASSERT_TRUE(silent);
+  }
+  EXPECT_THAT(lines.str(), HasSubstr("12 spans are dropped at the end"));
 }
 
 TEST(TraceEndpoint, IsParsed) {
