@@ -7,17 +7,11 @@
 #include <limits>
 #include <utility>
 
+#include "server/api/body_limits.h"
 #include "text/jinja/exact_json.h"
 
 namespace switchyard {
 namespace {
-
-// Maximum nesting depth. Messages and tool schemas need less. Recursive code that walks an object
-// of this depth does not overflow the stack.
-constexpr int kMaxDepth = 128;
-// Maximum keys of an object. ordered_json looks up keys by linear search, so parsing takes
-// quadratic time in the number of keys.
-constexpr int kMaxKeys = 4096;
 
 // Whether a chat template reads the field. In such fields, integers beyond 64 bits keep their
 // digits.
@@ -109,7 +103,7 @@ Json ParseBody(const http::Request& request) {
 Json ParseBody(std::string_view body, http::MemoryCharge* memory) {
   try {
     if (memory) memory->Require(ParsedBytes(body));
-    Json json = jinja::ParseExactJson(body, "body", {kMaxDepth, kMaxKeys}, ReachesTemplates);
+    Json json = jinja::ParseExactJson(body, "body", kBodyLimits, ReachesTemplates);
     if (!json.is_object()) throw Invalid("the body is not a JSON object");
     return json;
   } catch (const Json::parse_error& e) {

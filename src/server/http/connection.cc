@@ -105,7 +105,7 @@ class ConnectionImpl final : public Connection,
   awaitable<std::optional<Refusal>> ReadBody(const RequestHead& head, BodyBuffer& body,
                                              Clock::time_point deadline);
   Admission Judge(const RequestHead& head, Request& request) const;
-  std::shared_ptr<Exchange> MakeExchange(const Received& received);
+  std::shared_ptr<Exchange> MakeExchange(const Received& received, size_t kept);
   awaitable<bool> WriteResponse();
   awaitable<bool> WriteAll(std::string_view bytes);
   awaitable<void> WatchPeer();
@@ -113,7 +113,6 @@ class ConnectionImpl final : public Connection,
 
   awaitable<error_code> ReadMore(size_t most);
   std::string_view Input() const { return std::string_view(input_).substr(used_); }
-  size_t KeptBytes() const { return options_.observer ? options_.observer->kept_bytes() : 0; }
   void NotifyOutput();
   void OnOutput();
   void Arm(milliseconds limit);
@@ -226,13 +225,13 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
   if (!received) co_return false;
 
   activity_ = Activity::kAnswering;
-  exchange_ = MakeExchange(*received);
-  // The handler owns the request and releases it early. Unless the observer keeps it, this is a
-  // copy of the fields for the log line.
-  const bool kept = KeptBytes() > 0;
+  RequestObserver* const observer = options_.observer.get();
+  const bool kept = observer && observer->keeps(*received->request);
+  exchange_ = MakeExchange(*received, kept ? observer->kept_bytes() : 0);
+  // The handler releases the request early. Unless it is kept, this is a copy for the log line.
   const std::shared_ptr<const Request> shown =
       kept ? received->request : SummaryOf(*received->request);
-  if (kept) options_.observer->OnRequest(shown);
+  if (kept) observer->OnRequest(shown);
   const std::string route = context_.router.RouteOf(shown->path);
   bool written = false;
   {
@@ -255,7 +254,8 @@ awaitable<bool> ConnectionImpl::ServeRequest() {
                           .begin = start,
                           .end = Clock::now(),
                           .response = response,
-                          .response_truncated = truncated});
+                          .response_truncated = truncated,
+                          .kept = kept});
 
   if (!written) co_return false;
   if (exchange->keep_alive()) co_return true;
@@ -366,7 +366,7 @@ Admission ConnectionImpl::Judge(const RequestHead& head, Request& request) const
   return admission;
 }
 
-std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received) {
+std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received, size_t kept) {
   const Request& request = *received.request;
   Headers headers = {{"X-Request-Id", request.id}};
   if (std::string trace = TraceParent(request); !trace.empty())
@@ -387,7 +387,7 @@ std::shared_ptr<Exchange> ConnectionImpl::MakeExchange(const Received& received)
                         .budget = context_.budget,
                         .workers = context_.workers,
                         .trace = request.trace,
-                        .kept_bytes = KeptBytes()},
+                        .kept_bytes = kept},
       [this] { NotifyOutput(); });
 }
 

@@ -42,6 +42,7 @@ Exchange::Exchange(Options options, std::function<void()> wake)
     : options_(std::move(options)),
       wake_(std::move(wake)),
       keep_alive_(options_.keep_alive),
+      kept_charge_(options_.budget),
       charge_(options_.budget) {}
 
 // Appends the head to pending_. False if the client has disconnected or a response has begun.
@@ -126,15 +127,17 @@ void Exchange::AppendChunk(std::string_view chunk) {
 }
 
 void Exchange::Keep(std::string_view payload) {
-  if (options_.kept_bytes == 0) return;
-  const size_t room = options_.kept_bytes - std::min(options_.kept_bytes, kept_.size());
-  kept_ += payload.substr(0, room);
-  kept_truncated_ |= payload.size() > room;
+  if (kept_truncated_) return;  // without this, a later chunk could follow a gap
+  const std::string_view part = payload.substr(0, options_.kept_bytes - kept_.size());
+  const bool fits = kept_charge_.Add(part.size());
+  if (fits) kept_ += part;
+  kept_truncated_ = !fits || part.size() < payload.size();
 }
 
 std::string Exchange::TakeKept(bool* truncated) {
   std::lock_guard lock(mutex_);
   *truncated = kept_truncated_;
+  kept_charge_.Resize(0);
   return std::exchange(kept_, {});
 }
 

@@ -30,7 +30,8 @@ class Exchange {
     std::shared_ptr<MemoryBudget> budget;  // for unsent bytes; null: no limit
     std::shared_ptr<WorkerPool> workers;   // null: Defer runs a job within the call
     std::shared_ptr<const TraceContext> trace;
-    size_t kept_bytes = 0;  // maximum bytes of the payload that are kept for an observer
+    // Maximum bytes of the payload that are kept for an observer; fewer if the budget is exhausted.
+    size_t kept_bytes = 0;
   };
   enum class State {
     kOpen,   // more bytes may follow
@@ -81,7 +82,7 @@ class Exchange {
   int status() const;       // 0 before the head
   ServedTokens served() const;
   std::string hint() const;  // of the error that was sent; empty: none
-  // The first Options::kept_bytes of the payload. `truncated`: whether there are more.
+  // The kept part of the payload, from its beginning. `truncated`: whether there is more.
   std::string TakeKept(bool* truncated);
   // Detaches the connection: `wake` is not called after this. If the producer has not ended the
   // response, the OnClose callbacks run as if the client had disconnected.
@@ -113,9 +114,10 @@ class Exchange {
   std::string hint_;
   std::string kept_;
   bool kept_truncated_ = false;
-  std::string pending_;   // not yet returned by Take()
-  size_t in_flight_ = 0;  // number of bytes returned by the last Take()
-  MemoryCharge charge_;   // for pending_ and the bytes in flight
+  MemoryCharge kept_charge_;  // for kept_
+  std::string pending_;       // not yet returned by Take()
+  size_t in_flight_ = 0;      // number of bytes returned by the last Take()
+  MemoryCharge charge_;       // for pending_ and the bytes in flight
   Callbacks on_close_;
 };
 

@@ -66,6 +66,35 @@ TEST(RouterTest, PrefersExactPathsAndLongPrefixes) {
   EXPECT_EQ(router.Find("GET", "/z").allow, "");
 }
 
+std::string Kept(Exchange& exchange, bool truncated) {
+  bool is_truncated = !truncated;
+  std::string kept = exchange.TakeKept(&is_truncated);
+  EXPECT_EQ(is_truncated, truncated);
+  return kept;
+}
+
+TEST(ExchangeTest, KeptBytesAreLimitedAndCharged) {
+  const auto budget = std::make_shared<MemoryBudget>(10);
+  const auto make = [&](size_t kept) {
+    Exchange exchange({.budget = budget, .kept_bytes = kept}, nullptr);
+    exchange.BeginStream(200, "text/plain", {});
+    for (const char* chunk : {"abcd", "efgh", "ijkl", "m"}) exchange.Write(chunk);
+    EXPECT_LE(budget->used(), 10u);
+    EXPECT_EQ(budget->used() > 0, kept > 0);
+    return Kept(exchange, /*truncated=*/true);
+  };
+  EXPECT_EQ(make(0), "");
+  EXPECT_EQ(make(6), "abcdef");
+  EXPECT_EQ(make(100), "abcdefgh");  // "m" would fit, but after a gap
+  EXPECT_EQ(budget->used(), 0u);
+
+  Exchange whole({.budget = budget, .kept_bytes = 4}, nullptr);
+  whole.Send(200, "text/plain", "abcd", {});
+  EXPECT_EQ(budget->used(), 4u);
+  EXPECT_EQ(Kept(whole, /*truncated=*/false), "abcd");
+  EXPECT_EQ(budget->used(), 0u);
+}
+
 TEST(ErrorBodyTest, HasBothShapes) {
   const auto body = nlohmann::json::parse(ErrorBody(400, "bad \xff", "a_code", "prompt"));
   const auto& error = body["error"];

@@ -18,15 +18,16 @@ struct TraceContext {
 
 // One request whose response has ended. References are valid during the call only.
 struct ServedRequest {
-  const std::shared_ptr<const Request>& request;  // the request if it was kept, else SummaryOf
+  const std::shared_ptr<const Request>& request;  // SummaryOf it, unless it was kept
   const std::string& route;
   int status = 0;  // 0: the client disconnected before the head
   bool cut = false;
   ServedTokens tokens;
   std::chrono::steady_clock::time_point begin, end;
-  // The response's payload, without transfer coding; empty unless the observer keeps bodies.
+  // The response's payload, without transfer coding; empty unless the observer keeps it.
   const std::string& response;
   bool response_truncated = false;
+  bool kept = false;  // RequestObserver::keeps was true when the request arrived
 };
 
 // Owned by the server's options. I/O threads call it, so it must not block.
@@ -35,9 +36,12 @@ class RequestObserver {
   virtual ~RequestObserver() = default;
   // Whether requests get a TraceContext.
   virtual bool traces() const { return false; }
-  // Maximum bytes of the response that are kept for OnServed, and whether its request is kept.
+  // Whether the request is kept for OnServed.
+  virtual bool keeps(const Request&) const { return false; }
+  // Maximum bytes of the response to such a request that are kept for OnServed. Fewer are kept if
+  // --http-memory-limit is exhausted.
   virtual size_t kept_bytes() const { return 0; }
-  // Only if kept_bytes() is not 0: the request is passed to its handler.
+  // Only if the request is kept: it is passed to its handler.
   virtual void OnRequest(const std::shared_ptr<const Request>&) {}
   virtual void OnServed(const ServedRequest&) = 0;
 };

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <exception>
 #include <filesystem>
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "server/api/body_limits.h"
 
 namespace switchyard {
 namespace {
@@ -32,13 +34,19 @@ bool IsPrompt(std::string_view field) {
   return std::ranges::find(kPrompts, field) != kPrompts.end();
 }
 
+// Text beyond the limits of request bodies stays text: as a value, it could overflow the stack of
+// Dump, and each of its keys takes linear time.
 Json ParsedOrText(const std::string& text) {
-  Json parsed = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return parsed.is_discarded() ? Json(text) : parsed;
+  try {
+    return jinja::ParseExactJson(text, "text", kBodyLimits, [](std::string_view) { return false; });
+  } catch (const std::exception&) {
+    return text;
+  }
 }
 
+// Text is written as a JSON string, because its line feeds would begin forged lines of the log.
 std::string Shown(const Json& value, bool whole) {
-  std::string text = value.is_string() ? value.get<std::string>() : Dump(value);
+  std::string text = Dump(value);
   if (whole || text.size() <= kShownBytes) return text;
   text.resize(kShownBytes);
   return text + "…";
@@ -58,7 +66,8 @@ std::filesystem::path NewFile(const std::filesystem::path& folder, const char* k
   for (int n = 0;; ++n) {
     const std::string more = n == 0 ? "" : fmt::format("-{}", n);
     const auto file = folder / fmt::format("{}-{}-{}{}.jsonl", kind, digits, getpid(), more);
-    if (!std::filesystem::exists(file)) return file;
+    std::error_code error;  // then the file cannot be opened either
+    if (!std::filesystem::exists(file, error)) return file;
   }
 }
 
@@ -132,20 +141,24 @@ void Recorder::Configure(std::optional<int> log_level, std::optional<std::string
   if (log_level) level_ = *log_level;
   if (dump_folder) dump_folder_ = *std::move(dump_folder);
   if (crash_folder) crash_folder_ = *std::move(crash_folder);
-  keeps_ = !dump_folder_.empty() || !crash_folder_.empty();
+  has_folder_ = !dump_folder_.empty() || !crash_folder_.empty();
   if (!crash_folder_.empty()) return;
   open_.clear();
   recent_.clear();
   recent_bytes_ = 0;
 }
 
-size_t Recorder::kept_bytes() const {
+bool Recorder::keeps(const http::Request& request) const {
   const bool logs = level_ > 0 && logs_->enabled;
-  return keeps_ || logs ? kMaxResponse : 0;
+  return (has_folder_ || logs) && RunsModel(request);
+}
+
+size_t Recorder::kept_bytes() const {
+  const bool logs = level_ > 1 && logs_->enabled;
+  return has_folder_ || logs ? kMaxResponse : 0;
 }
 
 void Recorder::OnRequest(const std::shared_ptr<const http::Request>& request) {
-  if (!RunsModel(*request)) return;
   std::lock_guard lock(mutex_);
   if (crash_folder_.empty()) return;
   open_[request.get()] = {
@@ -155,8 +168,7 @@ void Recorder::OnRequest(const std::shared_ptr<const http::Request>& request) {
 void Recorder::OnServed(const http::ServedRequest& served) {
   if (tracer_) tracer_->AddRequest(served);
   const std::shared_ptr<const http::Request>& request = served.request;
-  // Without headers, it is a summary: nothing was kept when it arrived.
-  if (kept_bytes() == 0 || request->headers.empty() || !RunsModel(*request)) return;
+  if (!served.kept) return;
   const auto time = served.end - served.begin;
   // A copy, because the memory of the request counts towards --http-memory-limit.
   auto copy = std::make_shared<http::Request>();
@@ -211,7 +223,12 @@ void Recorder::Run() {
     const int level = logs_->enabled ? level_.load() : 0;
     const std::string folder = dump_folder_;
     lock.unlock();
-    Write(record, level, folder);
+    try {
+      Write(record, level, folder);
+    } catch (const std::exception& e) {
+      ++dropped_;
+      LOG_ERROR("the record of request {} was not written: {}", record.request->id, e.what());
+    }
     record = {};  // the request's memory is released without the lock
     lock.lock();
   }
@@ -233,6 +250,14 @@ void Recorder::Write(const RecordedRequest& record, int level, const std::string
 }
 
 void Recorder::WriteCrash(const std::string& why) {
+  try {
+    WriteRecent(why);
+  } catch (const std::exception& e) {
+    LOG_ERROR("--crash-dump-folder: requests were not written: {}", e.what());
+  }
+}
+
+void Recorder::WriteRecent(const std::string& why) {
   std::vector<RecordedRequest> records;
   std::string folder;
   {

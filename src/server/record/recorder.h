@@ -38,11 +38,13 @@ struct RecordedRequest {
 
 // One line of a file: {"id", "time", "method", "path", "request", and if it is not open "seconds",
 // "status", "response"}. `request` and `response` are JSON, or text if they are not JSON, such as
-// the events of a stream. nullopt: the request has "no_logs": true, so its text is not recorded.
+// the events of a stream, or exceed kBodyLimits. nullopt: the request has "no_logs": true, so its
+// text is not recorded.
 std::optional<Json> RecordJson(const RecordedRequest& record);
 
 // What --log-requests-level shows: at level 1 the fields of the request without its prompt; at
-// level 2 all fields and the response, each text reduced to 2048 bytes; at level 3 all of both.
+// level 2 all fields and the response, each reduced to 2048 bytes; at level 3 all of both. One
+// line: what is not JSON is written as a JSON string.
 std::string RecordLine(const Json& record, int level);
 
 // Creates the folder. Throws Error kResource that begins with `what` if it cannot be written. An
@@ -79,20 +81,23 @@ class Recorder : public http::RequestObserver {
   void WriteCrash(const std::string& why);
 
   bool traces() const override { return tracer_ != nullptr; }
-  size_t kept_bytes() const override;
+  // Requests that run the model, if a folder is set or their text is logged.
+  bool keeps(const http::Request& request) const override;
+  size_t kept_bytes() const override;  // above 0 if responses are logged or a folder is set
   void OnRequest(const std::shared_ptr<const http::Request>& request) override;
   void OnServed(const http::ServedRequest& served) override;
 
   uint64_t dropped() const { return dropped_; }
 
  private:
-  void Forget();  // removes old records; requires mutex_
+  void Forget();                             // removes old records; requires mutex_
+  void WriteRecent(const std::string& why);  // as WriteCrash, but may throw
   void Run();
   void Write(const RecordedRequest& record, int level, const std::string& folder);
 
   const std::shared_ptr<trace::Tracer> tracer_;
   const std::shared_ptr<const http::RequestLog> logs_;
-  std::atomic<bool> keeps_{false};  // a folder is set
+  std::atomic<bool> has_folder_{false};
   std::atomic<int> level_{0};
   std::atomic<uint64_t> dropped_{0};
 

@@ -42,7 +42,8 @@ class RecorderTest : public ::testing::Test {
                        .tokens = {},
                        .begin = now - std::chrono::seconds(1),
                        .end = now,
-                       .response = response});
+                       .response = response,
+                       .kept = recorder.keeps(*request)});
   }
   // The lines of all files whose name begins with `kind`.
   std::vector<Json> Lines(const std::string& kind) const {
@@ -108,13 +109,63 @@ TEST_F(RecorderTest, ACrashFileHasOpenAndEndedRequests) {
 
 TEST_F(RecorderTest, NothingIsKeptWithoutAFolderOrALog) {
   Recorder recorder({.log_level = 2}, logs_);
+  const auto request = Request("a", "{}"), flush = Request("b", "{}", "/flush_cache");
+  EXPECT_FALSE(recorder.keeps(*request));
   EXPECT_EQ(recorder.kept_bytes(), 0u);
   logs_->enabled = true;
+  EXPECT_TRUE(recorder.keeps(*request));
+  EXPECT_FALSE(recorder.keeps(*flush));
   EXPECT_GT(recorder.kept_bytes(), 0u);
+  recorder.Configure(1, std::nullopt, std::nullopt);
+  EXPECT_TRUE(recorder.keeps(*request));
+  EXPECT_EQ(recorder.kept_bytes(), 0u);  // level 1 shows no responses
   recorder.Configure(0, std::nullopt, std::nullopt);
+  EXPECT_FALSE(recorder.keeps(*request));
   EXPECT_EQ(recorder.kept_bytes(), 0u);
   std::ofstream(dir_ / "file") << "x";
   EXPECT_THROW(recorder.Configure(0, (dir_ / "file").string(), std::nullopt), Error);
+}
+
+// As values, they would overflow the stack, or take minutes to parse.
+TEST_F(RecorderTest, DeepAndWideTextRemainsText) {
+  const std::string deep(100'000, '[');
+  std::string closed = deep + std::string(deep.size(), ']'), wide = "{";
+  for (int i = 0; i < 100'000; ++i) wide += fmt::format("\"k{}\":0,", i);
+  wide.back() = '}';
+  {
+    Recorder recorder({.dump_folder = dir_}, logs_);
+    Serve(recorder, Request("a", closed), wide);
+    Serve(recorder, Request("b", wide), closed);
+    Serve(recorder, Request("c", deep), "{}");
+  }
+  const std::vector<Json> lines = Lines("requests");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["request"], closed);
+  EXPECT_EQ(lines[0]["response"], wide);
+  EXPECT_EQ(lines[1]["request"], wide);
+  EXPECT_EQ(lines[1]["response"], closed);
+  EXPECT_EQ(lines[2]["request"], deep);
+}
+
+TEST_F(RecorderTest, FoldersThatDisappearDoNotEndTheServer) {
+  std::ostringstream lines;
+  {
+    const LogCapture capture(lines);
+    Recorder recorder({.dump_folder = dir_ / "gone", .crash_folder = dir_ / "gone"}, logs_);
+    std::filesystem::remove_all(dir_ / "gone");
+    std::filesystem::create_directory_symlink(dir_ / "gone", dir_ / "gone");  // an endless loop
+    Serve(recorder, Request("a", "{}"), "{}");
+    EXPECT_NO_THROW(recorder.WriteCrash("rank 1 was killed"));
+  }
+  EXPECT_THAT(lines.str(), HasSubstr("--dump-requests-folder"));
+  EXPECT_THAT(lines.str(), HasSubstr("--crash-dump-folder"));
+}
+
+TEST(RecordLineTest, TextCannotForgeLines) {
+  const Json record = {{"id", "a"}, {"request", "x\n[error]"}, {"response", "data: 1\n\n"}};
+  for (const int level : {1, 2, 3})
+    EXPECT_THAT(RecordLine(record, level), Not(HasSubstr("\n"))) << level;
+  EXPECT_EQ(RecordLine(record, 3), R"(http: a request "x\n[error]", response "data: 1\n\n")");
 }
 
 TEST(RecordLineTest, LevelsShowMoreAndMore) {
