@@ -1,6 +1,7 @@
 // `switchyard chat`: a chat with a running server, or with a server of its own.
 #include "chat/chat.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -157,17 +158,20 @@ void CheckKey(const std::string& key) {
 class StartLine {
  public:
   ~StartLine() {
-    if (width_ > 0) fmt::print(stderr, "\r{:{}}\r", "", width_);
+    if (width_ > 0) Print(fmt::format("\r{:{}}\r", "", width_));
   }
   void Show(const std::string& last) {
     if (isatty(STDERR_FILENO) == 0) return;
     const bool loads = last.starts_with("loading weights");
     const std::string line = loads ? last : "starting the server";
-    fmt::print(stderr, "\r{:<{}}", line, width_);
+    Print(fmt::format("\r{:<{}}", line, width_));
     width_ = std::max(width_, line.size());
   }
 
  private:
+  // The terminal may be closed.
+  static void Print(const std::string& text) { std::fputs(text.c_str(), stderr); }
+
   size_t width_ = 0;
 };
 
@@ -184,9 +188,18 @@ int ChatWithOwnServer(ChatArgs& args, chat::Signals& signals) {
   return chat::RunChat(args.chat, signals, [&] { server.CheckAlive(); });
 }
 
+// Without this, the descriptor of a socket could have the number of a closed standard descriptor.
+// The modes keep reads of stdin and writes to stdout errors.
+void OpenStandardDescriptors() {
+  constexpr std::array kModes = {O_WRONLY, O_RDONLY, O_RDWR};
+  for (int fd = 0; fd < static_cast<int>(kModes.size()); ++fd)
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", kModes[fd]);  // the lowest free number
+}
+
 }  // namespace
 
 int RunChat(const std::vector<std::string>& words) {
+  OpenStandardDescriptors();
   auto args = Parse(words);
   if (!args) return 0;
   CheckKey(args->chat.api_key);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -126,6 +127,11 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
                 NearestCommand(command));
 }
 
+// fmt::print would throw if standard error is closed.
+void PrintFailure(const std::exception& failure) {
+  std::fputs(fmt::format("switchyard: {}\n", failure.what()).c_str(), stderr);
+}
+
 }  // namespace
 
 int Main(int argc, char** argv, const std::function<void(MoeBackends&)>& extend) {
@@ -134,10 +140,10 @@ int Main(int argc, char** argv, const std::function<void(MoeBackends&)>& extend)
     if (extend) extend(*backends);
     return Dispatch(argc, argv, backends);
   } catch (const Error& e) {
-    fmt::print(stderr, "switchyard: {}\n", e.what());
+    PrintFailure(e);
     return e.kind() == ErrorKind::kPeer || e.kind() == ErrorKind::kTimeout ? 1 : 2;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "switchyard: {}\n", e.what());
+    PrintFailure(e);
     return 1;
   }
 }

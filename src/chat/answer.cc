@@ -1,5 +1,6 @@
 #include "chat/answer.h"
 
+#include "chat/safe_text.h"
 #include "core/error.h"
 #include "core/json.h"
 
@@ -30,28 +31,20 @@ const json* ErrorOf(const json& value) {
   return found != value.end() && !found->is_null() ? &*found : nullptr;
 }
 
-std::string Shortened(std::string text) {
-  constexpr size_t kMost = 500;
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
-  if (text.size() <= kMost) return text;
-  size_t cut = kMost;
-  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) --cut;  // UTF-8
-  return text.substr(0, cut) + " ...";
-}
-
 }  // namespace
 
 std::string ErrorMessageOf(std::string_view body) {
   const json value = ParseOrNull(body);
   if (const json* error = ErrorOf(value)) {
-    if (error->is_string()) return error->get<std::string>();
+    if (error->is_string()) return Shortened(error->get<std::string>());
     if (error->is_object())
-      if (std::string message = TextOf(*error, "message"); !message.empty()) return message;
+      if (std::string message = TextOf(*error, "message"); !message.empty())
+        return Shortened(message);
   }
   if (value.is_object())
     for (const char* key : {"message", "detail"})
-      if (std::string message = TextOf(value, key); !message.empty()) return message;
-  return Shortened(std::string(body));
+      if (std::string message = TextOf(value, key); !message.empty()) return Shortened(message);
+  return Shortened(body);
 }
 
 AnswerPart Answer::Take(std::string_view data) {
@@ -61,8 +54,8 @@ AnswerPart Answer::Take(std::string_view data) {
   }
   const json event = ParseOrNull(data);
   if (!event.is_object())
-    throw Error(ErrorKind::kPeer, "the server sent an event that is not a JSON object: " +
-                                      Shortened(std::string(data)));
+    throw Error(ErrorKind::kPeer,
+                "the server sent an event that is not a JSON object: " + Shortened(data));
   if (ErrorOf(event) != nullptr) throw Error(ErrorKind::kPeer, ErrorMessageOf(data));
   if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
     prompt_tokens_ = CountOf(*usage, "prompt_tokens");

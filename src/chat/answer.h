@@ -33,8 +33,8 @@ class Answer {
   int64_t prompt_tokens_ = -1, output_tokens_ = -1;
 };
 
-// The message of an OpenAI-style error body {"error": {"message": ...}}, or the body itself,
-// shortened.
+// The message of an OpenAI-style error body {"error": {"message": ...}}, or the body itself.
+// Shortened and without control characters (Shortened of safe_text.h).
 std::string ErrorMessageOf(std::string_view body);
 
 }  // namespace switchyard::chat

@@ -53,6 +53,8 @@ TEST(AnswerTest, FindsTheMessageOfAnErrorBody) {
   EXPECT_EQ(ErrorMessageOf(R"({"detail":"Not Found"})"), "Not Found");
   EXPECT_EQ(ErrorMessageOf("<html>\n"), "<html>");
   EXPECT_EQ(ErrorMessageOf(""), "");
+  EXPECT_EQ(ErrorMessageOf(R"({"error":{"message":"\u001b[31mred\u009b"}})"), "[31mred");
+  EXPECT_EQ(ErrorMessageOf("\x1b]0;title\x07"), "]0;title");
   EXPECT_THAT(ErrorMessageOf(std::string(5000, 'x')), testing::EndsWith(" ..."));
 }
 

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
+#include <exception>
 #include <iostream>
 #include <iterator>
 
@@ -15,6 +17,11 @@
 
 namespace switchyard::chat {
 namespace {
+
+// Whether the end of the server can be the reason of the error.
+bool MayBeLost(const Error& error) {
+  return error.kind() == ErrorKind::kPeer || error.kind() == ErrorKind::kTimeout;
+}
 
 class Chat {
  public:
@@ -59,8 +66,8 @@ class Chat {
     std::unique_ptr<LineReader> reader = MakeEditingReader(signals_, screen_.colours());
     if (!reader) reader = MakePlainReader(signals_, /*terminal=*/true);
     for (const std::string& text : history.Load()) reader->Remember(text);
-    screen_.Note(
-        fmt::format("{} at {}. /help lists commands, Ctrl-D ends.", model_, options_.url.Text()));
+    screen_.Note(fmt::format("{} at {}. /help lists commands, Ctrl-D ends.", Shortened(model_),
+                             options_.url.Text()));
     while (!state_.ended) {
       const InputLine line = ReadText(*reader);
       if (line.kind == InputLine::Kind::kEnd) return;
@@ -98,7 +105,9 @@ class Chat {
       if (end.signal != SIGINT) throw;
       screen_.Note("[stopped]");
     } catch (const Error& e) {
-      check_();
+      if (MayBeLost(e)) check_();
+      screen_.Failure(e.what());
+    } catch (const std::exception& e) {
       screen_.Failure(e.what());
     }
   }
@@ -115,11 +124,11 @@ class Chat {
     try {
       client_.Ask(request, &answer, [&](const AnswerPart& part) { printer.Print(part); });
     } catch (const Interrupted&) {
-      if (screen_.terminal()) printer.End();
+      if (screen_.terminal()) EndAfterFailure(printer);
       keep();  // the user has seen it
       throw;
     } catch (const Error&) {
-      if (!answer.content().empty() || !answer.reasoning().empty()) printer.End();
+      if (!answer.content().empty() || !answer.reasoning().empty()) EndAfterFailure(printer);
       throw;
     }
     printer.End();
@@ -130,10 +139,19 @@ class Chat {
     if (options_.stats) PrintStats(answer, time.count());
   }
 
+  // The first failure matters more than one of the output, such as of a closed terminal.
+  static void EndAfterFailure(AnswerPrinter& printer) {
+    try {
+      printer.End();
+    } catch (const Error&) {
+    }
+  }
+
   static void PrintStats(const Answer& answer, double seconds) {
     if (answer.output_tokens() < 0) return;
-    fmt::print(stderr, "[{} prompt tokens, {} output tokens in {:.2f} s]\n", answer.prompt_tokens(),
-               answer.output_tokens(), seconds);
+    const std::string line = fmt::format("[{} prompt tokens, {} output tokens in {:.2f} s]\n",
+                                         answer.prompt_tokens(), answer.output_tokens(), seconds);
+    std::fputs(line.c_str(), stderr);  // which may be closed
   }
 
   const ChatOptions& options_;
@@ -153,8 +171,8 @@ int RunChat(const ChatOptions& options, Signals& signals, const std::function<vo
     return 0;
   } catch (const Interrupted& end) {
     return 128 + end.signal;
-  } catch (const Error&) {
-    check();
+  } catch (const Error& e) {
+    if (MayBeLost(e)) check();
     throw;
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chat/event_stream.h"
+#include "chat/safe_text.h"
 #include "core/error.h"
 #include "core/json.h"
 
@@ -33,9 +34,10 @@ void ChatClient::Fail(const HttpClient::Response& response) const {
     case 401:
     case 403:
       throw Error(ErrorKind::kUnauthorized,
-                  fmt::format("{}: {}", url,
+                  fmt::format("{}: {}{}{}", url,
                               has_key_ ? "the server refused the API key"
-                                       : "the server requires an API key"),
+                                       : "the server requires an API key",
+                              message.empty() ? "" : ": ", message),
                   "set it by --api-key or OPENAI_API_KEY");
     case 404:
       throw Error(ErrorKind::kNotFound, text);
@@ -61,7 +63,7 @@ std::string ChatClient::ChooseModel(const std::string& wanted) {
   if (wanted.empty()) return names.front();
   if (std::ranges::find(names, wanted) != names.end()) return wanted;
   throw NotFound("--model {}: {} has no such model, but {}", wanted, url().Text(),
-                 Joined(names, ", "));
+                 Shortened(Joined(names, ", ")));
 }
 
 void ChatClient::Ask(const std::string& request, Answer* answer,

@@ -1,6 +1,7 @@
 #include "chat/commands.h"
 
 #include <cstdlib>
+#include <system_error>
 
 #include "core/error.h"
 #include "core/output_file.h"
@@ -36,8 +37,11 @@ std::filesystem::path ExpandHome(std::string_view path) {
 
 std::string Save(std::string_view name, ChatState* state) {
   if (name.empty()) throw Invalid("/save: want a file, like /save chat.md or /save chat.json");
-  const std::filesystem::path path = std::filesystem::absolute(ExpandHome(name));
-  if (std::filesystem::exists(path) && !state->saved.contains(path))
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(ExpandHome(name), error);
+  const bool exists = !error && std::filesystem::exists(path, error);
+  if (error) throw Invalid("/save {}: {}", name, error.message());
+  if (exists && !state->saved.contains(path))
     throw Invalid("/save {}: the file exists; choose another name", name);
   WriteWholeFile(path, state->conversation.Saved(path.extension() == ".json"));
   state->saved.insert(path);

@@ -91,6 +91,7 @@ TEST(ChatCommandsTest, SaveWritesMarkdownOrJsonAndKeepsOtherFiles) {
   std::ofstream(folder / "mine.md") << "mine";
   EXPECT_THROW(RunCommand("/save " + (folder / "mine.md").string(), &state), Error);
   EXPECT_THROW(RunCommand("/save " + (folder / "none/a.md").string(), &state), Error);
+  EXPECT_THROW(RunCommand("/save " + (folder / std::string(300, 'a')).string(), &state), Error);
   EXPECT_EQ(TextOf(folder / "mine.md"), "mine");
   std::filesystem::remove_all(folder);
 }

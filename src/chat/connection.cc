@@ -29,6 +29,12 @@ std::string TlsErrorText() {
   return reason != nullptr ? reason : fmt::format("OpenSSL error {:#x}", code);
 }
 
+// Before a call of OpenSSL whose failure WaitForTls explains by the queue of errors and errno.
+void ClearTlsError() {
+  ERR_clear_error();
+  errno = 0;
+}
+
 }  // namespace
 
 void Connection::FreeTls::operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
@@ -87,7 +93,12 @@ void Connection::ConnectTcp() {
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
   std::string failure = "the host has no address";
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    if (!TryConnect(a->ai_family, a->ai_addr, a->ai_addrlen, &failure)) continue;
+    try {
+      if (!TryConnect(a->ai_family, a->ai_addr, a->ai_addrlen, &failure)) continue;
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::kTimeout || a->ai_next == nullptr) throw;
+      continue;
+    }
     const int on = 1;  // a request is one small packet, which must not wait for others
     setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return;
@@ -112,13 +123,14 @@ void Connection::StartTls() {
   unsigned char address[sizeof(in6_addr)];
   const bool numeric = inet_pton(AF_INET, url_.host.c_str(), address) == 1 ||
                        inet_pton(AF_INET6, url_.host.c_str(), address) == 1;
-  if (numeric) {
-    X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls_.get()), url_.host.c_str());
-  } else {
-    SSL_set1_host(tls_.get(), url_.host.c_str());
-    SSL_set_tlsext_host_name(tls_.get(), url_.host.c_str());
-  }
+  const bool set =
+      numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls_.get()), url_.host.c_str()) == 1
+              : SSL_set1_host(tls_.get(), url_.host.c_str()) == 1 &&
+                    SSL_set_tlsext_host_name(tls_.get(), url_.host.c_str()) == 1;
+  // Without a name, OpenSSL would accept certificates of all hosts.
+  if (!set) Fail("the host cannot be compared with a certificate");
   while (true) {
+    ClearTlsError();
     const int result = SSL_connect(tls_.get());
     if (result == 1) return;
     if (const long verified = SSL_get_verify_result(tls_.get());
@@ -151,7 +163,7 @@ bool Connection::WaitForTls(int result, const char* what) {
 void Connection::Write(std::string_view bytes) {
   while (!bytes.empty()) {
     if (tls_) {
-      ERR_clear_error();
+      ClearTlsError();
       const int sent = SSL_write(tls_.get(), bytes.data(), static_cast<int>(bytes.size()));
       if (sent > 0) {
         bytes.remove_prefix(sent);
@@ -174,7 +186,9 @@ void Connection::Write(std::string_view bytes) {
 size_t Connection::Read(char* bytes, size_t most) {
   while (true) {
     if (tls_) {
-      ERR_clear_error();
+      // SSL_read may have data without a wait, which must not delay Ctrl-C.
+      signals_.Wait(-1, 0, std::chrono::milliseconds(0));
+      ClearTlsError();
       const int received = SSL_read(tls_.get(), bytes, static_cast<int>(most));
       if (received > 0) return received;
       if (!WaitForTls(received, "a byte from the server")) return 0;

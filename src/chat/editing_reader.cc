@@ -4,12 +4,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cwchar>
 #include <optional>
+#include <utility>
 
 #include "chat/line_reader.h"
 #include "core/error.h"
@@ -107,12 +109,13 @@ class Keyboard {
 
   // The signal that ended the last call with -1, once.
   std::optional<int> TakeSignal() { return std::exchange(signal_, std::nullopt); }
+  void BeginLine() { first_ = true; }
   void EndPaste() { pasting_ = false; }
 
  private:
   // Removes the mark from the front. Waits a moment if only its beginning has arrived.
   bool TakeMark(std::string_view mark) {
-    constexpr int kMoment = 30;  // ms
+    const int moment = pasting_ ? 1000 : 30;  // ms; parts of an end mark may arrive late
     while (true) {
       if (bytes_.starts_with(mark)) {
         bytes_.erase(0, mark.size());
@@ -120,7 +123,7 @@ class Keyboard {
       }
       if (bytes_.empty() || !mark.starts_with(bytes_)) return false;
       pollfd one{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-      if (poll(&one, 1, kMoment) <= 0 || !Receive()) return false;
+      if (poll(&one, 1, moment) <= 0 || !Receive()) return false;
     }
   }
 
@@ -132,8 +135,6 @@ class Keyboard {
       *character = static_cast<unsigned char>(bytes_.front());
       used = 1;
     }
-    // While no line is edited, the terminal keeps Ctrl-D as NUL.
-    if (*character == L'\0') *character = L'\4';
     const bool line_end = *character == L'\n' || *character == L'\r';
     bytes_.erase(0, used);
     if (pasting_ && line_end) *character = kLineEnd;
@@ -145,8 +146,11 @@ class Keyboard {
   bool Receive() {
     char bytes[4096];
     const ssize_t count = read(STDIN_FILENO, bytes, sizeof bytes);
-    if (count > 0) bytes_.append(bytes, count);
-    return count > 0;
+    if (count <= 0) return false;
+    // While no line is edited, the terminal keeps Ctrl-D as NUL. Later, NUL is Ctrl-Space.
+    if (std::exchange(first_, false)) std::replace(bytes, bytes + count, '\0', '\4');
+    bytes_.append(bytes, count);
+    return true;
   }
 
   template <typename Resized>
@@ -164,6 +168,7 @@ class Keyboard {
 
   Signals& signals_;
   std::string bytes_;  // received, not yet returned
+  bool first_ = true;  // no byte has been received since BeginLine
   bool pasting_ = false;
   std::optional<int> signal_;
 };
@@ -206,17 +211,18 @@ class EditingReader : public LineReader {
     prompt_ = colours_ ? fmt::format("\1\x1b[1m\1{}\1\x1b[0m\1 ", prompt) : prompt + " ";
     lib_.resize(editor_);
     SwitchPaste(true);
+    keyboard_.BeginLine();
     int count = 0;
     const char* line = lib_.gets(editor_, &count);
     SwitchPaste(false);
     keyboard_.EndPaste();
     if (const auto signal = keyboard_.TakeSignal()) {
-      fmt::print("\n");
+      std::fputs("\n", stdout);  // fmt::print would throw if the terminal is closed
       if (*signal != SIGINT) throw Interrupted(*signal);
       return {InputLine::Kind::kCancelled, {}};
     }
     if (line == nullptr || count <= 0) {
-      fmt::print("\n");
+      std::fputs("\n", stdout);
       return {};
     }
     std::string text(line);
@@ -247,7 +253,7 @@ class EditingReader : public LineReader {
   // Bracketed paste is on only while a line is edited. Terminals without it ignore the sequence.
   void SwitchPaste(bool on) {
     if (!colours_) return;
-    fmt::print("\x1b[?2004{}", on ? 'h' : 'l');
+    std::fputs(on ? "\x1b[?2004h" : "\x1b[?2004l", stdout);
     std::fflush(stdout);
   }
 

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <thread>
 
+#include "chat/safe_text.h"
 #include "core/error.h"
 
 namespace switchyard::chat {
@@ -120,13 +121,20 @@ std::string LocalServer::LastLine() const {
 }
 
 void LocalServer::CheckAlive() {
-  if (!Ended(WNOHANG)) return;
-  std::string why = LastLine();
+  const auto deadline = std::chrono::steady_clock::now() + 500ms;
+  while (!Ended(WNOHANG)) {
+    if (std::chrono::steady_clock::now() >= deadline) return;
+    std::this_thread::sleep_for(10ms);
+  }
+  // The last line of a server that fails is its error. Other lines are no reasons.
+  std::string why = WithoutControls(LastLine());
   constexpr std::string_view kName = "switchyard: ";
-  if (why.starts_with(kName)) why.erase(0, kName.size());
-  if (why.empty())
-    why = WIFSIGNALED(status_) ? fmt::format("signal {} ended the server", WTERMSIG(status_))
-                               : fmt::format("the server ended with code {}", WEXITSTATUS(status_));
+  why.erase(0, why.starts_with(kName) ? kName.size() : why.size());
+  if (WIFSIGNALED(status_))
+    why = fmt::format("signal {} ended the server{}{}", WTERMSIG(status_), why.empty() ? "" : ": ",
+                      why);
+  else if (why.empty())
+    why = fmt::format("the server ended with code {}", WEXITSTATUS(status_));
   const bool invalid = WIFEXITED(status_) && WEXITSTATUS(status_) == 2;
   throw Error(invalid ? ErrorKind::kInvalid : ErrorKind::kPeer, why);
 }

@@ -35,7 +35,8 @@ class LocalServer {
   // few times a second. Throws Interrupted, and the error of CheckAlive.
   void WaitReady(Signals& signals, const std::function<void(const std::string&)>& progress);
 
-  // Throws Error kInvalid or kPeer, with the last message of the server, if it has ended.
+  // Throws Error kInvalid or kPeer if the server has ended, with its error or signal. For use after
+  // a failed request: waits 0.5 s for the end, as a connection closes before its process ends.
   void CheckAlive();
 
   ServerUrl url() const;

@@ -18,14 +18,14 @@ class PlainReader : public LineReader {
 
   InputLine Read(const std::string& prompt) override {
     if (terminal_) {
-      fmt::print("{} ", prompt);
+      std::fputs((prompt + " ").c_str(), stdout);  // the terminal may be closed
       std::fflush(stdout);
     }
     try {
       return ReadLine();
     } catch (const Interrupted& end) {
       if (!terminal_ || end.signal != SIGINT) throw;
-      fmt::print("\n");
+      std::fputs("\n", stdout);
       return {InputLine::Kind::kCancelled, {}};
     }
   }

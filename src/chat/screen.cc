@@ -22,23 +22,6 @@ std::string Styled(std::string_view style, std::string_view text) {
 
 }  // namespace
 
-std::string WithoutControls(std::string_view text) {
-  std::string kept;
-  kept.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) continue;
-    // U+0080 to U+009F, which some terminals treat like escape sequences.
-    if (c == 0xc2 && i + 1 < text.size() &&
-        (static_cast<unsigned char>(text[i + 1]) & 0xe0) == 0x80) {
-      ++i;
-      continue;
-    }
-    kept += text[i];
-  }
-  return kept;
-}
-
 Screen::Properties Screen::OfThisProcess() {
   const char* no_colour = std::getenv("NO_COLOR");
   const char* term = std::getenv("TERM");
@@ -64,7 +47,9 @@ void Screen::Text(std::string_view text) {
 
 void Screen::Dimmed(std::string_view text) {
   if (!terminal()) {
-    std::fwrite(text.data(), 1, text.size(), stderr);
+    const std::string shown =
+        isatty(STDERR_FILENO) != 0 ? WithoutControls(text) : std::string(text);
+    std::fwrite(shown.data(), 1, shown.size(), stderr);
     return;
   }
   Write(colours() ? Styled(kDim, WithoutControls(text)) : WithoutControls(text));
@@ -75,9 +60,9 @@ void Screen::Note(std::string_view line) {
 }
 
 void Screen::Failure(std::string_view message) {
-  const std::string line =
-      "error: " + (terminal() ? WithoutControls(message) : std::string(message));
-  fmt::print(stderr, "{}\n", colours() && isatty(STDERR_FILENO) != 0 ? Styled(kRed, line) : line);
+  std::string line = "error: " + WithoutControls(message);
+  if (colours() && isatty(STDERR_FILENO) != 0) line = Styled(kRed, line);
+  std::fputs((line + "\n").c_str(), stderr);  // which may be closed
 }
 
 void Screen::ReplaceLine(std::string_view line) {

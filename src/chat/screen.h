@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "chat/answer.h"
+#include "chat/safe_text.h"
 
 namespace switchyard::chat {
 
@@ -38,9 +39,6 @@ class Screen {
 
   const Properties properties_;
 };
-
-// The text without control characters, except for line ends and tabs. Bytes of UTF-8 are kept.
-std::string WithoutControls(std::string_view text);
 
 enum class ReasoningMode {
   kShow,  // dimmed, before the answer

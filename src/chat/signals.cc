@@ -21,7 +21,13 @@ using Clock = std::chrono::steady_clock;
 sigset_t Handled() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGWINCH}) sigaddset(&set, number);
+  for (const int number : {SIGTERM, SIGWINCH}) sigaddset(&set, number);
+  // nohup and shells start programs with some of these ignored, which must stay so.
+  for (const int number : {SIGINT, SIGHUP, SIGQUIT}) {
+    struct sigaction present;
+    if (sigaction(number, nullptr, &present) == 0 && present.sa_handler != SIG_IGN)
+      sigaddset(&set, number);
+  }
   return set;
 }
 

@@ -9,15 +9,16 @@
 
 namespace switchyard::chat {
 
-// Ends a wait: Ctrl-C (SIGINT), SIGTERM or SIGHUP.
+// Ends a wait: Ctrl-C (SIGINT), SIGTERM, SIGHUP or SIGQUIT.
 struct Interrupted : std::runtime_error {
   explicit Interrupted(int signal)
       : std::runtime_error("interrupted by a signal"), signal(signal) {}
   int signal;
 };
 
-// Receives SIGINT, SIGTERM, SIGHUP and SIGWINCH through a descriptor, and waits for other
-// descriptors at the same time. Blocks these signals for the process, and ignores SIGPIPE.
+// Receives SIGTERM, SIGWINCH, and SIGINT, SIGHUP and SIGQUIT unless they are ignored, through a
+// descriptor. Waits for other descriptors at the same time. Blocks these signals for the process,
+// and ignores SIGPIPE.
 // Construct it in main before other threads exist. Use on one thread.
 class Signals {
  public:

@@ -18,6 +18,8 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:
+                for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # may be ignored in this process
+                    signal.signal(number, signal.SIG_DFL)
                 os.execvpe(command[0], list(map(str, command)), {**os.environ, **environment})
             finally:
                 os._exit(127)

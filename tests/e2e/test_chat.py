@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import ssl
@@ -42,13 +43,29 @@ def stub():
 
 def chat(*words, stdin="", **environment):
     """Runs a chat in pipes. Returns (exit code, stdout, stderr)."""
-    done = subprocess.run([PROGRAM, "chat", *map(str, words)], input=stdin, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, **environment})
+    done = subprocess.run([PROGRAM, "chat", *map(str, words)], input=stdin, capture_output=True, text=True,
+                          timeout=server.START_SECONDS + 60,                          env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 
 def terminal(url, *words, **environment):
     return Terminal(PROGRAM, "chat", url, *words, **environment)
+
+
+def read_some(stream, text, seconds=30):
+    """Reads the text from an unbuffered pipe of bytes."""
+    end, data = time.time() + seconds, b""
+    while len(data) < len(text):
+        assert select.select([stream], [], [], max(0, end - time.time()))[0], f"no {text!r} after {data!r}"
+        data += (part := os.read(stream.fileno(), len(text) - len(data)))
+        assert part, f"end after {data!r}"
+    assert data.decode() == text
+
+
+def default_signals():
+    """Programs in the background of a shell may be started with these signals ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def needs_editing():
@@ -90,6 +107,18 @@ def test_text_is_shown_as_it_is_received(stub, term):
         t.expect("after")
         t.expect(r"echo: typed early \(3 messages\)")
         assert t.wait() == 0
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_closing_the_terminal_ends_the_chat(stub, term):
+    with terminal(stub.url, TERM=term) as t:
+        t.expect(PROMPT)
+        t.send("slow\r")
+        t.expect("begun")
+        os.close(t.fd)
+        t.fd = os.open("/dev/null", os.O_RDONLY)
+        assert stub.closed.wait(30)
+        assert t.wait() == 128 + signal.SIGHUP
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
@@ -291,30 +320,47 @@ def test_keys():
         assert chat(stub.url, "--once", "a", "--api-key", "right")[0] == 0
         assert chat(stub.url, "--once", "a", OPENAI_API_KEY="right")[0] == 0
         code, _, err = chat(stub.url, "--once", "a")
-        assert code == 2 and "the server requires an API key (set it by --api-key or OPENAI_API_KEY)" in err
+        assert code == 2 and "the server requires an API key: wrong key (set it by --api-key or OPENAI_API_KEY)" in err
         code, _, err = chat(stub.url, "--once", "a", "--api-key", "wrong", OPENAI_API_KEY="right")
         assert code == 2 and "the server refused the API key" in err
         code, _, err = chat(stub.url, "--once", "a", "--api-key", "a\r\nb: c")
         assert code == 2 and "printable" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_a_chat_in_a_pipe(stub, number):
-    process = subprocess.Popen([PROGRAM, "chat", stub.url, "--once", "slow"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.read(5) == "begun"
+    process = subprocess.Popen([PROGRAM, "chat", stub.url, "--once", "slow"], stdout=subprocess.PIPE, bufsize=0,
+                               preexec_fn=default_signals)
+    read_some(process.stdout, "begun")
     process.send_signal(number)
     assert process.wait(30) == 128 + number
     assert stub.closed.wait(30)
 
 
+def test_an_ignored_signal_stays_ignored(stub):
+    process = subprocess.Popen([PROGRAM, "chat", stub.url, "--once", "gate"], stdout=subprocess.PIPE, bufsize=0,
+                               preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    read_some(process.stdout, "before")
+    process.send_signal(signal.SIGHUP)
+    stub.gate.set()
+    assert process.wait(30) == 0
+
+
 def test_a_closed_output_is_an_error(stub):
     process = subprocess.Popen([PROGRAM, "chat", stub.url, "--once", "gate"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
-    assert process.stdout.read(6) == "before"
+                               bufsize=0)
+    read_some(process.stdout, "before")
     process.stdout.close()
     stub.gate.set()
     assert process.wait(30) == 1
-    assert "standard output: Broken pipe" in process.stderr.read()
+    assert b"standard output: Broken pipe" in process.stderr.read()
+
+
+def test_a_closed_standard_error_changes_nothing(stub):
+    for words, code, out in [(["--once", "hello", "--stats"], 0, "echo: hello (1 messages)\n"), (["--once", "refuse"], 2, "")]:
+        done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", PROGRAM, "chat", stub.url, *words], stdout=subprocess.PIPE,
+                              text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (code, out)
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="requires openssl to create a certificate")
@@ -348,7 +394,7 @@ def test_a_chat_with_a_server_of_its_own(home):
     assert (code, out) == (0, "Dispatch sends each token row to the ranks that own the experts its router chose.\n"), err
     assert "the server has shut down" in (home / "log").read_text()
     with Terminal(PROGRAM, "chat", *LOCAL, "--temperature", "0", "--tp", "2", "--ep", "2") as t:
-        t.expect(r"unix:(\S+)/socket\. /help")
+        t.expect(r"unix:(\S+)/socket\. /help", server.START_SECONDS)
         directory = pathlib.Path(re.search(r"unix:(\S+)/socket", t.text)[1])
         assert directory.stat().st_mode & 0o777 == 0o700
         (running,) = servers_of(t.pid)
@@ -357,16 +403,19 @@ def test_a_chat_with_a_server_of_its_own(home):
         t.expect(r"7 \* 8 = 56\.")
         t.expect(PROMPT)
         os.kill(running, signal.SIGKILL)
+        end = time.time() + 30
         while not pathlib.Path(f"/proc/{running}/stat").read_text().split()[2] == "Z":
+            assert time.time() < end
             time.sleep(0.02)
         t.send("7 times 9\r")
         assert t.wait() == 1
+        assert "signal 9 ended the server" in t.text
     assert not directory.exists()
 
 
 def test_sigterm_stops_the_server_too():
     with Terminal(PROGRAM, "chat", *LOCAL) as t:
-        t.expect(PROMPT)
+        t.expect(PROMPT, server.START_SECONDS)
         children = servers_of(t.pid)
         os.kill(t.pid, signal.SIGTERM)
         assert t.wait() == 128 + signal.SIGTERM
