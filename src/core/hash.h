@@ -1,4 +1,4 @@
-// Hashes for uses in which nobody chooses inputs that collide.
+// Hashes for inputs that are not chosen to collide.
 #pragma once
 
 #include <cstddef>
