@@ -15,29 +15,10 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-std::vector<EngineRequest> Requests() {
-  std::vector<EngineRequest> requests;
-  for (uint64_t id = 1; id <= 7; ++id) {
-    EngineRequest request = Greedy(id, Count(5 + 4 * static_cast<int32_t>(id), id % 3 * 20), 12);
-    if (id % 2) request.sampling.temperature = 0.9f;
-    if (id == 3) request.sampling.repetition_penalty = 1.3f;
-    if (id == 4) request.logprob = {.enabled = true, .start = 2, .top = 2};
-    if (id == 5) request.routed_experts = {.enabled = true};
-    requests.push_back(request);
-  }
-  return requests;
-}
-
-RankEngine::Options Tight() {
-  RankEngine::Options options = Roomy();
-  options.num_pages = 40;
-  options.chunked_prefill_size = 9;
-  return options;
-}
-
 std::map<uint64_t, RequestOutput> Undisturbed() {
   std::map<uint64_t, RequestOutput> outputs;
-  for (const EngineRequest& request : Requests()) outputs[request.id] = Rig(Roomy()).Run(request);
+  for (const EngineRequest& request : MixedRequests(7))
+    outputs[request.id] = Rig(Roomy()).Run(request);
   return outputs;
 }
 
@@ -77,7 +58,7 @@ void ExpectUndisturbed(std::map<uint64_t, RequestOutput>& seen) {
 
 // Pauses after about a third of the steps. Nothing happens during a pause.
 void RunWithPauses(Rig& rig, PauseAction action, bool flush) {
-  for (const EngineRequest& request : Requests()) rig.Tell({request});
+  for (const EngineRequest& request : MixedRequests(7)) rig.Tell({request});
   int pauses = 0;
   for (int step = 0; rig.engine.HasWork(); ++step) {
     ASSERT_LT(step, 1000);
@@ -104,7 +85,7 @@ TEST(RankControls, PausedRequestsHaveTheSameOutputs) {
   for (const bool launches : {false, true}) {
     for (const PauseAction action : {PauseAction::kNone, PauseAction::kRetract}) {
       SCOPED_TRACE(testing::Message() << launches << ' ' << static_cast<int>(action));
-      Rig rig(Tight(), 61, launches);
+      Rig rig(TightOptions(), 61, launches);
       RunWithPauses(rig, action, false);
       ExpectUndisturbed(rig.seen);
     }
@@ -113,7 +94,7 @@ TEST(RankControls, PausedRequestsHaveTheSameOutputs) {
 
 TEST(RankControls, RetractedRequestsAreComputedAgainAfterAFlush) {
   for (const bool launches : {false, true}) {
-    Rig rig(Tight(), 61, launches);
+    Rig rig(TightOptions(), 61, launches);
     RunWithPauses(rig, PauseAction::kRetract, true);
     ExpectUndisturbed(rig.seen);
   }
@@ -121,7 +102,7 @@ TEST(RankControls, RetractedRequestsAreComputedAgainAfterAFlush) {
 
 TEST(RankControls, DraftsSurviveAPause) {
   NgramDrafter drafter;
-  RankEngine::Options options = Tight();
+  RankEngine::Options options = TightOptions();
   options.max_drafts = 3;
   options.drafter = &drafter;
   Rig rig(options);
@@ -146,8 +127,8 @@ TEST(RankControls, APauseInPlaceKeepsPagesAndRefusesAFlush) {
 
 TEST(RankControls, AnAbortEndsAllRequestsBeforeItsAnswer) {
   for (const bool launches : {false, true}) {
-    Rig rig(Tight(), 61, launches);
-    for (const EngineRequest& request : Requests()) rig.Tell({request});
+    Rig rig(TightOptions(), 61, launches);
+    for (const EngineRequest& request : MixedRequests(7)) rig.Tell({request});
     for (int step = 0; step < 4; ++step) rig.Step();
     EXPECT_EQ(Set(rig, {.paused = true}, PauseAction::kAbort).requests, 7);
     EXPECT_FALSE(rig.engine.HasWork());
@@ -178,7 +159,7 @@ TEST(RankControls, APausedRequestCanBeAborted) {
 TEST(RankControls, RunningRequestsAreLimited) {
   Rig rig(Roomy());
   Set(rig, {.max_running_requests = 2});
-  for (const EngineRequest& request : Requests()) rig.Tell({request});
+  for (const EngineRequest& request : MixedRequests(7)) rig.Tell({request});
   int64_t most = 0;
   for (int step = 0; rig.engine.HasWork() && step < 1000; ++step) {
     rig.Step();
@@ -191,7 +172,7 @@ TEST(RankControls, RunningRequestsAreLimited) {
 
   Rig limited(Roomy());
   Set(limited, {.max_running_requests = 2});
-  for (const EngineRequest& request : Requests()) limited.Tell({request});
+  for (const EngineRequest& request : MixedRequests(7)) limited.Tell({request});
   while (limited.engine.HasWork()) {
     limited.Step();
     EXPECT_LE(limited.engine.running(), 2);

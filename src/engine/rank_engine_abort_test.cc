@@ -10,30 +10,10 @@ namespace {
 
 using ::testing::IsEmpty;
 
-std::vector<EngineRequest> Requests() {
-  std::vector<EngineRequest> requests;
-  for (uint64_t id = 1; id <= 6; ++id) {
-    EngineRequest request = Greedy(id, Count(5 + 4 * static_cast<int32_t>(id), id % 3 * 20), 12);
-    if (id % 2) request.sampling.temperature = 0.9f;
-    if (id == 3) request.sampling.repetition_penalty = 1.3f;
-    if (id == 4) request.logprob = {.enabled = true, .start = 2, .top = 2};
-    if (id == 5) request.routed_experts = {.enabled = true};
-    requests.push_back(request);
-  }
-  return requests;
-}
-
-RankEngine::Options Tight() {
-  RankEngine::Options options = Roomy();
-  options.num_pages = 40;
-  options.chunked_prefill_size = 9;
-  return options;
-}
-
 void ExpectOutputsOf(std::map<uint64_t, RequestOutput>& seen) {
   RankEngine::Options options = Roomy();
   options.overlap_schedule = false;
-  for (const EngineRequest& request : Requests()) {
+  for (const EngineRequest& request : MixedRequests(6)) {
     SCOPED_TRACE(request.id);
     const RequestOutput want = Rig(options).Run(request);
     const RequestOutput& got = seen[request.id];
@@ -46,13 +26,13 @@ void ExpectOutputsOf(std::map<uint64_t, RequestOutput>& seen) {
 }
 
 void TellAll(Rig& rig) {
-  for (const EngineRequest& request : Requests()) rig.Tell({request});
+  for (const EngineRequest& request : MixedRequests(6)) rig.Tell({request});
 }
 
 TEST(RankEngineAbort, AbortedPassesRunAgainWithTheSameResults) {
   for (const bool launches : {false, true}) {
     SCOPED_TRACE(launches);
-    Rig rig(Tight(), 61, launches);
+    Rig rig(TightOptions(), 61, launches);
     int aborts = 0;
     rig.model.during = [&](uint64_t pass) {
       EXPECT_FALSE(rig.engine.AbortPass(pass + 1));
@@ -69,7 +49,7 @@ TEST(RankEngineAbort, AbortedPassesRunAgainWithTheSameResults) {
 }
 
 TEST(RankEngineAbort, LaunchedPassesRunAgainWithTheSameResults) {
-  Rig rig(Tight(), 61, true);
+  Rig rig(TightOptions(), 61, true);
   TellAll(rig);
   int aborts = 0;
   for (int step = 0; rig.engine.HasWork(); ++step) {
@@ -106,7 +86,7 @@ TEST(RankEngineAbort, RequestsMayEndBeforeTheirLaunchedPassIsAborted) {
 TEST(RankEngineAbort, AfterAnErrorOfTheModelThePassRunsAgain) {
   for (const bool launches : {false, true}) {
     SCOPED_TRACE(launches);
-    Rig rig(Tight(), 61, launches);
+    Rig rig(TightOptions(), 61, launches);
     rig.model.during = rig.FailSometimes();
     TellAll(rig);
     rig.RunThroughErrors();

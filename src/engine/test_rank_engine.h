@@ -152,4 +152,27 @@ inline void ExpectSameOutput(const RequestOutput& got, const RequestOutput& want
   EXPECT_EQ(got.routed_experts, want.routed_experts);
 }
 
+// Requests 1 to `count`: greedy and sampled ones, with a penalty, log-probabilities and routed
+// experts among them.
+inline std::vector<EngineRequest> MixedRequests(uint64_t count) {
+  std::vector<EngineRequest> requests;
+  for (uint64_t id = 1; id <= count; ++id) {
+    EngineRequest request = Greedy(id, Count(5 + 4 * static_cast<int32_t>(id), id % 3 * 20), 12);
+    if (id % 2) request.sampling.temperature = 0.9f;
+    if (id == 3) request.sampling.repetition_penalty = 1.3f;
+    if (id == 4) request.logprob = {.enabled = true, .start = 2, .top = 2};
+    if (id == 5) request.routed_experts = {.enabled = true};
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+// Few pages and short chunks, so that requests are retracted and prompts take several passes.
+inline RankEngine::Options TightOptions() {
+  RankEngine::Options options = Roomy();
+  options.num_pages = 40;
+  options.chunked_prefill_size = 9;
+  return options;
+}
+
 }  // namespace switchyard
