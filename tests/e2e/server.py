@@ -20,6 +20,11 @@ START_SECONDS = 120
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_vader_single_copy_mechanism", "none"]
 
 
+def shared_memory():
+    """Names of the program's files in /dev/shm. Its other temporary files are in TMPDIR, which a test may set."""
+    return {path.name for path in pathlib.Path("/dev/shm").iterdir() if "switchyard" in path.name}
+
+
 class Server:
     """A running `switchyard serve` on a free port. `log` receives its standard error. `prefix`: a launcher, e.g. mpirun."""
 

@@ -74,6 +74,8 @@ def test_outputs_equal_those_of_an_undisturbed_server(layout):
         before, count = settled_descriptors(server), len(server.ranks())
         for name, disturb in FAULTS[layout].items():
             epoch = metric(server, "switchyard_epoch")
+            # Delayed steps: otherwise a fast machine could end the batch before the fault.
+            assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
             clients = start_batch(server, batches[name])
             old = server.ranks()
             disturb(server, clients)

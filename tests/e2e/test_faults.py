@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from server import FIXTURES, Server, fails_to_start
+from server import FIXTURES, Server, fails_to_start, shared_memory
 
 MODEL = FIXTURES / "qwen3_moe"
 LONG = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 450, "ignore_eos": True}}
@@ -36,11 +36,6 @@ def alive(pid):
         return False
 
 
-def leftovers():
-    return {str(p) for d in ("/dev/shm", "/tmp") for p in pathlib.Path(d).iterdir() if "switchyard" in p.name and
-            not p.name.endswith(".log")}
-
-
 def test_ranks_have_process_titles():
     with Server(MODEL, "--tp", 4, "--ep", 2) as server:
         titles = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode() for pid in server.ranks()]
@@ -49,9 +44,9 @@ def test_ranks_have_process_titles():
         assert server.stop() == 0
 
 
-def test_sigterm_drains():
-    before = leftovers()
-    with Server(MODEL, "--tp", 2, "--ep", 2, *ONE_AT_A_TIME) as server:
+def test_sigterm_drains(tmp_path):
+    before = shared_memory()
+    with Server(MODEL, "--tp", 2, "--ep", 2, *ONE_AT_A_TIME, env={"TMPDIR": str(tmp_path)}) as server:
         ranks = server.ranks()
         thread, results = in_background(lambda: server.request("/generate", LONGER))
         server.wait_busy(CHOICES)
@@ -65,7 +60,7 @@ def test_sigterm_drains():
         thread.join()
         assert results[0][0] == 200 and [len(c["output_ids"]) for c in results[0][1]] == [450] * CHOICES
         assert not any(alive(pid) for pid in ranks)
-    assert not leftovers() - before
+    assert not shared_memory() - before and not list(tmp_path.iterdir())
 
 
 def test_a_second_signal_does_not_wait_for_requests():
@@ -79,9 +74,10 @@ def test_a_second_signal_does_not_wait_for_requests():
         assert {c["meta_info"]["finish_reason"]["type"] for c in results[0][1]} <= {"abort", "length"}
 
 
-def test_a_dead_rank_is_reported_and_ends_the_server():
-    before = leftovers()
-    with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--disable-elastic-ep", *ONE_AT_A_TIME) as server:
+def test_a_dead_rank_is_reported_and_ends_the_server(tmp_path):
+    before = shared_memory()
+    with Server(MODEL, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--disable-elastic-ep", *ONE_AT_A_TIME,
+                env={"TMPDIR": str(tmp_path)}) as server:
         ranks = server.ranks()
         thread, results = in_background(lambda: server.request("/generate", LONGER))
         server.wait_busy(CHOICES)
@@ -93,7 +89,7 @@ def test_a_dead_rank_is_reported_and_ends_the_server():
         assert server.stop(timeout=20) not in (0, None)
         assert "rank 1" in server.text()
         assert not any(alive(pid) for pid in ranks)
-    assert not leftovers() - before
+    assert not shared_memory() - before and not list(tmp_path.iterdir())
 
 
 def test_ranks_die_with_their_parent():

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <fstream>
 
 #include "core/error.h"
@@ -22,11 +23,17 @@ std::string ErrorOf(const std::vector<std::string>& args) {
   return "no error";
 }
 
+// Returns the path of a file with the text. The process deletes it at its end. Tests may run
+// concurrently, each in its own process.
 std::string WriteYaml(const std::string& text) {
-  // Tests may run concurrently, each in its own process.
-  std::string path = fmt::format("{}/{}.switchyard_args_test.yaml", ::testing::TempDir(), getpid());
-  std::ofstream(path) << text;
-  return path;
+  struct File {
+    std::string path =
+        fmt::format("{}/{}.switchyard_args_test.yaml", ::testing::TempDir(), getpid());
+    ~File() { std::remove(path.c_str()); }
+  };
+  static const File file;
+  std::ofstream(file.path) << text;
+  return file.path;
 }
 
 TEST(ArgsTest, SglangsSpellings) {
