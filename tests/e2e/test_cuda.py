@@ -29,7 +29,7 @@ from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 from test_speculative import LAYOUTS as DRAFT_LAYOUTS
 from test_speculative import answers as draft_answers
-from test_speculative import YARDLING
+from test_speculative import YARDLING, check_sharded_head, head_flags
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
@@ -280,6 +280,10 @@ def test_grammars_constrain_outputs(layout, graphs):
     assert sum(is_valid(schema, *output) for schema, output in zip(cases, outputs[0])) > 0
 
 
+DRAFT_FLAGS = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning",
+               "--dtype", "float32"]
+
+
 @functools.cache
 def without_drafts(*flags):
     with Server(YARDLING, "--device", "cuda", *flags) as server:
@@ -288,14 +292,23 @@ def without_drafts(*flags):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", DRAFT_LAYOUTS)
-def test_drafts_change_no_output(layout, graphs):
-    """The requests include some whose tokens the host samples, and some with grammars."""
+def test_drafts_change_no_output(layout, graphs, tmp_path):
+    """The requests include some whose tokens the host samples, and some with grammars. EAGLE heads are built from the
+    outputs without drafts."""
     drafts = DRAFT_LAYOUTS[layout]
     device, env = where(2 if "--tp" in drafts else 1)
-    flags = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning",
-             "--dtype", "float32"]
-    with Server(YARDLING, *device, *flags, *drafts, *GRAPHS[graphs], env=env) as server:
-        assert draft_answers(server) == without_drafts(*flags)
-        states = server.request("/get_server_info")[1]["internal_states"]
-        assert sum(state["accepted_draft_tokens"] for state in states) > 0
+    without = without_drafts(*DRAFT_FLAGS)
+    head = head_flags(layout, without, tmp_path)
+    with Server(YARDLING, *device, *DRAFT_FLAGS, *drafts, *head, *GRAPHS[graphs], env=env) as server:
+        assert draft_answers(server) == without
+        if layout != "eagle3_auto":  # `auto` may end drafting before a draft is accepted
+            states = server.request("/get_server_info")[1]["internal_states"]
+            assert sum(state["accepted_draft_tokens"] for state in states) > 0
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_heads_are_sharded_with_attention(layout, graphs, tmp_path):
+    device, env = where(2)
+    check_sharded_head(layout, tmp_path, *device, *DRAFT_FLAGS, *GRAPHS[graphs], env=env)
