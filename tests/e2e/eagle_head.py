@@ -12,7 +12,7 @@ import collections
 import json
 import random
 
-from gguf_file import floats, read_safetensors, write_safetensors
+from gguf_file import as_bfloat16, floats, read_safetensors, write_safetensors
 
 HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 4, 2, 16, 96
 
@@ -53,9 +53,10 @@ def followers(outputs, distance, count):
     return [(token, found[token].most_common(1)[0][0]) for token in frequent]
 
 
-def write_head(folder, target, outputs, inner_rows, hidden=None, count=96):
+def write_head(folder, target, outputs, inner_rows, hidden=None, count=96, bfloat16=False):
     """Writes a head of EAGLE3 (`inner_rows`) or EAGLE for the checkpoint `target`. `outputs`: lists of token ids. `hidden`:
-    the hidden size of an EAGLE3 head with an embedding of its own; None: that of the target, whose embedding it uses."""
+    the hidden size of an EAGLE3 head with an embedding of its own; None: that of the target, whose embedding it uses.
+    `count`: the number of tokens that the head knows. `bfloat16`: the type of the weights; else float32."""
     stored, noise = read_safetensors(target), random.Random(5)
     config = json.loads((target / "config.json").read_text())
     width, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
@@ -63,7 +64,8 @@ def write_head(folder, target, outputs, inner_rows, hidden=None, count=96):
     tensors = {}
 
     def add(name, shape, values):
-        tensors[name] = ("F32", shape, array.array("f", values).tobytes())
+        tensors[name] = ("BF16", shape, as_bfloat16(values)) if bfloat16 else (
+            "F32", shape, array.array("f", values).tobytes())
 
     def matrix(name, n, k, deviation):
         add(f"{name}.weight", [n, k], [noise.gauss(0, deviation) if deviation else 0 for _ in range(n * k)])
@@ -117,4 +119,4 @@ def write_head(folder, target, outputs, inner_rows, hidden=None, count=96):
         "model_type": "llama", "hidden_size": size, "intermediate_size": MIDDLE, "num_hidden_layers": 1,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": vocab,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
-        "torch_dtype": "float32", **own}))
+        "torch_dtype": "bfloat16" if bfloat16 else "float32", **own}))

@@ -80,11 +80,11 @@ HEADS = {"eagle": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3
          "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
 
 
-def head_flags(layout, without, folder):
+def head_flags(layout, without, folder, **options):
     """Flags of the layout's head, which is built from `without`, the answers of the target without drafts."""
     if layout not in HEADS:
         return []
-    write_head(folder / "head", YARDLING, [answer[1] for answer in without[:30]], **HEADS[layout])
+    write_head(folder / "head", YARDLING, [answer[1] for answer in without[:30]], **HEADS[layout], **options)
     return ["--speculative-draft-model-path", folder / "head"]
 
 
@@ -108,13 +108,15 @@ def test_answers_equal_those_without_drafts(plain, layout, tmp_path):
         assert server.stop() == 0
 
 
-def check_sharded_head(layout, folder, *flags, env=None):
-    """The outputs of two ranks that share attention, with and without the layout's head."""
-    flags = [*flags, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
+SHARDED = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]  # two ranks share attention
+
+
+def check_head(layout, folder, *flags, env=None, **options):
+    """Compares servers of equal flags with and without the layout's head."""
     with Server(YARDLING, *flags, env=env) as server:
         without = answers(server)
         assert server.stop() == 0
-    with Server(YARDLING, *flags, *LAYOUTS[layout], *head_flags(layout, without, folder), env=env) as server:
+    with Server(YARDLING, *flags, *LAYOUTS[layout], *head_flags(layout, without, folder, **options), env=env) as server:
         assert answers(server) == without
         assert sum(state["accepted_draft_tokens"] for state in server.request("/get_server_info")[1]["internal_states"]) > 0
         assert server.stop() == 0
@@ -122,7 +124,11 @@ def check_sharded_head(layout, folder, *flags, env=None):
 
 @pytest.mark.parametrize("layout", ["eagle", "eagle3"])
 def test_heads_are_sharded_with_attention(layout, tmp_path):
-    check_sharded_head(layout, tmp_path, *FLAGS)
+    check_head(layout, tmp_path, *FLAGS, *SHARDED)
+
+
+def test_a_head_in_bfloat16(tmp_path):
+    check_head("eagle3", tmp_path, *FLAGS, "--dtype", "bfloat16", bfloat16=True)
 
 
 def test_a_response_counts_its_drafts():
