@@ -260,7 +260,6 @@ void AddServing(std::vector<Feature>& all) {
                                 [](unsigned char ch) { return std::toupper(ch); });
     };
     const std::string_view source = name;
-    feature.reach.gpus = !source.starts_with("EAGLE");  // untested on GPUs
     const bool standalone = source == "STANDALONE";
     if (!standalone && source != "NGRAM") {
       feature.request = nullptr;  // needs a checkpoint with an MTP layer or an EAGLE head

@@ -3,8 +3,11 @@
 least one GPU, such cases run all ranks on the first GPU. NCCL between ranks on one GPU requires NCCL 2.30 (libnccl.so.2
 on the loader's path). SWITCHYARD_TEST_FIRST_GPU is the number of the first GPU to use (default 0).
 """
+import collections
 import functools
+import json
 import os
+import pathlib
 import shutil
 import subprocess
 
@@ -29,7 +32,7 @@ from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 from test_speculative import LAYOUTS as DRAFT_LAYOUTS
 from test_speculative import answers as draft_answers
-from test_speculative import YARDLING
+from test_speculative import SHARDED, YARDLING, check_head, head_flags
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
@@ -280,6 +283,10 @@ def test_grammars_constrain_outputs(layout, graphs):
     assert sum(is_valid(schema, *output) for schema, output in zip(cases, outputs[0])) > 0
 
 
+FLOAT32 = ["--dtype", "float32"]
+DRAFT_FLAGS = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning"]
+
+
 @functools.cache
 def without_drafts(*flags):
     with Server(YARDLING, "--device", "cuda", *flags) as server:
@@ -288,14 +295,55 @@ def without_drafts(*flags):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", DRAFT_LAYOUTS)
-def test_drafts_change_no_output(layout, graphs):
-    """The requests include some whose tokens the host samples, and some with grammars."""
+def test_drafts_change_no_output(layout, graphs, tmp_path):
+    """The requests include some whose tokens the host samples, and some with grammars. EAGLE heads are built from the
+    outputs without drafts."""
     drafts = DRAFT_LAYOUTS[layout]
     device, env = where(2 if "--tp" in drafts else 1)
-    flags = ["--max-total-tokens", 8192, "--chunked-prefill-size", 48, "--max-running-requests", 8, "--log-level", "warning",
-             "--dtype", "float32"]
-    with Server(YARDLING, *device, *flags, *drafts, *GRAPHS[graphs], env=env) as server:
-        assert draft_answers(server) == without_drafts(*flags)
-        states = server.request("/get_server_info")[1]["internal_states"]
-        assert sum(state["accepted_draft_tokens"] for state in states) > 0
+    without = without_drafts(*DRAFT_FLAGS, *FLOAT32)
+    head = head_flags(layout, without, tmp_path)
+    with Server(YARDLING, *device, *DRAFT_FLAGS, *FLOAT32, *drafts, *head, *GRAPHS[graphs], env=env) as server:
+        assert draft_answers(server) == without
+        if layout != "eagle3_auto":  # `auto` may end drafting before a draft is accepted
+            states = server.request("/get_server_info")[1]["internal_states"]
+            assert sum(state["accepted_draft_tokens"] for state in states) > 0
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_heads_are_sharded_with_attention(layout, graphs, tmp_path):
+    device, env = where(2)
+    check_head(layout, tmp_path, *device, *DRAFT_FLAGS, *FLOAT32, *SHARDED, *GRAPHS[graphs], env=env)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_heads_in_bfloat16(layout, graphs, tmp_path):
+    """Here norms write the rounded input of the next product. Layers whose input is kept add the residual before."""
+    device, env = where(1)
+    check_head(layout, tmp_path, *device, *DRAFT_FLAGS, "--dtype", "bfloat16", *GRAPHS[graphs], env=env, bfloat16=True)
+
+
+def check_draft_backends(folder, *flags, env=None):
+    """The target's layers and the draft's layer name their own backends in a profile."""
+    flags = [*flags, *DRAFT_FLAGS, *SHARDED, "--moe-runner-backend", "grouped_mlp", "--speculative-algorithm", "NEXTN",
+             "--speculative-num-steps", 2, "--speculative-moe-a2a-backend", "flashinfer", "--speculative-moe-runner-backend",
+             "masked_mlp"]
+    with Server(YARDLING, *flags, env=env) as server:
+        start(server, output_dir=str(folder))
+        generate(server)
+        files = stop(server)["files"]
+        assert server.stop() == 0
+    target, draft = {"deepep", "grouped_mlp"}, {"flashinfer", "masked_mlp"}
+    for file in files:
+        found = collections.defaultdict(set)
+        for event in json.loads(pathlib.Path(file).read_text())["traceEvents"]:
+            if event.get("cat") == "operation" and "backend" in event["args"]:
+                found[event["args"]["layer"]].add(event["args"]["backend"])
+        assert found == {1: target, 2: target, 3: target, 4: draft}
+
+
+def test_the_drafts_layers_have_their_own_backends(tmp_path):
+    device, env = where(2)
+    check_draft_backends(tmp_path, *device, "--disable-cuda-graph", env=env)

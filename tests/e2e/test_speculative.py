@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from eagle_head import write_head
 from server import FIXTURES, PROGRAM, ROOT, Server
 
 YARDLING = ROOT / "models" / "yardling"
@@ -68,17 +69,35 @@ LAYOUTS = {
     "ranks": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
               "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep",
               "--speculative-moe-a2a-backend", "flashinfer", "--speculative-moe-runner-backend", "masked_mlp"],
+    "eagle": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 3],
+    "eagle3": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2],
+    "eagle3_auto": ["--speculative-algorithm", "EAGLE3"],
+    "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
+                     "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
 }
+# Arguments of write_head. The last head has another hidden size than the target.
+HEADS = {"eagle": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
+         "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
+
+
+def head_flags(layout, without, folder, **options):
+    """Flags of the layout's head, which is built from `without`, the answers of the target without drafts."""
+    if layout not in HEADS:
+        return []
+    write_head(folder / "head", YARDLING, [answer[1] for answer in without[:30]], **HEADS[layout], **options)
+    return ["--speculative-draft-model-path", folder / "head"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_answers_equal_those_without_drafts(plain, layout):
-    with Server(YARDLING, *FLAGS, *LAYOUTS[layout]) as server:
+def test_answers_equal_those_without_drafts(plain, layout, tmp_path):
+    with Server(YARDLING, *FLAGS, *LAYOUTS[layout], *head_flags(layout, plain, tmp_path)) as server:
         assert answers(server) == plain
         status, info = server.request("/get_server_info")
         assert status == 200, info
         states = info["internal_states"]
         assert sum(state["draft_tokens"] for state in states) > 0
+        if layout != "eagle3_auto":  # `auto` may end drafting before a draft is accepted
+            assert sum(state["accepted_draft_tokens"] for state in states) > 0
         for state in states:
             assert state["wasted_draft_tokens"] == state["draft_tokens"] - state["accepted_draft_tokens"]
             assert sum(state["accepted_by_position"]) == state["accepted_draft_tokens"]
@@ -87,6 +106,29 @@ def test_answers_equal_those_without_drafts(plain, layout):
         drafts = sum(float(value) for value in re.findall(r"^switchyard_draft_tokens_total\S* (\S+)$", page, re.M))
         assert drafts >= sum(state["draft_tokens"] for state in states)
         assert server.stop() == 0
+
+
+SHARDED = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]  # two ranks share attention
+
+
+def check_head(layout, folder, *flags, env=None, **options):
+    """Compares servers of equal flags with and without the layout's head."""
+    with Server(YARDLING, *flags, env=env) as server:
+        without = answers(server)
+        assert server.stop() == 0
+    with Server(YARDLING, *flags, *LAYOUTS[layout], *head_flags(layout, without, folder, **options), env=env) as server:
+        assert answers(server) == without
+        assert sum(state["accepted_draft_tokens"] for state in server.request("/get_server_info")[1]["internal_states"]) > 0
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_heads_are_sharded_with_attention(layout, tmp_path):
+    check_head(layout, tmp_path, *FLAGS, *SHARDED)
+
+
+def test_a_head_in_bfloat16(tmp_path):
+    check_head("eagle3", tmp_path, *FLAGS, "--dtype", "bfloat16", bfloat16=True)
 
 
 def test_a_response_counts_its_drafts():

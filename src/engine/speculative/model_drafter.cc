@@ -193,12 +193,15 @@ kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence) {
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
+bool ModelDrafter::IsConstrained(const Sequence& sequence) {
+  const int64_t length = sequence.output_length() + std::ssize(sequence.drafts);
+  return sequence.grammar || Penalties::Needed(sequence.request.sampling, length);
+}
+
 ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits,
                                          bool needs_probability) {
   if (!AllFinite(logits)) return {};
-  const int64_t length = sequence.output_length() + std::ssize(sequence.drafts);
-  if (sequence.grammar || Penalties::Needed(sequence.request.sampling, length))
-    return SampleConstrained(sequence, logits);
+  if (IsConstrained(sequence)) return SampleConstrained(sequence, logits);
   const int32_t index = sampler_.SampleRow(logits, SamplingOf(sequence)).value_or(0);
   return {model_.TokenOf(index), needs_probability ? ProbabilityOf(logits, index) : 0};
 }
@@ -228,7 +231,11 @@ ModelDrafter::Guess ModelDrafter::SampleConstrained(const Sequence& sequence,
 void ModelDrafter::Forward(bool may_end) {
   ++batch_.pass;
   batch_.draws.clear();
-  if (model_.draws())
+  // The device samples all rows of a pass, or none.
+  const bool on_device = model_.draws() && std::ranges::none_of(chains_, [](const Chain& chain) {
+                           return IsConstrained(*chain.sequence);
+                         });
+  if (on_device)
     for (const Chain& chain : chains_) batch_.draws.push_back(SamplingOf(*chain.sequence));
   const std::span<const float> logits = model_.Forward(batch_);
   if (!batch_.draws.empty()) {
@@ -276,7 +283,7 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   for (int64_t pass = 0; pass < limit; ++pass) {
     if (pass > 0) Continue(pass);
     if (!SetGroups(all, pass, limit)) return;
-    Forward(ends_early_ && std::ssize(all) == StrideOf(limit));
+    Forward(ends_early_ && !model_.draws() && std::ssize(all) == StrideOf(limit));
     batch_.hidden = model_.hidden();
     batch_.own_hidden = true;
     batch_.may_record = true;

@@ -62,14 +62,14 @@ class DraftForward {
 //
 // Drafts are sampled with the parameters, the seed and the random numbers of the tokens that they
 // guess. So a draft model with the target's distribution would guess each sampled token. Penalties,
-// biases and the masks of grammars apply too, unless the model samples on its device.
+// biases and the masks of grammars apply too. For these, the host samples all drafts of the pass.
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
   // off. A sequence with more missed rows gets no drafts any more. `ends_early`: ends a sequence's
   // drafts of a step once further ones are probably wrong. This requires a single attention group
-  // and a model that returns logits. `eos_token_ids`: forbidden while an output is shorter than
-  // min_new_tokens. Borrows `model`.
+  // and a model that does not sample tokens itself. `eos_token_ids`: forbidden while an output is
+  // shorter than min_new_tokens. Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
                bool ends_early = false, std::vector<int32_t> eos_token_ids = {})
       : model_(model),
@@ -118,6 +118,8 @@ class ModelDrafter : public Drafter {
     int32_t token = 0;
     double probability = 0;  // in the draft model, given the mask
   };
+  // Whether the next draft depends on more than RowSampling, so that the host samples it.
+  static bool IsConstrained(const Sequence& sequence);
   // Samples the next draft. `logits` [logit_width].
   Guess Sample(const Sequence& sequence, std::span<const float> logits, bool needs_probability);
   Guess SampleConstrained(const Sequence& sequence, std::span<const float> logits);

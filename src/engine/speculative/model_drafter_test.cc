@@ -33,6 +33,7 @@ class FakeDraft : public DraftForward {
     group_tokens = batch.group_tokens;
     may_record.push_back(batch.may_record);
     own_hidden.push_back(batch.own_hidden);
+    draws_of_passes.push_back(std::ssize(batch.draws));
     given.clear();
     for (const int32_t row : batch.hidden_rows) given.push_back(batch.hidden[row * kWidth]);
     EXPECT_EQ(batch.only_logit_rows, !draws_tokens);
@@ -87,6 +88,7 @@ class FakeDraft : public DraftForward {
   int64_t decode_tokens = 0;
   std::vector<int64_t> group_tokens;
   std::vector<bool> may_record, own_hidden;  // values in each pass
+  std::vector<int64_t> draws_of_passes;      // number of rows that the model samples in each pass
   std::vector<float> given, target;
   std::map<int32_t, int32_t> slots;
 
@@ -294,16 +296,35 @@ TEST_F(ModelDrafterTest, AChainEndsEarlyOnceItsDraftsAreImprobable) {
 }
 
 TEST_F(ModelDrafterTest, PenaltiesAndBiasesApplyToDrafts) {
-  Make(/*mtp=*/true);
-  const auto s = AfterPrompt({10, 11, 12});
-  Append(*s, {20});
-  SamplingParams& params = s->request.sampling;
-  params.logit_bias = {{22, -100.0f}, {30, 1.0f}};
-  params.bad_words = {{31, 32}};
-  model->SetTarget(3, 100);
-  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
-  // 22 is forbidden after 21, and 32 after 31. Then a token without a logit of its own follows.
-  EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31, 30));
+  for (const bool draws : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
+    const auto s = AfterPrompt({10, 11, 12});
+    Append(*s, {20});
+    SamplingParams& params = s->request.sampling;
+    params.logit_bias = {{22, -100.0f}, {30, 1.0f}};
+    params.bad_words = {{31, 32}};
+    model->SetTarget(3, 100);
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 4}}, 4);
+    // 22 is forbidden after 21, and 32 after 31. Then a token without a logit of its own follows.
+    EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31, 30));
+  }
+}
+
+// While one sequence of a pass needs its logits on the host, the host samples all of its drafts.
+// After this sequence's last draft, the model samples again.
+TEST_F(ModelDrafterTest, TheHostSamplesAPassWithPenalties) {
+  Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/true, /*draws=*/true);
+  model->peak = 0.5f;  // improbable drafts: chains do not end early if the model samples tokens
+  const auto plain = AfterPrompt({10, 11, 12}), biased = AfterPrompt({30, 31, 32});
+  for (Sequence* s : {plain.get(), biased.get()}) Append(*s, {20});
+  biased->request.sampling.logit_bias = {{21, -100.0f}, {41, 9.0f}};
+  model->SetTarget(6, 100);
+  drafter->Draft(
+      std::vector<DraftPart>{{plain.get(), 0, 0, 3, false, 3}, {biased.get(), 3, 0, 3, false, 1}},
+      3);
+  EXPECT_THAT(plain->drafts, ElementsAre(21, 22, 23));
+  EXPECT_THAT(biased->drafts, ElementsAre(41));
+  EXPECT_THAT(model->draws_of_passes, ElementsAre(0, 1, 1));
 }
 
 // Five tokens from 11 to 25 (l to z), then the end of the output (7).
@@ -317,8 +338,8 @@ TEST_F(ModelDrafterTest, DraftsFollowTheGrammar) {
   std::promise<std::shared_ptr<const CompiledGrammar>> compiled;
   compiled.set_value(CompileGrammar(RegexGrammar("[l-z]{5}"), table));
   const RankGrammars::Pending pending = compiled.get_future().share();
-  for (const bool early : {false, true}) {
-    Make(/*mtp=*/true, 1, 100, 6, early);
+  for (const auto& [early, draws] : {std::pair{false, false}, {true, false}, {true, true}}) {
+    Make(/*mtp=*/true, 1, 100, 6, early, draws);
     const auto s = AfterPrompt({10, 11, 12});
     s->grammar = std::make_unique<SequenceGrammar>(pending);
     std::vector<uint32_t> mask(MaskWords(kVocab));
@@ -330,7 +351,7 @@ TEST_F(ModelDrafterTest, DraftsFollowTheGrammar) {
     // After 25 the model prefers 26, which has no bytes. The 15 other letters have equal logits.
     // The fifth draft ends the output.
     const std::vector<int32_t> longer = {25, 11, 12, 13, 7}, shorter = {25, 11};
-    EXPECT_THAT(s->drafts, ElementsAreArray(early ? shorter : longer));
+    EXPECT_THAT(s->drafts, ElementsAreArray(early && !draws ? shorter : longer));
     // Drafting did not change the grammar's state, which still expects four letters.
     ASSERT_TRUE(s->grammar->FillMask(mask));
     EXPECT_TRUE(MaskAllows(mask, 11) && !MaskAllows(mask, 7) && !MaskAllows(mask, 3));

@@ -1,0 +1,180 @@
+// EAGLE heads on a GPU equal those on a CPU, whose computation model/eagle_test.cc checks. Passes
+// of one size are repeated, so that they run directly, are captured, and are replayed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "kernels/device.h"
+#include "model/config_eagle.h"
+#include "model/model.h"
+#include "model/test_eagle.h"
+#include "model/test_layouts.h"
+
+namespace switchyard {
+namespace {
+
+using testing::EagleHead;
+
+constexpr int32_t kPages[] = {2, 0, 3, 1, 5, 4, 7, 6};
+constexpr int32_t kDrafts = 2, kRounds = 6;
+
+// Rows of one sequence from position `first` on.
+ForwardBatch BatchOf(const std::vector<int32_t>& tokens, int32_t first, bool decodes) {
+  ForwardBatch batch;
+  batch.tokens = tokens;
+  const auto rows = static_cast<int32_t>(tokens.size());
+  for (int32_t position = first; position < first + rows; ++position) {
+    batch.positions.push_back(position);
+    batch.slots.push_back(kPages[position / kPageSize] * kPageSize + position % kPageSize);
+  }
+  batch.sequences.push_back(
+      {.row_begin = 0, .rows = rows, .kv_len = first + rows, .pages = kPages});
+  batch.decode_tokens = decodes ? rows : 0;
+  return batch;
+}
+
+// A target and its head on one device.
+class Side {
+ public:
+  Side(const std::string& fixture, const ModelConfig& target, const ModelConfig& head,
+       const std::filesystem::path& dir, const ModelOptions& options, RankComm& comm,
+       ThreadPool& pool)
+      : target_(Fixture(fixture), target, TargetOptions(options, head), comm, pool),
+        head_(dir, head, HeadOptions(options, target_), comm, pool),
+        target_kv_(target_.MakeCache(std::size(kPages), kPageSize, DType::kF32)),
+        head_kv_(head_.MakeCache(std::size(kPages), kPageSize, DType::kF32)) {}
+
+  // Logits of all rows, and the rows that the head reads.
+  std::pair<std::vector<float>, std::vector<float>> RunTarget(ForwardBatch batch) {
+    for (int32_t row = 0; row < batch.num_tokens(); ++row) batch.logit_rows.push_back(row);
+    return Run(target_, target_kv_, batch, head_.config().target_row_width());
+  }
+  // Logits of the last row, and the head's own rows. `first_row`: the hidden row of the first
+  // token, of the target or of the head itself.
+  std::pair<std::vector<float>, std::vector<float>> RunHead(ForwardBatch batch, int32_t first_row,
+                                                            bool own) {
+    const auto rows = static_cast<int32_t>(batch.num_tokens());
+    for (int32_t row = 0; row < rows; ++row) batch.hidden_rows.push_back(first_row + row);
+    batch.logit_rows = {rows - 1};
+    batch.hidden = own ? head_.hidden() : target_.hidden();
+    batch.own_hidden = own;
+    return Run(head_, head_kv_, batch, head_.config().hidden);
+  }
+
+ private:
+  static ModelOptions TargetOptions(ModelOptions options, const ModelConfig& head) {
+    options.keeps_hidden = true;
+    options.kept_inputs = head.eagle->target_layers;
+    return options;
+  }
+  static ModelOptions HeadOptions(ModelOptions options, const Model& target) {
+    options.keeps_hidden = true;
+    options.target = &target;
+    return options;
+  }
+  std::pair<std::vector<float>, std::vector<float>> Run(Model& model, KvStorage& kv,
+                                                        ForwardBatch& batch, int64_t width) {
+    batch.pass = ++passes_;
+    const std::span<const float> logits = model.Forward(batch, kv);
+    std::vector<float> hidden(batch.num_tokens() * width);
+    model.device().CopyOut(hidden.data(), model.hidden(), hidden.size() * sizeof(float));
+    return {{logits.begin(), logits.end()}, std::move(hidden)};
+  }
+
+  uint64_t passes_ = 0;
+  Model target_, head_;
+  KvStorage target_kv_, head_kv_;
+};
+
+void ExpectNear(const std::vector<float>& got, const std::vector<float>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], 3e-4 * (1 + std::fabs(want[i]))) << "element " << i;
+}
+
+// Runs the same pass on both sides and compares its results.
+template <typename Pass>
+void ExpectSame(Side& gpu, Side& cpu, const char* what, const Pass& pass) {
+  SCOPED_TRACE(what);
+  const auto want = pass(cpu), got = pass(gpu);
+  ExpectNear(got.first, want.first);
+  ExpectNear(got.second, want.second);
+}
+
+// A prompt, then rounds of a verification of kDrafts drafts, whose last draft is wrong, and a
+// chain of the head.
+void CompareSides(Side& gpu, Side& cpu) {
+  const auto token = [](int32_t position) { return (97 * position + 13) % 500; };
+  const auto tokens = [&](int32_t first, int32_t count) {
+    std::vector<int32_t> all(count);
+    for (int32_t i = 0; i < count; ++i) all[i] = token(first + i);
+    return all;
+  };
+  int32_t begin = 0;
+  for (int32_t round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(round);
+    const bool decodes = round > 0;
+    const int32_t rows = decodes ? 1 + kDrafts : 5, kept = decodes ? rows - 1 : rows;
+    const ForwardBatch batch = BatchOf(tokens(begin, rows), begin, decodes);
+    ExpectSame(gpu, cpu, "target", [&](Side& side) { return side.RunTarget(batch); });
+    const ForwardBatch first = BatchOf(tokens(begin + 1, kept), begin, decodes);
+    ExpectSame(gpu, cpu, "head", [&](Side& side) { return side.RunHead(first, 0, /*own=*/false); });
+    begin += kept;
+    for (int32_t draft = 1; draft < kDrafts + 1; ++draft) {
+      const ForwardBatch next = BatchOf({token(begin + draft)}, begin + draft - 1, true);
+      const int32_t row = draft == 1 ? kept - 1 : 0;
+      ExpectSame(gpu, cpu, "chain",
+                 [&](Side& side) { return side.RunHead(next, row, /*own=*/true); });
+    }
+  }
+}
+
+void Compare(const std::string& fixture, const EagleHead& head, bool graphs) {
+  const ModelConfig target = LoadModelConfig(Fixture(fixture));
+  const testing::TempDir dir;
+  testing::WriteEagleHead(dir.path(), head, target);
+  const ModelConfig config = LoadEagleConfig(dir.path(), target, head.inner_rows);
+  ModelOptions options{.dtype = DType::kF32,
+                       .max_tokens = 16,
+                       .context_length = std::ssize(kPages) * kPageSize,
+                       .page_size = kPageSize};
+  const MeshShape one{.tp = 1};
+  RunRankThreads(
+      1, SymmetricBytesPerRank(target, options, one) + SymmetricBytesPerRank(config, options, one),
+      [&](int rank, std::shared_ptr<SharedArena> arena) {
+        const auto comm = RankComm::Create(std::move(arena), one, rank);
+        ThreadPool pool(1);
+        Side cpu(fixture, target, config, dir.path(), options, *comm, pool);
+        ModelOptions on_gpu = options;
+        on_gpu.gpu = GpuOptions{.graphs = graphs,
+                                .graph_max_tokens = 8,
+                                .max_sequences = 9,
+                                .timeout = std::chrono::seconds(20)};
+        Side gpu(fixture, target, config, dir.path(), on_gpu, *comm, pool);
+        CompareSides(gpu, cpu);
+      });
+}
+
+TEST(CudaEagle, HeadsEqualThoseOnACpu) {
+  if (kernels::CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  const EagleHead heads[] = {
+      {.inner_rows = false, .bias = true, .layer = "layers.0."},
+      {.layers = {0, 1, 2}, .draft_vocab = 128},
+      {.layers = {0, 1, 2}, .bias = true, .norm_before_residual = true, .layer = "layers.0."},
+      {.layers = {0, 2}, .draft_vocab = 100, .hidden = 48},
+  };
+  for (const char* fixture : {"qwen3", "deepseek_v3"}) {
+    for (size_t i = 0; i < std::size(heads); ++i) {
+      for (const bool graphs : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << fixture << " head " << i << " graphs " << graphs);
+        Compare(fixture, heads[i], graphs);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard
