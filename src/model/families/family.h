@@ -118,5 +118,6 @@ std::span<const Family> PhimoeFamily();
 std::span<const Family> Mistral4Family();
 std::span<const Family> AfmoeFamily();
 std::span<const Family> BailingMoeV2Family();
+std::span<const Family> Llama4Family();
 
 }  // namespace switchyard
