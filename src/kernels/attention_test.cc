@@ -35,6 +35,7 @@ struct Shape {
   int32_t window;
   bool sinks;
   bool rounded = false;  // bfloat16_rows
+  int32_t chunk = 0;
 
   // Tolerance of outputs, which are means of values of about 1. Rounded exponentials have 8 bits.
   float Tolerance() const { return rounded ? 0.01f : 100 * kEpsilon; }
@@ -65,6 +66,12 @@ const Shape kShapes[] = {
     {6, 2, 18, 1, DType::kBF16, 0, true, true},
     {9, 1, 96, 8, DType::kBF16, 1, false, true},
     {3, 1, 15, 8, DType::kBF16, 0, false, true},
+    {4, 2, 16, 1, DType::kF32, 0, true, false, 1},
+    {5, 1, 20, 8, DType::kF32, 0, false, false, 7},
+    {2, 2, 128, 32, DType::kBF16, 0, false, false, 64},
+    {8, 1, 40, 4, DType::kBF16, 0, true, true, 65},
+    {4, 2, 64, 16, DType::kBF16, 0, false, true, 9},
+    {3, 3, 20, 8, DType::kI8, 0, false, false, 1000},
 };
 
 // Two sequences in one batch: a whole prefill of 150 rows, and the last 3 rows of a sequence of 200
@@ -104,6 +111,7 @@ struct Batch {
             .page_size = shape.page_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
             .window = shape.window,
+            .chunk = shape.chunk,
             .sinks = shape.sinks ? sinks.data() : nullptr,
             .bfloat16_rows = shape.rounded,
             .sequences = sequences,
@@ -165,11 +173,18 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   Random random(6);
   ThreadPool one(1), two(2), nine(9);
   const Shape shapes[] = {
-      {4, 2, 16, 16, DType::kBF16, 0, false},       {6, 1, 40, 1, DType::kF32, 0, true},
-      {3, 1, 8, 4, DType::kF32, 3000, true},        {2, 1, 24, 8, DType::kF16, 1500, false},
-      {66, 1, 8, 16, DType::kF32, 0, true},         {4, 4, 16, 32, DType::kF8E4M3, 0, false},
-      {8, 1, 20, 16, DType::kI8, 4000, false},      {4, 2, 16, 16, DType::kBF16, 0, true, true},
-      {3, 1, 8, 4, DType::kBF16, 3001, true, true}, {66, 1, 40, 16, DType::kBF16, 0, false, true},
+      {4, 2, 16, 16, DType::kBF16, 0, false},
+      {6, 1, 40, 1, DType::kF32, 0, true},
+      {3, 1, 8, 4, DType::kF32, 3000, true},
+      {2, 1, 24, 8, DType::kF16, 1500, false},
+      {66, 1, 8, 16, DType::kF32, 0, true},
+      {4, 4, 16, 32, DType::kF8E4M3, 0, false},
+      {8, 1, 20, 16, DType::kI8, 4000, false},
+      {4, 2, 16, 16, DType::kBF16, 0, true, true},
+      {3, 1, 8, 4, DType::kBF16, 3001, true, true},
+      {66, 1, 40, 16, DType::kBF16, 0, false, true},
+      {4, 2, 16, 16, DType::kF32, 0, true, false, 4097},
+      {6, 2, 20, 16, DType::kBF16, 0, false, true, 2000},
   };
   constexpr int32_t kKeys = 5000, kRows = 6, kEnd = 2 * cpu::kKeyPart + kRows / 2;
   for (const Shape& s : shapes) {
@@ -198,6 +213,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                          .page_size = s.page_size,
                          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                          .window = s.window,
+                         .chunk = s.chunk,
                          .sinks = s.sinks ? sinks.data() : nullptr,
                          .bfloat16_rows = s.rounded,
                          .sequences = both,

@@ -46,6 +46,7 @@ struct AttentionConfig {
   int64_t kv_heads = 0;  // grouped
   int64_t head_dim = 0;  // grouped: of q, k and v; latent: qk_nope + qk_rope
   QkNorm qk_norm = QkNorm::kNone;
+  bool qk_norm_weight = true;  // false: norms of q and k have no weights; kPerHead only
   bool qkv_bias = false;
   bool output_bias = false;
   bool sinks = false;
@@ -53,10 +54,11 @@ struct AttentionConfig {
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
   bool gate = false;             // grouped, CPUs only: heads' output times sigmoid of a projection
   int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
-  // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
-  // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.
+  // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor((p +
+  // query_scale_offset) / query_scale_positions)), as in Llama 4 and Mistral 4. Latent: in all
+  // layers; grouped: in layers without rotary embedding. 0: not scaled.
   double query_scale_beta = 0.0;
-  int64_t query_scale_positions = 1;
+  int64_t query_scale_positions = 1, query_scale_offset = 0;
   float scale = 1.0f;  // scale of the logits, including yarn's mscale² if the family uses it
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
@@ -66,8 +68,12 @@ struct AttentionConfig {
 
 struct LayerConfig {
   bool moe = false;
-  bool rope = true;    // false: no rotary embedding (NoPE)
-  int32_t window = 0;  // sliding window; 0: full attention
+  bool rope = true;     // false: no rotary embedding (NoPE)
+  bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
+  int32_t window = 0;   // sliding window; 0: full attention
+  // CPUs only, grouped only: attention within chunks of this many positions (AttentionParams::chunk
+  // in kernels/ops.h). 0: no chunks.
+  int32_t chunk = 0;
 };
 
 struct MoeModelConfig {

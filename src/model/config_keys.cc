@@ -109,6 +109,7 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
 
 // Keys without effect on a forward pass, sorted.
 constexpr std::string_view kNoEffect[] = {
+    "_attn_implementation_autoset",
     "_name_or_path",
     "add_cross_attention",
     "architectures",
@@ -126,6 +127,7 @@ constexpr std::string_view kNoEffect[] = {
     "ep_size",
     "experts_per_token",
     "finetuning_task",
+    "for_llm_compressor",
     "global_attn_every_n_layers",
     "group_limited_greedy",
     "head_dim",  // in models with MLA

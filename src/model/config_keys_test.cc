@@ -51,8 +51,11 @@ std::set<std::string> ReadKeys(const json& defaults) {
     if (std::string(change).ends_with("layer_types")) config.erase(change);
     const ConfigReader reader(config.dump(), "config.json");
     ModelConfig model;
-    for (const Family& family : Families())
-      if (family.model_type == config["model_type"]) family.read_config(reader, &model);
+    try {
+      for (const Family& family : Families())
+        if (family.model_type == config["model_type"]) family.read_config(reader, &model);
+    } catch (const Error&) {  // a value that a test has changed may be invalid; it was read
+    }
     for (const auto& item : config.items())
       if (reader.WasRead(item.key())) keys.insert(item.key());
   }

@@ -248,6 +248,68 @@ TEST(HubConfig, MistralSmall4) {
   EXPECT_NEAR(c.attention.scale, m * m / std::sqrt(128.0), 1e-7);
 }
 
+constexpr const char* kScout = R"({
+    "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080,
+    "eoi_token_index": 200081, "image_token_index": 200092, "model_type": "llama4",
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vision_config": {}, "text_config": {
+    "_attn_implementation_autoset": true, "attention_bias": false, "attention_chunk_size": 8192,
+    "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": 4,
+    "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008], "floor_scale": 8192,
+    "for_llm_compressor": false, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+    "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760,
+    "model_type": "llama4_text", "no_rope_layers": [], "num_attention_heads": 40,
+    "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+    "num_local_experts": 16, "output_router_logits": false, "pad_token_id": 200018,
+    "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+    "torch_dtype": "bfloat16", "use_cache": true, "use_qk_norm": true, "vocab_size": 202048}})";
+
+TEST(HubConfig, Llama4Scout) {
+  const ModelConfig c = ParseModelConfig(kScout);
+  EXPECT_EQ(c.architecture, "Llama4ForCausalLM");
+  EXPECT_EQ(NamesOf(c).layers, "language_model.model.layers.");
+  EXPECT_EQ(CountMoe(c), 48);
+  EXPECT_EQ(CountRotated(c), 36);
+  EXPECT_EQ(c.layers[2].chunk, 8192);
+  EXPECT_TRUE(c.layers[2].qk_norm);
+  EXPECT_EQ(c.layers[3].chunk, 0);
+  EXPECT_FALSE(c.layers[3].qk_norm);
+  EXPECT_EQ(c.moe->shared_intermediate, 8192);
+  EXPECT_EQ(c.intermediate, 16384);
+  EXPECT_TRUE(c.moe->router.scales_input);
+  EXPECT_TRUE(c.unknown_keys.empty());
+  const Tensor scale = BuildQueryScale(c.attention, 8193);
+  const int64_t width = QueryScaleWidth(c.attention);
+  EXPECT_EQ(scale.data<float>()[8190 * width], 1.0f);
+  EXPECT_FLOAT_EQ(scale.data<float>()[8191 * width], 1.0f + 0.1f * std::log(2.0f));
+  // Equal frequency factors leave no ramp: each frequency is unscaled or divided by 16.
+  const std::vector<float> scaled = InverseFrequencies(c.rope);
+  RopeConfig plain = c.rope;
+  plain.type = RopeConfig::Type::kDefault;
+  const std::vector<float> unscaled = InverseFrequencies(plain);
+  EXPECT_EQ(scaled.front(), unscaled.front());
+  EXPECT_EQ(scaled.back(), unscaled.back() / 16.0f);
+}
+
+TEST(HubConfig, Llama4RefusesWhatItDoesNotCompute) {
+  const auto with = [](const std::string& key, const std::string& value) {
+    std::string text = kScout;
+    const size_t at = text.find("\"" + key + "\": ") + key.size() + 4;
+    return text.replace(at, text.find_first_of(",}", at) - at, value);
+  };
+  EXPECT_THAT(ErrorOf(with("num_experts_per_tok", "2")),
+              HasSubstr("text_config.num_experts_per_tok is 2; only 1 is supported"));
+  EXPECT_THAT(ErrorOf(with("no_rope_layers", "[1]")), HasSubstr("no_rope_layers has 1 entries"));
+  EXPECT_THAT(ErrorOf(with("attention_chunk_size", "0")), HasSubstr("attention_chunk_size is 0"));
+  EXPECT_THAT(ErrorOf(with("attn_temperature_tuning", "\"on\"")),
+              HasSubstr("attn_temperature_tuning is \"on\""));
+  EXPECT_EQ(ParseModelConfig(with("attention_chunk_size", "null")).layers[0].chunk, 0);
+  EXPECT_EQ(ParseModelConfig(with("attn_temperature_tuning", "false")).attention.query_scale_beta,
+            0.0);
+}
+
 TEST(HubConfig, TrinityMini) {
   const ModelConfig c = ParseModelConfig(R"({
     "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 0,

@@ -30,7 +30,8 @@ MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
           .num_experts = config.moe->router.num_experts,
           .top_k = config.moe->router.top_k,
           .max_tokens = max_tokens,
-          .has_shared = config.moe->shared_intermediate > 0};
+          .has_shared = config.moe->shared_intermediate > 0,
+          .scales_input = config.moe->router.scales_input};
 }
 
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,

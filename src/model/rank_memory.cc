@@ -253,6 +253,7 @@ class PassSizes {
     bytes += tile * (hidden + ExpertWidth()) * sizeof(float);
     if (none && o_.moe.row_dtype != DType::kF32)  // rounded input rows
       bytes += lane * (mesh_.dp() > 1 ? mesh_.ep() : 1) * hidden * sizeof(float);
+    if (c_.moe->router.scales_input) bytes += lane * hidden * sizeof(float);
     if (c_.moe->shared_intermediate > 0) {
       const bool whole = o_.load.replicated_shared_expert;
       const double own = whole ? lane / mesh_.moe_tp() : lane;

@@ -29,7 +29,7 @@ void ScaleLlama3(const RopeConfig& rope, std::vector<float>* frequencies) {
     const float wavelength = static_cast<float>(2.0 * std::numbers::pi) / f;
     if (wavelength > old_length / low) {
       f /= factor;
-    } else if (wavelength >= old_length / high) {
+    } else if (high > low && wavelength >= old_length / high) {
       const float smooth = (old_length / wavelength - low) / (high - low);
       f = (1.0f - smooth) * f / factor + smooth * f;
     }
@@ -176,7 +176,8 @@ Tensor BuildQueryScale(const AttentionConfig& attention, int64_t max_position) {
   Tensor table = Tensor::Empty(DType::kF32, {max_position, 2 * half});
   float* row = table.data<float>();
   for (int64_t position = 0; position < max_position; ++position, row += 2 * half) {
-    const int64_t turns = position / attention.query_scale_positions;
+    const int64_t turns =
+        (position + attention.query_scale_offset) / attention.query_scale_positions;
     const double scale =
         1.0 + attention.query_scale_beta * std::log(1.0 + static_cast<double>(turns));
     std::fill_n(row, half, static_cast<float>(scale));

@@ -12,7 +12,8 @@ namespace switchyard {
 // Angle per position of each rotated pair, [rotary_dim / 2]: theta^(-2i / rotary_dim), scaled by
 // type:
 //   linear    divided by the factor
-//   llama3    low frequencies divided by the factor, high ones unscaled, a linear ramp in between
+//   llama3    low frequencies divided by the factor, high ones unscaled, a linear ramp in between;
+//             no ramp if low_freq_factor equals high_freq_factor (Llama 4 Scout)
 //   yarn      like llama3, with the ramp of Peng et al. (https://arxiv.org/abs/2309.00071)
 //   longrope  divided by short_factor
 // For `dynamic` and `longrope` the result is valid for sequences up to the original length.

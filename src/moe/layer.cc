@@ -118,7 +118,9 @@ bool MoeLayer::StartOneRound(MoeState& state, const float* hidden, const MoeToke
 }
 
 MoeInputBuffer MoeLayer::InputRows(MoeState& state, const MoeTokens& tokens) const {
-  if (!backend_->takes_input_rows() || IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return {};
+  // Scaled rows depend on the router, which runs after the producer of `hidden`.
+  if (!backend_->takes_input_rows() || parts_->config.router.scales_input) return {};
+  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return {};
   Prepare(state, tokens.group_tokens,
           std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens));
   if (state.rounds != 1 || (state.partitioned && !state.partition.lane_is_local())) return {};

@@ -78,6 +78,11 @@ TEST(MoeLayerTest, MatchesReferenceWithBiases) {
   ExpectReference(TestLayer({.intermediate = 192, .clamped_with_biases = true}), DType::kF32,
                   {9, 2});
 }
+TEST(MoeLayerTest, MatchesReferenceWithScaledInputs) {
+  ExpectReference(
+      TestLayer({.intermediate = 192, .top_k = 1, .shared = true, .scales_input = true}),
+      DType::kF32, {13, 6, 1}, 128, /*everywhere=*/true);
+}
 TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});
@@ -96,6 +101,14 @@ TEST(MoeLayerTest, RanksWithoutExpertsTakePart) {
 TEST(MoeLayerTest, BatchAboveACapacityGoesInRounds) {
   ExpectReference(TestLayer({.intermediate = 192, .shared = true}), DType::kF32, {21, 5},
                   /*capacity=*/2);
+}
+
+TEST(MoeLayerTest, ScaledInputsCannotShareRowsWithTheSharedExpert) {
+  const TestLayer layer({.intermediate = 64, .top_k = 1, .shared = true, .scales_input = true});
+  MoeOptions options = Options({"deepep", "normal"}, DType::kF32);
+  options.waterfill = true;
+  EXPECT_THAT(ErrorOf([&] { MoeSymmetricBytes(options, layer.Shape(8), {.tp = 2, .ep = 2}); }),
+              HasSubstr("--enable-deepep-waterfill: this model scales the input rows"));
 }
 
 // Groups with only decode tokens, only prompts, or both.

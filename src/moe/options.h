@@ -76,6 +76,7 @@ struct MoeShape {
   int top_k = 0;
   int64_t max_tokens = 0;  // maximum rows of one attention group in one pass
   bool has_shared = false;
+  bool scales_input = false;  // RouterConfig::scales_input
 };
 
 // Returns the options of a draft model's layers: speculative_* replace the model's backends where

@@ -69,8 +69,13 @@ void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weight
     for (int j = 0; j < topk.k; ++j) {
       const int32_t expert = topk.ids[t * topk.k + j];
       if (expert < 0) continue;
-      const Row y = ExpertOutput(config, weights.experts[expert], format, x);
-      for (int64_t i = 0; i < h; ++i) sum[i] += double{topk.weights[t * topk.k + j]} * y[i];
+      const float weight = topk.weights[t * topk.k + j];
+      Row scaled(x.begin(), x.end());
+      if (config.router.scales_input)
+        for (float& element : scaled) element *= weight;
+      const Row y = ExpertOutput(config, weights.experts[expert], format, scaled);
+      const double factor = config.router.scales_input ? 1.0 : weight;
+      for (int64_t i = 0; i < h; ++i) sum[i] += factor * y[i];
     }
     std::ranges::copy(sum, out + t * h);
   }

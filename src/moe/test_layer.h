@@ -33,6 +33,7 @@ struct TestLayer {
     int num_experts = 10, top_k = 3;
     bool clamped_with_biases = false;  // activation and biases as in gpt-oss
     bool shared = false;               // a shared expert with a gate
+    bool scales_input = false;         // routed as in Llama 4; top_k must be 1
     int hot_expert = -1;               // if not −1, the first choice of every token
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
@@ -44,6 +45,11 @@ struct TestLayer {
                      .top_k = s.top_k,
                      .renormalize = true,
                      .routed_scaling_factor = 1.5f};
+    if (s.scales_input)
+      config.router = {.num_experts = s.num_experts,
+                       .top_k = s.top_k,
+                       .scoring = RouterConfig::Scoring::kTopKSigmoid,
+                       .scales_input = true};
     if (s.clamped_with_biases) config.activation = kernels::Activation::kSwiGluClamped;
     whole.router.w = Weight(s.router, s.num_experts, s.hidden);
     std::vector<float> bias = random.Normal(s.num_experts, 0.1f);
@@ -66,7 +72,8 @@ struct TestLayer {
             .num_experts = spec.num_experts,
             .top_k = spec.top_k,
             .max_tokens = max_tokens,
-            .has_shared = spec.shared};
+            .has_shared = spec.shared,
+            .scales_input = spec.scales_input};
   }
 
   // The weights that a rank would load, for config.placement (default: trivial).

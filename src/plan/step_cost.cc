@@ -163,7 +163,8 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   const double value = latent ? a.kv_lora_rank : a.head_dim;
   double flops = 0, bytes = 0;  // per layer, averaged over windows
   for (const LayerConfig& layer : m_.layers) {
-    const double keys = layer.window > 0 ? std::min<double>(shape.keys, layer.window) : shape.keys;
+    double keys = layer.window > 0 ? std::min<double>(shape.keys, layer.window) : shape.keys;
+    if (layer.chunk > 0) keys = std::min<double>(keys, layer.chunk);
     flops += 2 * shape.rows * keys * heads * (key + value);
     bytes += shape.sequences * keys * kv_heads * (latent ? 1 : 2) *
              static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, static_cast<int64_t>(key)));

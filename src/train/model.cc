@@ -24,7 +24,8 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(c.activation != kernels::Activation::kSwiGlu, "an activation other than SwiGLU");
   refuse(c.moe && c.moe->shared_gate, "a shared expert with a gate");
   refuse(names.router_bias, "a router with a bias on its logits");
-  refuse(names.interleaved_experts || names.stacked_experts, "a checkpoint with stacked experts");
+  refuse(names.interleaved_experts || names.stacked_experts || names.transposed_experts,
+         "a checkpoint with stacked experts");
   refuse(!names.qkv.empty(), "a checkpoint with q, k and v in one linear");
   refuse(!c.tensor_prefix.empty(), "the decoder of a multimodal checkpoint");
   refuse(c.layer_norm, "a model with LayerNorm");
@@ -39,6 +40,9 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
          "an attention without rotary embedding");
   refuse(c.moe && c.moe->router.scoring == RouterConfig::Scoring::kSparseMixer,
          "a SparseMixer router");
+  refuse(c.moe && c.moe->router.scales_input, "a router that scales the inputs of experts");
+  refuse(std::ranges::any_of(c.layers, [](const LayerConfig& l) { return l.chunk > 0; }),
+         "an attention within chunks");
   refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");

@@ -84,12 +84,14 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
   const cpu::KernelTable* kernels = cpu::ActiveKernels();
   if (kernels == nullptr) return reference::Attention(p);
   CHECK(IsCacheType(p.kv_dtype));
+  CHECK(p.window == 0 || p.chunk == 0);
   const int64_t group = p.heads / p.kv_heads;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
   const cpu::AttentionWork work = {.sequences = p.sequences,
                                    .kv_heads = p.kv_heads,
                                    .group = group,
                                    .window = p.window,
+                                   .chunk = p.chunk,
                                    .v_width = p.head_dim};
   const bool in_pairs = UseBFloat16Products(*kernels, p.bfloat16_rows, p.kv_dtype, p.head_dim);
   RunAttention(work, *kernels, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
@@ -98,6 +100,7 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
         .q = p.q + head * p.head_dim,
         .ldq = p.ldq,
         .window = p.window,
+        .chunk = p.chunk,
         .k = static_cast<const char*>(p.k_cache) + kv_head * row_bytes,
         .v = static_cast<const char*>(p.v_cache) + kv_head * row_bytes,
         .key_stride = p.kv_heads * row_bytes,
@@ -129,6 +132,7 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .q = p.q + head * width,
         .ldq = p.ldq,
         .window = 0,
+        .chunk = 0,
         .k = p.cache,
         .v = p.cache,
         .key_stride = row_bytes,

@@ -14,15 +14,17 @@ struct Keys {
   int64_t parts() const { return last / kKeyPart - first / kKeyPart + 1; }
 };
 
-Keys KeysOf(const SequenceSpan& s, int64_t begin, int64_t end, int64_t window) {
+Keys KeysOf(const SequenceSpan& s, int64_t begin, int64_t end, const AttentionWork& work) {
   const int64_t position = s.kv_len - s.rows + begin;
-  return {window > 0 ? std::max<int64_t>(0, position - window + 1) : 0,
-          int64_t{s.kv_len} - s.rows + end - 1};
+  int64_t first = 0;
+  if (work.window > 0) first = std::max<int64_t>(0, position - work.window + 1);
+  if (work.chunk > 0) first = position / work.chunk * work.chunk;
+  return {first, int64_t{s.kv_len} - s.rows + end - 1};
 }
 
 // Number of query-key products of one query head in the last `rows` rows of a sequence.
-int64_t WorkOf(const SequenceSpan& s, int64_t rows, int64_t window) {
-  const Keys keys = KeysOf(s, s.rows - rows, s.rows, window);
+int64_t WorkOf(const SequenceSpan& s, int64_t rows, const AttentionWork& work) {
+  const Keys keys = KeysOf(s, s.rows - rows, s.rows, work);
   return rows * (keys.last - keys.first + 1);
 }
 
@@ -36,16 +38,16 @@ void PartitionAttention(const AttentionWork& work, int threads, AttentionPartiti
   const auto block_rows = static_cast<int32_t>(kQueryBlock / partition.heads);
   int64_t total = 0;
   for (const SequenceSpan& s : work.sequences) {
-    total += work.kv_heads * work.group * WorkOf(s, s.rows, work.window);
+    total += work.kv_heads * work.group * WorkOf(s, s.rows, work);
   }
 
   int64_t partial_parts = 0, tasks = 0;
   for (const SequenceSpan& s : work.sequences) {
-    const int64_t largest = partition.heads * WorkOf(s, std::min(s.rows, block_rows), work.window);
+    const int64_t largest = partition.heads * WorkOf(s, std::min(s.rows, block_rows), work);
     const bool large = threads > 1 && largest * kKeyPartTasks * threads > total;
     for (int32_t r = 0; r < s.rows; r += block_rows) {
       const int32_t end = std::min(s.rows, r + block_rows);
-      const Keys keys = KeysOf(s, r, end, work.window);
+      const Keys keys = KeysOf(s, r, end, work);
       const bool split = large && keys.parts() > 1;
       partition.blocks.push_back({.sequence = &s,
                                   .begin = r,

@@ -17,6 +17,7 @@ struct AttentionWork {
   int64_t kv_heads = 1;
   int64_t group = 1;   // query heads per KV head
   int64_t window = 0;  // 0: all keys
+  int64_t chunk = 0;   // 0: no chunks
   int64_t v_width = 0;
 };
 

@@ -17,12 +17,13 @@ constexpr int32_t kPart = kKeyPart;
 
 AttentionPartition PartitionOf(const std::vector<SequenceSpan>& sequences, int threads,
                                int64_t kv_heads = 1, int64_t group = 8, int64_t window = 0,
-                               int64_t v_width = 128) {
+                               int64_t v_width = 128, int64_t chunk = 0) {
   AttentionPartition partition;
   PartitionAttention({.sequences = sequences,
                       .kv_heads = kv_heads,
                       .group = group,
                       .window = window,
+                      .chunk = chunk,
                       .v_width = v_width},
                      threads, partition);
   return partition;
@@ -72,6 +73,14 @@ TEST(AttentionPartitionTest, AWindowExcludesParts) {
   EXPECT_EQ(partition.blocks[0].part_begin, 9);
   EXPECT_EQ(partition.blocks[0].part_end, 11);
   EXPECT_THAT(partition.tasks, SizeIs(2));
+}
+
+TEST(AttentionPartitionTest, AChunkExcludesParts) {
+  const AttentionPartition partition =
+      PartitionOf({{.rows = 2, .kv_len = 10 * kPart + 5}}, 4, 1, 8, 0, 128, /*chunk=*/3 * kPart);
+  ASSERT_THAT(partition.blocks, SizeIs(1));
+  EXPECT_EQ(partition.blocks[0].part_begin, 9);
+  EXPECT_EQ(partition.blocks[0].part_end, 11);
 }
 
 TEST(AttentionPartitionTest, BlocksOfRowsHaveTheirOwnParts) {

@@ -113,6 +113,7 @@ struct AttentionTask {
   int64_t rows, group;     // rows · group at most kQueryBlock
   int64_t first_position;  // position of row 0; causal: a row attends up to its own position
   int64_t window;          // 0: all
+  int64_t chunk;           // 0: no chunks
   const void* k;           // key j at k + slot(j) · key_stride bytes; v likewise
   const void* v;
   int64_t key_stride;

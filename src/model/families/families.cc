@@ -11,12 +11,12 @@ namespace {
 std::vector<Family> Collect() {
   std::vector<Family> all;
   for (std::span<const Family> page :
-       {MixtralFamily(),     Qwen2MoeFamily(),   Qwen3MoeFamily(),     OlmoeFamily(),
-        DeepseekV2Family(),  DeepseekV3Family(), GptOssFamily(),       Glm4MoeFamily(),
-        LlamaFamily(),       QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
-        Ernie45MoeFamily(),  GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
-        FlexOlmoFamily(),    PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
-        BailingMoeV2Family()}) {
+       {MixtralFamily(),      Qwen2MoeFamily(),   Qwen3MoeFamily(),     OlmoeFamily(),
+        DeepseekV2Family(),   DeepseekV3Family(), GptOssFamily(),       Glm4MoeFamily(),
+        LlamaFamily(),        QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
+        Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
+        FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
+        BailingMoeV2Family(), Llama4Family()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;
@@ -25,6 +25,7 @@ std::vector<Family> Collect() {
 constexpr Wrapper kWrappers[] = {
     {"KimiK25ForConditionalGeneration", "kimi_k25", "language_model."},
     {"Kimi_K25ForConditionalGeneration", "kimi_k25", "language_model."},
+    {"Llama4ForConditionalGeneration", "llama4", "language_model."},
     {"Mistral3ForConditionalGeneration", "mistral3", "language_model."},
 };
 

@@ -39,10 +39,11 @@ struct TensorNames {
   std::string router = "gate";
   std::string expert_gate = "gate_proj", expert_up = "up_proj", expert_down = "down_proj";
   std::string shared = "shared_experts", shared_gate = "shared_expert_gate";
-  // Experts are stacked under these names: gate rows, then up rows [E, 2I, H], and down [E, H, I].
+  // Experts are stacked under these names: gate rows, then up rows [E, 2I, H], and down [E, H, I];
+  // with `transposed_experts` [E, H, 2I] and [E, I, H], gate columns before up columns.
   // If `stacked_experts` is false, the checkpoint decides: experts are stacked if it has a tensor
   // of the first name.
-  bool stacked_experts = false;
+  bool stacked_experts = false, transposed_experts = false;
   std::string stacked_gate_up = "experts.gate_up_proj", stacked_down = "experts.down_proj";
   // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
   // linear, by their names in the layer. Empty: gate_proj, up_proj and down_proj of `shared`.
@@ -117,5 +118,6 @@ std::span<const Family> PhimoeFamily();
 std::span<const Family> Mistral4Family();
 std::span<const Family> AfmoeFamily();
 std::span<const Family> BailingMoeV2Family();
+std::span<const Family> Llama4Family();
 
 }  // namespace switchyard

@@ -32,8 +32,8 @@ void ReadLlama3(const ConfigReader& scaling, RopeConfig* rope) {
   rope->low_freq_factor = scaling.Double({"low_freq_factor"}, 1e-6, kMaxFactor);
   rope->high_freq_factor = scaling.Double({"high_freq_factor"}, 1e-6, kMaxFactor);
   rope->original_max_position = scaling.Int({"original_max_position_embeddings"}, 1, kMaxPosition);
-  if (rope->high_freq_factor <= rope->low_freq_factor) {
-    throw Invalid("{} is {}; want more than low_freq_factor {}", scaling.Where("high_freq_factor"),
+  if (rope->high_freq_factor < rope->low_freq_factor) {
+    throw Invalid("{} is {}; want at least low_freq_factor {}", scaling.Where("high_freq_factor"),
                   rope->high_freq_factor, rope->low_freq_factor);
   }
 }

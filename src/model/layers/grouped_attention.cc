@@ -5,17 +5,19 @@
 
 #include "core/check.h"
 #include "kernels/cache_rows.h"
+#include "model/rope.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
 
-// The fused op cannot clamp, norm a whole projection, norm after the rotation, or skip the rotation
-// in some layers.
+// The fused op cannot clamp, norm a whole projection, norm after the rotation, scale queries, or
+// skip the rotation or the norms in some layers.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
   return a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
-         std::ranges::all_of(config.layers, &LayerConfig::rope);
+         a.query_scale_beta == 0.0 && std::ranges::all_of(config.layers, &LayerConfig::rope) &&
+         std::ranges::all_of(config.layers, &LayerConfig::qk_norm);
 }
 
 }  // namespace
@@ -25,7 +27,10 @@ GroupedAttention::GroupedAttention(const LayerContext& context)
       heads_(QueryHeads(context.config.attention, context.mesh).size()),
       kv_heads_(KvHeads(context.config.attention, context.mesh).size()),
       head_dim_(context.config.attention.head_dim),
-      plain_heads_(HasPlainHeads(context.config)) {}
+      plain_heads_(HasPlainHeads(context.config)) {
+  CHECK(context.device.is_cpu() ||
+        std::ranges::all_of(context.config.layers, [](const auto& l) { return l.chunk == 0; }));
+}
 
 int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;
@@ -94,6 +99,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
       .head_dim = head_dim_,
       .scale = c_.config.attention.scale,
       .window = c_.config.layers[layer].window,
+      .chunk = c_.config.layers[layer].chunk,
       .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
       .bfloat16_rows = c_.config.quantization.bfloat16_rows,
       .out = a.attended,
@@ -197,11 +203,13 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
                                        projection(w.k, a.k, kv_width),
                                        projection(w.v, a.v, kv_width)};
   c_.device.LinearGroup(qkv);
+  const LayerConfig& of_layer = c_.config.layers[layer];
   const bool norm_last = c_.config.attention.norm_after_rope;
-  if (!norm_last) NormQueriesAndKeys(a, w, tokens);
+  if (of_layer.qk_norm && !norm_last) NormQueriesAndKeys(a, w, tokens);
   Clip(a, tokens);
-  if (c_.config.layers[layer].rope) Rotate(pass, a);
-  if (norm_last) NormQueriesAndKeys(a, w, tokens);
+  if (of_layer.rope) Rotate(pass, a);
+  if (of_layer.qk_norm && norm_last) NormQueriesAndKeys(a, w, tokens);
+  if (!of_layer.rope) ScaleQueries(pass, a);
   Tensor& k_cache = kv.k(layer);
   Tensor& v_cache = kv.v(layer);
   // If the cache has a scale per head, each head is stored as a row of the cache.
@@ -253,6 +261,19 @@ void GroupedAttention::FillHeadSlots(const Pass& pass, int32_t* head_slots) cons
       head_slots[t * kv_heads_ + h] = static_cast<int32_t>(pass.rows.slots[t] * kv_heads_ + h);
     }
   }
+}
+
+void GroupedAttention::ScaleQueries(const Pass& pass, const Arrays& a) const {
+  const int64_t part = QueryScaleWidth(c_.config.attention), width = heads_ * head_dim_;
+  if (part == 0) return;
+  c_.device.Rope({.x = a.q,
+                  .ldx = width,
+                  .m = pass.rows.tokens,
+                  .heads = width / part,
+                  .head_dim = part,
+                  .rotary_dim = part,
+                  .positions = pass.rows.positions,
+                  .cos_sin = c_.query_scale.data<float>()});
 }
 
 void GroupedAttention::Clip(const Arrays& a, int64_t tokens) const {

@@ -58,6 +58,8 @@ class GroupedAttention {
   // as in torch.clamp.
   void Clip(const Arrays& a, int64_t tokens) const;
   void Rotate(const Pass& pass, const Arrays& a) const;
+  // Scales queries by their positions (AttentionConfig::query_scale_beta).
+  void ScaleQueries(const Pass& pass, const Arrays& a) const;
   // Multiplies the heads' output by its gate, which is computed from the layer's normalised rows.
   void Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const;
   void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens) const;

@@ -36,10 +36,10 @@ std::string ModuleOf(const MatrixRequest& r, const TensorNames& names) {
   return fmt::format("{}{}.{}", r.name.substr(0, end), r.expert, own);
 }
 
-void CheckFits(const MatrixRequest& r, const std::string& module) {
-  if (r.transposed) {
+void CheckFits(const MatrixRequest& r, const std::string& module, const TensorNames& names) {
+  if (r.transposed && names.interleaved_experts) {
     throw Invalid(
-        "{}: its experts are stacked and transposed, which compressed-tensors cannot store; serve "
+        "{}: its experts are stacked and interleaved, which compressed-tensors cannot store; serve "
         "this model with --quantization, or use its MXFP4 checkpoint",
         r.name);
   }
@@ -74,7 +74,7 @@ class RecordingSource : public WeightSource {
   bool Has(const std::string& name) const override { return from_->Has(name); }
   WeightView Matrix(const MatrixRequest& r) override {
     if (r.scheme.packing == Packing::kWhileLoading) {
-      CheckFits(r, ModuleOf(r, names_));
+      CheckFits(r, ModuleOf(r, names_), names_);
       (*requests_)[r.name].push_back(r);
     }
     return from_->Matrix(r);

@@ -127,6 +127,19 @@ TEST(QuantizeCheckpoint, UnstacksExperts) {
   ExpectSame(Assemble(options.to, LoadModelConfig(options.to), {1, 1}), want);
 }
 
+// Llama 4 stores the stacks transposed, and its decoder may be part of a multimodal checkpoint.
+TEST(QuantizeCheckpoint, UnstacksTransposedExperts) {
+  for (const char* name : {"llama4_text", "llama4_dense_layers"}) {
+    SCOPED_TRACE(name);
+    TempDir out;
+    const fs::path from = fs::path(SWITCHYARD_TEST_DATA) / "families" / name;
+    const auto options = OptionsFor(from, out.path() / "new", {"fp8-channel"});
+    QuantizeCheckpoint(options);
+    ExpectSame(Assemble(options.to, LoadModelConfig(options.to), {2, 2}),
+               PackedOnLoad(options.from, options.rules));
+  }
+}
+
 TEST(QuantizeCheckpoint, KeepsRoutersNormsEmbeddingAndHead) {
   TempDir out;
   const auto options = OptionsFor(FixtureDir("deepseek_v3"), out.path() / "new", {"int4", 16});

@@ -101,15 +101,20 @@ class ShardWriter {
 
   // Parts [begin, end) are one batch.
   void WriteBatch(size_t begin, size_t end) {
-    const auto source = MakeCheckpointSource(
-        checkpoint_, config_,
-        {.threads = pool_.num_threads(), .log = false, .slab_bytes = kSlabBytes});
-    const auto plain = MakeCheckpointSource(checkpoint_, config_, {.log = false});
-    std::vector<WeightView> views(end - begin);
+    const CheckpointSourceOptions options = {
+        .threads = pool_.num_threads(), .log = false, .slab_bytes = kSlabBytes};
+    const auto source = MakeCheckpointSource(checkpoint_, config_, options);
+    const auto plain = MakeCheckpointSource(checkpoint_, config_, options);
+    std::vector<WeightView> views(end - begin), stored(end - begin);
     for (size_t i = begin; i < end; ++i) {
-      if (shard_.parts[i].packed) views[i - begin] = source->Matrix(shard_.parts[i].request);
+      if (!shard_.parts[i].packed) continue;
+      MatrixRequest request = shard_.parts[i].request;
+      views[i - begin] = source->Matrix(request);
+      request.scheme = {};
+      stored[i - begin] = plain->Matrix(request);
     }
     source->Finish({});
+    plain->Finish({});
     for (size_t i = begin; i < end; ++i) {
       const PlannedPart& part = shard_.parts[i];
       if (!part.packed) {
@@ -117,9 +122,7 @@ class ShardWriter {
         Unmap(*part.source);
         continue;
       }
-      MatrixRequest stored = part.request;
-      stored.scheme = {};
-      errors_.Add(part.module, ErrorOf(plain->Matrix(stored), views[i - begin]));
+      errors_.Add(part.module, ErrorOf(stored[i - begin], views[i - begin]));
       WritePacked(part, views[i - begin]);
       Unmap(*part.source);
     }

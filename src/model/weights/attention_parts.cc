@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "model/weights/parts.h"
 
 namespace switchyard {
@@ -8,6 +10,14 @@ constexpr std::string_view kGroupedKeys =
 constexpr std::string_view kLatentKeys =
     "hidden_size, num_attention_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, "
     "qk_rope_head_dim, v_head_dim";
+
+// The weight of a norm that has none. Every device has the norm with a weight, and a product with 1
+// has the same bits.
+Tensor Ones(int64_t n) {
+  Tensor ones = Tensor::Empty(DType::kF32, {n});
+  std::fill_n(ones.data<float>(), n, 1.0f);
+  return ones;
+}
 
 }  // namespace
 
@@ -38,7 +48,9 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
   w.o = parts.Columns(prefix + names.o, hidden, q_size, q, a.output_bias, kGroupedKeys);
   const std::string q_norm = prefix + names.q_norm + ".weight";
   const std::string k_norm = prefix + names.k_norm + ".weight";
-  if (a.qk_norm == AttentionConfig::QkNorm::kPerHead) {
+  if (!a.qk_norm_weight) {
+    w.q_norm = w.k_norm = Ones(a.head_dim);
+  } else if (a.qk_norm == AttentionConfig::QkNorm::kPerHead) {
     w.q_norm = parts.Norm(q_norm, a.head_dim, "head_dim");
     w.k_norm = parts.Norm(k_norm, a.head_dim, "head_dim");
   } else if (a.qk_norm == AttentionConfig::QkNorm::kWhole) {

@@ -58,8 +58,8 @@ kernels::ExpertWeights StackedShared(Parts& parts, const std::string& layer, Ran
 }
 
 // One expert of the stacks gate_up [E, 2 I, H] and down [E, H, I] of a block. Gate rows precede up
-// rows, or gate and up rows are interleaved. Interleaved matrices are stored as MXFP4 blocks or
-// transposed.
+// rows, or gate and up rows are interleaved. Both may be stored transposed; interleaved matrices
+// are stored transposed or as MXFP4 blocks.
 kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& block, int e, Range part) {
   const TensorNames& names = parts.names();
   const bool alternate = names.interleaved_experts;
@@ -76,7 +76,7 @@ kernels::ExpertWeights FusedExpert(Parts& parts, const std::string& block, int e
                      .total_rows = whole,
                      .scheme = parts.SchemeOf(block + names.stacked_gate_up),
                      .mxfp4_blocks = mxfp4,
-                     .transposed = alternate && !mxfp4,
+                     .transposed = names.transposed_experts || (alternate && !mxfp4),
                      .keys = kExpertKeys};
   MatrixRequest up = gate;
   up.row0 = alternate ? 1 : whole;

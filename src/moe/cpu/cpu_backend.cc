@@ -39,6 +39,10 @@ void CheckOptions(const MoeOptions& options, const MoeShape& shape, const MeshSh
         "--enable-deepep-waterfill needs whole shared experts on each rank: want --ep {} (equal to "
         "--tp), not {}",
         mesh.tp, mesh.ep);
+  if (options.waterfill && shape.has_shared && shape.scales_input)
+    throw Invalid(
+        "--enable-deepep-waterfill: this model scales the input rows of routed experts but not of "
+        "the shared expert, so the two cannot share a dispatched row; leave the flag out");
   if (options.waterfill && !ScattersTokens(options, mesh))
     throw Invalid("--enable-deepep-waterfill: --moe-a2a-backend none sends no rows; want deepep");
 }

@@ -27,6 +27,8 @@ struct CpuMoeState : MoeState {
   // [round, k] physical experts. Used only if these differ from the logical experts.
   TopK physical;
   const TopK* topk = nullptr;
+  Scratch<float> scaled;  // [round, H] rows times their weights (RouterConfig::scales_input)
+  const float* dispatch_x = nullptr;  // [round, H] the round's rows as the experts receive them
   DispatchHandle handle;
   Dispatched dispatched;
   GroupedRows grouped;
@@ -100,6 +102,7 @@ class CpuMoeBackend : public MoeBackend {
     return dispatcher_ ? dispatcher_->active_ranks() : std::span<const uint8_t>();
   }
   void StageInputRows(CpuMoeState& state) const;
+  void ScaleInputRows(CpuMoeState& state) const;
   std::span<std::byte* const> OutputPlaces(CpuMoeState& state) const;
 
   const ExchangeShape exchange_;

@@ -1,5 +1,6 @@
 // The stages of an MoE layer on CPUs.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -124,7 +125,7 @@ MoeInputBuffer CpuMoeBackend::InputRows(MoeState& state) {
 }
 
 // Converts the round's rows for dispatch. Runs just before the router, so that the router then
-// reads the rows from cache.
+// reads the rows from cache, or after it if the router scales rows.
 void CpuMoeBackend::StageInputRows(CpuMoeState& s) const {
   if (fused_ || std::exchange(s.rows_staged, false)) return;
   const int64_t tokens = s.round.size(), row_bytes = exchange_.row_format.Bytes(s.width);
@@ -132,9 +133,28 @@ void CpuMoeBackend::StageInputRows(CpuMoeState& s) const {
   if (rows == nullptr) return;
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      StoreRow(exchange_.row_format, s.round_x() + t * s.width, s.width, rows + t * row_bytes);
+      StoreRow(exchange_.row_format, s.dispatch_x + t * s.width, s.width, rows + t * row_bytes);
   };
   pool_.RunRanges(tokens, kRowGrain, std::cref(body));
+}
+
+// Multiplies the round's rows by the weights of their experts, and sets these weights to 1. A
+// weight that is NaN (TopK::bad_experts) stays NaN. Each element is one product, so its bits do not
+// depend on the dispatcher or on the rank of the expert.
+void CpuMoeBackend::ScaleInputRows(CpuMoeState& s) const {
+  const int64_t tokens = s.round.size();
+  float* const scaled = s.scaled.Get(tokens * s.width);
+  const auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float& weight = s.logical.weights[t];
+      const float* x = s.round_x() + t * s.width;
+      float* y = scaled + t * s.width;
+      for (int64_t i = 0; i < s.width; ++i) y[i] = x[i] * weight;
+      if (s.logical.ids[t] >= 0 && !std::isnan(weight)) weight = 1.0f;
+    }
+  };
+  pool_.RunRanges(tokens, kRowGrain, std::cref(body));
+  s.dispatch_x = scaled;
 }
 
 void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
@@ -144,7 +164,9 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   s.handle.round = {};
   if (s.combines_once)
     s.handle.round = {(s.rounds_done - 1) * s.max_round_tokens, s.ends_combine()};
-  StageInputRows(s);
+  const bool scales = config.router.scales_input;
+  s.dispatch_x = s.round_x();
+  if (!scales) StageInputRows(s);
   const int experts = config.router.num_experts;
   const int64_t tokens = s.round.size();
   float* logits = s.logits.Get(tokens * experts);
@@ -159,6 +181,10 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
                     pool_);
   SelectExperts(config.router, logits, tokens, parts.weights.router.correction_bias, &s.logical,
                 pool_);
+  if (scales) {
+    ScaleInputRows(s);
+    StageInputRows(s);
+  }
   StoreRouterFaults(config.layer, s);
   StoreRoutedExperts(s);
 
@@ -188,8 +214,8 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
 
 void CpuMoeBackend::BeginDispatch(const MoeLayerParts& /*layer*/, MoeState& state) {
   CpuMoeState& s = Own(state);
-  if (fused_) return fused_->Begin(s.round_x(), *s.topk, s.decode, &s.handle);
-  dispatcher_->BeginDispatch(s.round_x(), *s.topk, s.decode, &s.handle);
+  if (fused_) return fused_->Begin(s.dispatch_x, *s.topk, s.decode, &s.handle);
+  dispatcher_->BeginDispatch(s.dispatch_x, *s.topk, s.decode, &s.handle);
 }
 
 void CpuMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {

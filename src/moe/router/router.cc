@@ -143,6 +143,8 @@ void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
   const auto chosen = weights.first(std::ranges::find(ids, -1) - ids.begin());
   if (chosen.empty()) return;
   if (config.scoring == RouterConfig::Scoring::kTopKSoftmax) Softmax(chosen);
+  if (config.scoring == RouterConfig::Scoring::kTopKSigmoid)
+    for (float& w : chosen) w = 1.0f / (1.0f + std::exp(-w));
   if (config.renormalize) {
     float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (const float w : chosen) sum += w;
@@ -158,6 +160,7 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
   const int experts = config.num_experts, k = config.top_k;
   CHECK(k >= 1 && k <= experts);
   CHECK(config.scoring != RouterConfig::Scoring::kSparseMixer || (k == 2 && !correction_bias));
+  CHECK(!config.scales_input || k == 1);
   CHECK(config.num_groups >= 1 && experts % config.num_groups == 0);
   out->tokens = tokens;
   out->k = k;

@@ -21,6 +21,7 @@ struct RouterConfig {
     // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
     // (https://arxiv.org/abs/2409.12136). Only on CPUs, with k = 2, without groups and bias.
     kSparseMixer,
+    kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4). Only on CPUs.
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
 
@@ -34,6 +35,9 @@ struct RouterConfig {
   GroupScore group_score = GroupScore::kMax;
   float routed_scaling_factor = 1.0f;
   float jitter = 0.0f;  // used by kSparseMixer
+  // A weight multiplies the expert's input row instead of its output (Llama 4). So rows are scaled
+  // before dispatch, and are dispatched with weight 1. Only on CPUs, with k = 1.
+  bool scales_input = false;
 };
 
 // Selected experts of a batch. Id −1: the slot has no expert (weight 0). The order of slots is the

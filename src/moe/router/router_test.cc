@@ -134,6 +134,17 @@ TEST(RouterTest, SparseMixerWeighsEachExpertAgainstItsNearRivals) {
   EXPECT_THAT(zeros.weights, ElementsAre(0.2f, 0.25f));
 }
 
+// Both sigmoids are 1 in float32, so the selection must compare logits.
+TEST(RouterTest, TopKSigmoidComparesLogits) {
+  const RouterConfig config{.num_experts = 4, .top_k = 1, .scoring = Scoring::kTopKSigmoid};
+  const TopK large = Select(config, {3, 40, 50, -1});
+  EXPECT_THAT(large.ids, ElementsAre(2));
+  EXPECT_THAT(large.weights, ElementsAre(1.0f));
+  const TopK negative = Select(config, {-3, -2, -1, -4});
+  EXPECT_THAT(negative.ids, ElementsAre(2));
+  EXPECT_NEAR(negative.weights[0], 1.0 / (1.0 + std::exp(1.0)), 1e-7);
+}
+
 TEST(RouterTest, TiesGoToTheLowerId) {
   const TopK out = Select({.num_experts = 6, .top_k = 3}, {1, 2, 2, 0, 2, 1});
   EXPECT_THAT(out.ids, ElementsAre(1, 2, 4));

@@ -34,6 +34,10 @@ LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, original_max_p
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.15, logits_scaling=0.7)
 VISION = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, pos_emb_height=2,
               pos_emb_width=2, pos_emb_time=2)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0,
+              original_max_position_embeddings=24)
+LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
+                     image_size=4, patch_size=2, projector_input_dim=8, projector_output_dim=8)
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12)
 
 FAMILIES = {
@@ -112,8 +116,19 @@ FAMILIES = {
     "bailing_moe_v2_bias": ("SarvamMoE", dict(**{**GROUPED, "num_key_value_heads": 4}, **{**ROUTED, "n_shared_experts": 2},
                                               intermediate_size=48, first_k_dense_replace=0, norm_topk_prob=False,
                                               use_qk_norm=False, attention_bias=True, tie_word_embeddings=True)),
+    "llama4_text": ("Llama4", dict(**GROUPED, num_hidden_layers=4, intermediate_size=20, intermediate_size_mlp=36,
+                                   num_local_experts=5, attention_chunk_size=11, no_rope_layer_interval=3, floor_scale=6,
+                                   attn_scale=0.4, rope_parameters=LLAMA3)),
+    "llama4_dense_layers": ("Llama4", dict(text=dict(num_key_value_heads=4, head_dim=12, num_hidden_layers=4,
+                                                     intermediate_size=24, intermediate_size_mlp=36, num_local_experts=7,
+                                                     interleave_moe_layer_step=2, attention_chunk_size=6, use_qk_norm=False,
+                                                     no_rope_layers=[1, 0, 0, 1], attention_bias=True, attn_temperature_tuning=False,
+                                                     layer_types=["full_attention", "chunked_attention", "full_attention",
+                                                                  "chunked_attention"]),
+                                           vision=LLAMA4_VISION, tie_word_embeddings=False)),
 }
-# Models whose class has another name than the configuration's.
+# Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
+TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
 # Ling 2 is not in transformers 5.24. Sarvam has its layers and tensor names, and other names of the settings.
 LING = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "attention_bias": "use_qkv_bias"}
@@ -124,10 +139,12 @@ EXACT = ("e_score_correction_bias", "expert_bias")
 
 
 def configuration(kind, settings):
+    if kind == "Llama4" and "text" not in settings:
+        kind = "Llama4Text"
     cls = getattr(transformers, kind + "Config")
     if "text" not in settings:
         return cls(**{**SMALL, **settings})
-    text = transformers.DeepseekV3Config(**{**SMALL, **settings["text"]})
+    text = getattr(transformers, TEXTS[kind])(**{**SMALL, **settings["text"]})
     rest = {key: value for key, value in settings.items() if key not in ("text", "vision")}
     return cls(text_config=text.to_dict(), vision_config=settings["vision"], **rest)
 
@@ -161,7 +178,7 @@ def fill(model, seed):
 
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" in name:
+            if "inv_freq" in name or "freqs_ci" in name:
                 continue
             exact = any(bias in name for bias in EXACT)
             if exact:
@@ -192,7 +209,8 @@ def compute(model, prompts):
 
 def make(name, folder):
     kind, settings = FAMILIES[name]
-    cls = getattr(transformers, CLASSES.get(kind, kind + "ForCausalLM"))
+    multimodal = kind == "Llama4" and "text" in settings
+    cls = getattr(transformers, CLASSES.get(kind, kind + ("ForConditionalGeneration" if multimodal else "ForCausalLM")))
     config = configuration(kind, settings)
     config._attn_implementation = "eager"
     model = cls(config).float().eval()
@@ -221,7 +239,8 @@ def make(name, folder):
         assert not info["missing_keys"] and not info["unexpected_keys"], info
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
-    tensors, gap = compute(again.eval(), prompts)
+    # Llama4ForConditionalGeneration of transformers 5.24 requires images; its decoder computes the same logits.
+    tensors, gap = compute((again.language_model if multimodal else again).eval(), prompts)
     if kind == "SarvamMoE":
         (stored / "config.json").write_text(json.dumps(as_ling(text), indent=1, sort_keys=True) + "\n")
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, float32 on CPU"
@@ -232,7 +251,7 @@ def make(name, folder):
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
 KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GptOss",
-        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
+        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
         "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
 
 

@@ -37,8 +37,8 @@ void Attention(const AttentionParams& p) {
   for (const SequenceSpan& s : p.sequences) {
     for (int64_t r = 0; r < s.rows; ++r) {
       const int64_t position = s.kv_len - s.rows + r;
-      const int64_t first =
-          p.window > 0 ? std::max<int64_t>(0, position - p.window + 1) : int64_t{0};
+      int64_t first = p.window > 0 ? std::max<int64_t>(0, position - p.window + 1) : int64_t{0};
+      if (p.chunk > 0) first = position - position % p.chunk;
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* q = p.q + (s.row_begin + r) * p.ldq + h * p.head_dim;
         const auto row = [&](const void* cache, int64_t key) {

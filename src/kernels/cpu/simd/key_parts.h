@@ -31,6 +31,7 @@ struct QueryKeys {
 
   int64_t Position(int64_t query) const { return t.first_position + query / t.group; }
   int64_t FirstKey(int64_t query) const {
+    if (t.chunk > 0) return Position(query) / t.chunk * t.chunk;
     const int64_t first = Position(query) - t.window + 1;
     return t.window > 0 && first > 0 ? first : 0;
   }
