@@ -105,7 +105,6 @@ class Device {
   // The ops with CHECK(is_cpu()) run on CPUs only. They serve model families that other devices do
   // not support (Family::cpu_only in src/model).
   virtual void LayerNorm(const LayerNormParams&) { CHECK(is_cpu()); }
-  virtual void Scale(float*, int64_t /*count*/, float /*factor*/) { CHECK(is_cpu()); }
   // x[i] *= sigmoid(gate[i])
   virtual void MultiplyBySigmoid(float* /*x*/, const float* /*gate*/, int64_t /*count*/) {
     CHECK(is_cpu());

@@ -29,11 +29,12 @@ __device__ __forceinline__ void ForRuns(int64_t rows, int64_t columns, const Bod
 
 template <WeightFormat kFormat, bool kAligned>
 __global__ void EmbedKernel(const int32_t* ids, int64_t m, WeightArg w, WeightShape shape,
-                            int32_t first, float* out) {
+                            int32_t first, float scale, float* out) {
   ForRuns(m, shape.k, [&](int64_t t, int64_t column) {
     const int64_t row = int64_t{ids[t]} - first;
     float4 v = {0, 0, 0, 0};
     if (row >= 0) v = LoadWeight4<kFormat, kAligned>(w, shape, row, column);
+    v.x *= scale, v.y *= scale, v.z *= scale, v.w *= scale;
     StoreRow4<kAligned>(out + t * shape.k, column, shape.k, v);
   });
 }
@@ -45,7 +46,7 @@ cudaError_t EmbedAs(const kernels::EmbedParams& p, cudaStream_t stream) {
   const bool aligned = CanVectorLoad(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
   const auto kernel = aligned ? EmbedKernel<kFormat, true> : EmbedKernel<kFormat, false>;
   kernel<<<Blocks(p.m * CeilDiv(shape.k, 4)), kThreads, 0, stream>>>(p.ids, p.m, w, shape, p.first,
-                                                                     p.out);
+                                                                     p.scale, p.out);
   return cudaGetLastError();
 }
 

@@ -57,7 +57,7 @@ constexpr Family kFamilies[] = {{.architecture = "AfmoeForCausalLM",
                                  .model_type = "afmoe",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .cpu_only = "gated attention, scaled embedding"}};
+                                 .cpu_only = "gated attention"}};
 
 }  // namespace
 
