@@ -51,7 +51,7 @@ struct AttentionConfig {
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;             // grouped, CPUs only: heads' output times sigmoid of a projection
+  bool gate = false;             // grouped: heads' output times sigmoid of a projection
   int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor(p /
   // query_scale_positions)), as in Llama 4 and Mistral 4; latent only. 0: not scaled.

@@ -140,6 +140,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void Clamp(float* x, int64_t count, float limit) override {
     Check(ops::Clamp(x, count, limit, stream_.get()), "Clamp");
   }
+  void MultiplyBySigmoid(float* x, const float* gate, int64_t count) override {
+    Check(ops::MultiplyBySigmoid(x, gate, count, stream_.get()), "MultiplyBySigmoid");
+  }
   void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                     int64_t count) override {
     Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");

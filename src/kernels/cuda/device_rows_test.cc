@@ -157,6 +157,23 @@ TEST_F(RowsTest, ClampHasTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(RowsTest, SigmoidsMultiplyAsOnTheCpu) {
+  for (int round = 0; round < 20; ++round) {
+    const int64_t count = random_.Pick<int64_t>({0, 1, 3, 4, 255, 70'001, 2'000'000});
+    const int64_t skipped = round % 3 == 0 ? 1 : 0;  // an element that makes pointers unaligned
+    const std::vector<float> x = random_.Normal(count + skipped);
+    std::vector<float> gate = random_.Normal(count + skipped, 5.0f), want = x;
+    for (size_t i = 0; i < gate.size(); i += 97)
+      gate[i] = random_.Pick({INFINITY, -INFINITY, 100.0f, -100.0f, 0.0f});
+    const DeviceVector device_x(*exact_, x), device_gate(*exact_, gate);
+    cpu_->MultiplyBySigmoid(want.data() + skipped, gate.data() + skipped, count);
+    exact_->MultiplyBySigmoid(device_x.data() + skipped, device_gate.data() + skipped, count);
+    const std::vector<float> got = device_x.Read();
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-6 * std::abs(want[i])) << "count " << count << " at " << i;
+  }
+}
+
 TEST_F(RowsTest, ClearEntriesClearsListedOnes) {
   for (const int64_t count : {0, 1, 300, 5000}) {
     const std::vector<int32_t> values = random_.Shuffled(6000);

@@ -1,7 +1,7 @@
-// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, clamp, gather of
-// tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes four elements of a
-// row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride loops with at most
-// 132 · 32 blocks of 256 threads; the gather has one thread per token.
+// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, product with a sigmoid,
+// clamp, gather of tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes
+// four elements of a row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride
+// loops with at most 132 · 32 blocks of 256 threads; the gather has one thread per token.
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -99,6 +99,17 @@ __global__ void AddKernel(float* y, const float* x, int64_t count) {
   });
 }
 
+template <bool kAligned>
+__global__ void MultiplyBySigmoidKernel(float* x, const float* gate, int64_t count) {
+  ForRuns(1, count, [&](int64_t, int64_t i) {
+    float4 v = LoadRow4<kAligned>(x, i, count);
+    const float4 g = LoadRow4<kAligned>(gate, i, count);
+    v.x /= 1.0f + expf(-g.x), v.y /= 1.0f + expf(-g.y);
+    v.z /= 1.0f + expf(-g.z), v.w /= 1.0f + expf(-g.w);
+    StoreRow4<kAligned>(x, i, count, v);
+  });
+}
+
 // Comparisons keep NaN; fminf and fmaxf would not.
 __global__ void ClampKernel(float* x, int64_t count, float limit) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
@@ -185,6 +196,14 @@ cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t str
   const bool aligned = Aligned16(x) && Aligned16(y) && count % 4 == 0;
   const auto kernel = aligned ? AddKernel<true> : AddKernel<false>;
   kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(y, x, count);
+  return cudaGetLastError();
+}
+
+cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const bool aligned = Aligned16(x) && Aligned16(gate) && count % 4 == 0;
+  const auto kernel = aligned ? MultiplyBySigmoidKernel<true> : MultiplyBySigmoidKernel<false>;
+  kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(x, gate, count);
   return cudaGetLastError();
 }
 
