@@ -102,10 +102,10 @@ struct ModelConfig {
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
-  bool layer_norm = false;       // CPUs only: norms subtract the mean and have a bias
+  bool layer_norm = false;       // norms subtract the mean and have a bias
   float embedding_scale = 1.0f;  // factor of the embedding's rows
   float logit_scale = 1.0f;      // factor of the logits; loading includes it in the final norm
-  bool head_bias = false;        // CPUs only: the head adds a bias
+  bool head_bias = false;        // the head adds a bias
   bool tie_embeddings = false;
   AttentionConfig attention;
   RopeConfig rope;

@@ -134,6 +134,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void RmsNorm(const kernels::RmsNormParams& p) override {
     Check(ops::RmsNorm(p, stream_.get()), "RmsNorm");
   }
+  void LayerNorm(const kernels::LayerNormParams& p) override {
+    Check(ops::LayerNorm(p, stream_.get()), "LayerNorm");
+  }
   void AddInPlace(float* y, const float* x, int64_t count) override {
     Check(ops::AddInPlace(y, x, count, stream_.get()), "AddInPlace");
   }

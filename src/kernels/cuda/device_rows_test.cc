@@ -81,6 +81,47 @@ TEST_F(RowsTest, NormsMatchTheCpuAndDoNotDependOnTheBatch) {
   }
 }
 
+TEST_F(RowsTest, LayerNormMatchesTheCpuAndDoesNotDependOnTheBatch) {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t m = random_.Pick<int64_t>({0, 1, 2, 7, 33, 300});
+    const int64_t n = random_.Pick<int64_t>({1, 3, 48, 128, 1000, 1024, 1025, 1030, 2048, 4096});
+    const int64_t ldx = n + random_.Pick<int64_t>({0, 0, 1, 4});
+    std::vector<float> x = random_.Normal(m * ldx + 1);
+    for (float& value : x) value += 5.0f;
+    // Weight and bias are halves of one tensor, as in the model.
+    const std::vector<float> weight_and_bias = random_.Normal(2 * n);
+    std::vector<float> expected(m * n);
+    LayerNormParams p = {.x = x.data(),
+                         .ldx = ldx,
+                         .weight = weight_and_bias.data(),
+                         .bias = weight_and_bias.data() + n,
+                         .y = expected.data(),
+                         .ldy = n,
+                         .m = m,
+                         .n = n};
+    cpu_->LayerNorm(p);
+    const DeviceVector device_x(*exact_, x), both(*exact_, weight_and_bias), y(*exact_, expected);
+    p.x = device_x.data();
+    p.weight = both.data();
+    p.bias = both.data() + n;
+    p.y = y.data();
+    exact_->LayerNorm(p);
+    const std::vector<float> got = y.Read();
+    for (int64_t i = 0; i < m * n; ++i)
+      ASSERT_NEAR(got[i], expected[i], 1e-6 * (1 + std::abs(expected[i])))
+          << "m " << m << " n " << n;
+    if (m == 0) continue;
+    const int64_t row = random_.Below(m);
+    p.x += row * ldx;
+    p.m = 1;
+    exact_->LayerNorm(p);
+    EXPECT_TRUE(SameBits(y.Read().data(), &got[row * n], n));
+    p.y = device_x.data() + row * ldx;  // in place
+    exact_->LayerNorm(p);
+    EXPECT_TRUE(SameBits(device_x.Read().data() + row * ldx, &got[row * n], n));
+  }
+}
+
 TEST_F(RowsTest, SquaresAndScalesMatchTheCpu) {
   for (const int64_t n : {1, 130, 1024, 4096}) {
     for (const int64_t m : {0, 1, 5, 100}) {
