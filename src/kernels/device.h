@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 
-#include "core/check.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
 #include "kernels/device_timer.h"
@@ -85,9 +84,12 @@ class Device {
   virtual void HeadLinear(const HeadLinearParams& p) = 0;
   virtual void Mlp(const GroupedMlpParams& p) = 0;  // one expert
   virtual void RmsNorm(const RmsNormParams& p) = 0;
+  virtual void LayerNorm(const LayerNormParams& p) = 0;
   virtual void AddInPlace(float* y, const float* x, int64_t count) = 0;
   // x[i] = x[i] limited to [-limit, limit]; NaN stays NaN.
   virtual void Clamp(float* x, int64_t count, float limit) = 0;
+  // x[i] = x[i] · sigmoid(gate[i])
+  virtual void MultiplyBySigmoid(float* x, const float* gate, int64_t count) = 0;
   // ids[i] = tokens[rows[i]] where rows[i] is not negative. A token of −1 becomes 0.
   virtual void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                             int64_t count) = 0;
@@ -102,14 +104,6 @@ class Device {
   virtual void CopyRows(const CopyRowsParams& p) = 0;
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
-  // The ops with CHECK(is_cpu()) run on CPUs only. They serve model families that other devices do
-  // not support (Family::cpu_only in src/model).
-  virtual void LayerNorm(const LayerNormParams&) { CHECK(is_cpu()); }
-  virtual void Scale(float*, int64_t /*count*/, float /*factor*/) { CHECK(is_cpu()); }
-  // x[i] *= sigmoid(gate[i])
-  virtual void MultiplyBySigmoid(float* /*x*/, const float* /*gate*/, int64_t /*count*/) {
-    CHECK(is_cpu());
-  }
 };
 
 // A Device on the threads of `pool`, which must outlive it. Ops run synchronously.

@@ -243,18 +243,23 @@ TEST_P(LinearTest, HeadLinearMatchesReferenceBothWays) {
   }
 }
 
-TEST_P(LinearTest, EmbedReadsOwnRowsAndZeroesOthers) {
+TEST_P(LinearTest, EmbedScalesOwnRowsAndZeroesOthers) {
   Random random(6);
   ThreadPool pool(2);
   for (const WeightFormat format : kAllFormats) {
     const WeightView w = random.Weight(format, 10, 96);
     const std::vector<int32_t> ids = {25, 19, 20, 29, 30, -1};
-    std::vector<float> out(ids.size() * 96, 7.0f), row(96);
-    Embed({.ids = ids.data(), .m = 6, .w = w, .first = 20, .out = out.data()}, pool);
-    for (size_t t = 0; t < ids.size(); ++t) {
-      std::fill(row.begin(), row.end(), 0.0f);
-      if (ids[t] >= 20 && ids[t] < 30) DequantizeRow(w, ids[t] - 20, 0, 96, row.data());
-      EXPECT_TRUE(SameBits(row.data(), out.data() + t * 96, 96)) << ids[t];
+    std::vector<float> row(96);
+    for (const float scale : {1.0f, 0.3f}) {
+      std::vector<float> out(ids.size() * 96, 7.0f);
+      Embed({.ids = ids.data(), .m = 6, .w = w, .first = 20, .scale = scale, .out = out.data()},
+            pool);
+      for (size_t t = 0; t < ids.size(); ++t) {
+        std::fill(row.begin(), row.end(), 0.0f);
+        if (ids[t] >= 20 && ids[t] < 30) DequantizeRow(w, ids[t] - 20, 0, 96, row.data());
+        for (float& value : row) value *= scale;
+        EXPECT_TRUE(SameBits(row.data(), out.data() + t * 96, 96)) << ids[t];
+      }
     }
   }
 }

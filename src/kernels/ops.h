@@ -232,13 +232,14 @@ struct StoreKvParams {
 };
 void StoreKv(const StoreKvParams& p, ThreadPool& pool);
 
-// Embedding lookup: out[t] = row ids[t] of W as float32. Ids outside [first, first + W.n) give
-// zeros (vocabulary-parallel).
+// Embedding lookup: out[t] = scale · row ids[t] of W, in float32. Ids outside [first, first + W.n)
+// give zeros (vocabulary-parallel).
 struct EmbedParams {
   const int32_t* ids = nullptr;
   int64_t m = 0;
   WeightView w;  // [rows of this rank, H]
   int32_t first = 0;
+  float scale = 1.0f;
   float* out = nullptr;  // [m, H]
 };
 void Embed(const EmbedParams& p, ThreadPool& pool);

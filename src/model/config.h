@@ -52,7 +52,7 @@ struct AttentionConfig {
   bool sinks = false;
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;             // grouped, CPUs only: heads' output times sigmoid of a projection
+  bool gate = false;             // grouped: heads' output times sigmoid of a projection
   int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor((p +
   // query_scale_offset) / query_scale_positions)), as in Llama 4 and Mistral 4. Latent: in all
@@ -108,10 +108,10 @@ struct ModelConfig {
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
-  bool layer_norm = false;       // CPUs only: norms subtract the mean and have a bias
-  float embedding_scale = 1.0f;  // CPUs only: factor of the embedding's rows
+  bool layer_norm = false;       // norms subtract the mean and have a bias
+  float embedding_scale = 1.0f;  // factor of the embedding's rows
   float logit_scale = 1.0f;      // factor of the logits; loading includes it in the final norm
-  bool head_bias = false;        // CPUs only: the head adds a bias
+  bool head_bias = false;        // the head adds a bias
   bool tie_embeddings = false;
   AttentionConfig attention;
   RopeConfig rope;

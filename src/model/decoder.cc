@@ -59,7 +59,8 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
       dense_(MakeDense(context, weights)),
-      fused_(context.config.hidden % 4 == 0 ? context.device.fused() : nullptr) {}
+      fused_(context.config.hidden % 4 == 0 && !context.config.layer_norm ? context.device.fused()
+                                                                          : nullptr) {}
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };

@@ -100,7 +100,7 @@ class Decoder {
   void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
                     const kernels::RoundedRows& rounded = {}) const;
   // Adds the output of a branch, summed over ranks, to the residual stream. If `norm` is defined,
-  // the output is normed first. If the device has a fused op, the next norm does the addition.
+  // the output is normed first. With fused_, the next norm does the addition.
   void AddBranch(Pass& p, const Tensor& norm) const;
   void AddPendingBranch(Pass& p) const;
   // The rounded rows that the layer's attention projections read, in the memory of `normed`. Form
@@ -116,7 +116,8 @@ class Decoder {
   const std::optional<GroupedAttention> grouped_;
   const std::optional<LatentAttention> latent_;
   const std::optional<DenseFeedForward> dense_;  // for the dense layers
-  kernels::FusedOps* const fused_;               // or null
+  // Null: the device has no fused ops, or they do not support the norms of the model.
+  kernels::FusedOps* const fused_;
 };
 
 }  // namespace switchyard

@@ -78,7 +78,7 @@ def test_equals_transformers(case):
         check_reference.check(server, FIXTURES / name)
 
 
-CPU_ONLY = ("afmoe", "granitemoe", "phimoe")  # prefixes of families without kernels on GPUs
+CPU_ONLY = ()  # prefixes of families without kernels on GPUs
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

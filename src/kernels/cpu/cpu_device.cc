@@ -94,11 +94,6 @@ class CpuDevice final : public Device {
   void SumSquares(const SumSquaresParams& p) override;
   void ScaleBySquares(const ScaleBySquaresParams& p) override;
   void LayerNorm(const LayerNormParams& p) override { kernels::LayerNorm(p, pool_); }
-  void Scale(float* x, int64_t count, float factor) override {
-    cpu::RunRows(pool_, count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) x[i] *= factor;
-    });
-  }
   void MultiplyBySigmoid(float* x, const float* gate, int64_t count) override {
     cpu::RunRows(pool_, count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) x[i] /= 1.0f + std::exp(-gate[i]);

@@ -92,6 +92,7 @@ void Embed(const EmbedParams& p, ThreadPool& pool) {
                       .m = end - begin,
                       .w = p.w,
                       .first = p.first,
+                      .scale = p.scale,
                       .out = p.out + begin * p.w.k});
   });
 }

@@ -134,11 +134,17 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void RmsNorm(const kernels::RmsNormParams& p) override {
     Check(ops::RmsNorm(p, stream_.get()), "RmsNorm");
   }
+  void LayerNorm(const kernels::LayerNormParams& p) override {
+    Check(ops::LayerNorm(p, stream_.get()), "LayerNorm");
+  }
   void AddInPlace(float* y, const float* x, int64_t count) override {
     Check(ops::AddInPlace(y, x, count, stream_.get()), "AddInPlace");
   }
   void Clamp(float* x, int64_t count, float limit) override {
     Check(ops::Clamp(x, count, limit, stream_.get()), "Clamp");
+  }
+  void MultiplyBySigmoid(float* x, const float* gate, int64_t count) override {
+    Check(ops::MultiplyBySigmoid(x, gate, count, stream_.get()), "MultiplyBySigmoid");
   }
   void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                     int64_t count) override {

@@ -8,7 +8,7 @@ namespace {
 
 class RowsTest : public DeviceTest {};
 
-TEST_F(RowsTest, EveryFormatIsPlacedAndEmbeds) {
+TEST_F(RowsTest, EveryFormatIsPlacedAndEmbedsWithAFactor) {
   for (int round = 0; round < 90; ++round) {
     const WeightFormat format = kAllFormats[round % std::size(kAllFormats)];
     const int64_t k = random_.Pick<int64_t>({1, 7, 64, 128, 130, 512}), n = 1 + random_.Below(300);
@@ -17,9 +17,10 @@ TEST_F(RowsTest, EveryFormatIsPlacedAndEmbeds) {
         random_.Weight(format, n, k, whole_blocks ? 128 * random_.Below(2) : random_.Below(130),
                        whole_blocks ? 1 : 1 + random_.Below(2),
                        whole_blocks ? 128 * random_.Below(2) : random_.Pick<int64_t>({0, 3, 32}));
-    std::vector<int32_t> ids(50);
+    std::vector<int32_t> ids(round == 0 ? 0 : 50);
     for (int32_t& id : ids) id = static_cast<int32_t>(random_.Below(n + 20)) - 3;
     const int32_t first = 2;
+    const float scale = random_.Pick({1.0f, 1.0f, 54.545456f, 0.0f});
     std::vector<float> expected(ids.size() * k);
     cpu_->Embed({.ids = ids.data(),
                  .m = static_cast<int64_t>(ids.size()),
@@ -37,10 +38,12 @@ TEST_F(RowsTest, EveryFormatIsPlacedAndEmbeds) {
                      .m = static_cast<int64_t>(ids.size()),
                      .w = placed,
                      .first = first,
+                     .scale = scale,
                      .out = out.data()});
       std::vector<float> want = expected;
       if (placed.format == WeightFormat::kBF16)
         RoundTo(DType::kBF16, want.data(), static_cast<int64_t>(want.size()), pool_);
+      for (float& value : want) value *= scale;
       EXPECT_TRUE(SameBits(out.Read(), want)) << Name(format) << " n " << n << " k " << k;
     }
   }
@@ -75,6 +78,47 @@ TEST_F(RowsTest, NormsMatchTheCpuAndDoNotDependOnTheBatch) {
     p.m = 1;
     exact_->RmsNorm(p);
     EXPECT_TRUE(SameBits(y.Read().data(), &got[row * n], n));
+  }
+}
+
+TEST_F(RowsTest, LayerNormMatchesTheCpuAndDoesNotDependOnTheBatch) {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t m = random_.Pick<int64_t>({0, 1, 2, 7, 33, 300});
+    const int64_t n = random_.Pick<int64_t>({1, 3, 48, 128, 1000, 1024, 1025, 1030, 2048, 4096});
+    const int64_t ldx = n + random_.Pick<int64_t>({0, 0, 1, 4});
+    std::vector<float> x = random_.Normal(m * ldx + 1);
+    for (float& value : x) value += 5.0f;
+    // Weight and bias are halves of one tensor, as in the model.
+    const std::vector<float> weight_and_bias = random_.Normal(2 * n);
+    std::vector<float> expected(m * n);
+    LayerNormParams p = {.x = x.data(),
+                         .ldx = ldx,
+                         .weight = weight_and_bias.data(),
+                         .bias = weight_and_bias.data() + n,
+                         .y = expected.data(),
+                         .ldy = n,
+                         .m = m,
+                         .n = n};
+    cpu_->LayerNorm(p);
+    const DeviceVector device_x(*exact_, x), both(*exact_, weight_and_bias), y(*exact_, expected);
+    p.x = device_x.data();
+    p.weight = both.data();
+    p.bias = both.data() + n;
+    p.y = y.data();
+    exact_->LayerNorm(p);
+    const std::vector<float> got = y.Read();
+    for (int64_t i = 0; i < m * n; ++i)
+      ASSERT_NEAR(got[i], expected[i], 1e-6 * (1 + std::abs(expected[i])))
+          << "m " << m << " n " << n;
+    if (m == 0) continue;
+    const int64_t row = random_.Below(m);
+    p.x += row * ldx;
+    p.m = 1;
+    exact_->LayerNorm(p);
+    EXPECT_TRUE(SameBits(y.Read().data(), &got[row * n], n));
+    p.y = device_x.data() + row * ldx;  // in place
+    exact_->LayerNorm(p);
+    EXPECT_TRUE(SameBits(device_x.Read().data() + row * ldx, &got[row * n], n));
   }
 }
 
@@ -151,6 +195,23 @@ TEST_F(RowsTest, ClampHasTheBitsOfTheCpu) {
     cpu_->Clamp(x.data(), count, 0.75f);
     exact_->Clamp(device_x.data(), count, 0.75f);
     EXPECT_TRUE(SameBits(device_x.Read(), x)) << "count " << count;
+  }
+}
+
+TEST_F(RowsTest, SigmoidsMultiplyAsOnTheCpu) {
+  for (int round = 0; round < 20; ++round) {
+    const int64_t count = random_.Pick<int64_t>({0, 1, 3, 4, 255, 70'001, 2'000'000});
+    const int64_t skipped = round % 3 == 0 ? 1 : 0;  // an element that makes pointers unaligned
+    const std::vector<float> x = random_.Normal(count + skipped);
+    std::vector<float> gate = random_.Normal(count + skipped, 5.0f), want = x;
+    for (size_t i = 0; i < gate.size(); i += 97)
+      gate[i] = random_.Pick({INFINITY, -INFINITY, 100.0f, -100.0f, 0.0f});
+    const DeviceVector device_x(*exact_, x), device_gate(*exact_, gate);
+    cpu_->MultiplyBySigmoid(want.data() + skipped, gate.data() + skipped, count);
+    exact_->MultiplyBySigmoid(device_x.data() + skipped, device_gate.data() + skipped, count);
+    const std::vector<float> got = device_x.Read();
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-6 * std::abs(want[i])) << "count " << count << " at " << i;
   }
 }
 

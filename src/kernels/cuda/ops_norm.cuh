@@ -61,6 +61,33 @@ __device__ __forceinline__ double RowSquares(const float* x, int64_t n) {
 }
 
 template <typename Rows, bool kAligned>
+__device__ __forceinline__ double RowSum(const float* x, int64_t n) {
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = Rows::Rank() * 4; i < n; i += Rows::kSize * 4) {
+    const float4 v = LoadRow4<kAligned>(x, i, n);
+    sum += (double{v.x} + v.y) + (double{v.z} + v.w);
+  }
+  return Rows::Sum(sum);
+}
+
+// The sum of (x[i] - mean)². fma is explicit, so that all variants of a kernel have the same bits.
+template <typename Rows, bool kAligned>
+__device__ __forceinline__ double RowDeviations(const float* x, double mean, int64_t n) {
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = Rows::Rank() * 4; i < n; i += Rows::kSize * 4) {
+    const float4 v = LoadRow4<kAligned>(x, i, n);
+    // LoadRow4 gives zeros past the end of the row; they are not elements.
+    const double a = v.x - mean, b = kAligned || i + 1 < n ? v.y - mean : 0;
+    const double c = kAligned || i + 2 < n ? v.z - mean : 0;
+    const double d = kAligned || i + 3 < n ? v.w - mean : 0;
+    sum = fma(d, d, fma(c, c, fma(b, b, fma(a, a, sum))));
+  }
+  return Rows::Sum(sum);
+}
+
+template <typename Rows, bool kAligned>
 __device__ __forceinline__ void ScaleRow(const float* x, float scale, const float* weight, float* y,
                                          int64_t n) {
 #pragma unroll 4

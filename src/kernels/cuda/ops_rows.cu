@@ -1,7 +1,7 @@
-// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, clamp, gather of
-// tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes four elements of a
-// row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride loops with at most
-// 132 · 32 blocks of 256 threads; the gather has one thread per token.
+// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, product with a sigmoid,
+// clamp, gather of tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes
+// four elements of a row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride
+// loops with at most 132 · 32 blocks of 256 threads; the gather has one thread per token.
 #include <algorithm>
 
 #include "kernels/cuda/ops_elements.cuh"
@@ -29,11 +29,12 @@ __device__ __forceinline__ void ForRuns(int64_t rows, int64_t columns, const Bod
 
 template <WeightFormat kFormat, bool kAligned>
 __global__ void EmbedKernel(const int32_t* ids, int64_t m, WeightArg w, WeightShape shape,
-                            int32_t first, float* out) {
+                            int32_t first, float scale, float* out) {
   ForRuns(m, shape.k, [&](int64_t t, int64_t column) {
     const int64_t row = int64_t{ids[t]} - first;
     float4 v = {0, 0, 0, 0};
     if (row >= 0) v = LoadWeight4<kFormat, kAligned>(w, shape, row, column);
+    v.x *= scale, v.y *= scale, v.z *= scale, v.w *= scale;
     StoreRow4<kAligned>(out + t * shape.k, column, shape.k, v);
   });
 }
@@ -45,7 +46,7 @@ cudaError_t EmbedAs(const kernels::EmbedParams& p, cudaStream_t stream) {
   const bool aligned = CanVectorLoad(w, shape, 4) && RowsAligned(p.out, shape.k, shape.k);
   const auto kernel = aligned ? EmbedKernel<kFormat, true> : EmbedKernel<kFormat, false>;
   kernel<<<Blocks(p.m * CeilDiv(shape.k, 4)), kThreads, 0, stream>>>(p.ids, p.m, w, shape, p.first,
-                                                                     p.out);
+                                                                     p.scale, p.out);
   return cudaGetLastError();
 }
 
@@ -95,6 +96,17 @@ __global__ void AddKernel(float* y, const float* x, int64_t count) {
     const float4 b = LoadRow4<kAligned>(x, i, count);
     a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w;
     StoreRow4<kAligned>(y, i, count, a);
+  });
+}
+
+template <bool kAligned>
+__global__ void MultiplyBySigmoidKernel(float* x, const float* gate, int64_t count) {
+  ForRuns(1, count, [&](int64_t, int64_t i) {
+    float4 v = LoadRow4<kAligned>(x, i, count);
+    const float4 g = LoadRow4<kAligned>(gate, i, count);
+    v.x /= 1.0f + expf(-g.x), v.y /= 1.0f + expf(-g.y);
+    v.z /= 1.0f + expf(-g.z), v.w /= 1.0f + expf(-g.w);
+    StoreRow4<kAligned>(x, i, count, v);
   });
 }
 
@@ -184,6 +196,14 @@ cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t str
   const bool aligned = Aligned16(x) && Aligned16(y) && count % 4 == 0;
   const auto kernel = aligned ? AddKernel<true> : AddKernel<false>;
   kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(y, x, count);
+  return cudaGetLastError();
+}
+
+cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const bool aligned = Aligned16(x) && Aligned16(gate) && count % 4 == 0;
+  const auto kernel = aligned ? MultiplyBySigmoidKernel<true> : MultiplyBySigmoidKernel<false>;
+  kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(x, gate, count);
   return cudaGetLastError();
 }
 

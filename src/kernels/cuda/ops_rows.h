@@ -17,13 +17,15 @@ cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream);
 cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
 cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream);
+cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaStream_t stream);
 cudaError_t GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens, int64_t count,
                          cudaStream_t stream);
 cudaError_t ClearEntries(int32_t* values, const int32_t* index, int64_t count, cudaStream_t stream);
 cudaError_t Rope(const kernels::RopeParams& p, cudaStream_t stream);
 
-// RmsNorm sums in double, in an order that depends only on n.
+// Norms sum in double, in an order that depends only on n.
 cudaError_t RmsNorm(const kernels::RmsNormParams& p, cudaStream_t stream);
+cudaError_t LayerNorm(const kernels::LayerNormParams& p, cudaStream_t stream);
 cudaError_t SumSquares(const kernels::SumSquaresParams& p, cudaStream_t stream);
 cudaError_t ScaleBySquares(const kernels::ScaleBySquaresParams& p, cudaStream_t stream);
 

@@ -56,8 +56,7 @@ TensorNames Names(const ModelConfig& config) {
 constexpr Family kFamilies[] = {{.architecture = "AfmoeForCausalLM",
                                  .model_type = "afmoe",
                                  .read_config = ReadConfig,
-                                 .names = Names,
-                                 .cpu_only = "gated attention, scaled embedding"}};
+                                 .names = Names}};
 
 }  // namespace
 

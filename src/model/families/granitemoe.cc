@@ -15,7 +15,7 @@ void ReadMultipliers(const ConfigReader& reader, ModelConfig* config) {
   config->embedding_scale = static_cast<float>(embedding / r);
   config->norm_eps = static_cast<float>(config->norm_eps / (r * r));
   config->attention.scale =
-      static_cast<float>(reader.DoubleOr({"attention_multiplier"}, 1.0, 0.0, 1e6));
+      static_cast<float>(reader.DoubleOr({"attention_multiplier"}, 1.0, 1e-6, 1e6));
   config->logit_scale =
       static_cast<float>(1.0 / reader.DoubleOr({"logits_scaling"}, 1.0, 1e-6, 1e6));
 }
@@ -49,18 +49,15 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr std::string_view kCpuOnly = "scaled embedding";
 constexpr Family kFamilies[] = {
     {.architecture = "GraniteMoeForCausalLM",
      .model_type = "granitemoe",
      .read_config = ReadConfig,
-     .names = Names,
-     .cpu_only = kCpuOnly},
+     .names = Names},
     {.architecture = "GraniteMoeSharedForCausalLM",
      .model_type = "granitemoeshared",
      .read_config = ReadShared,
-     .names = Names,
-     .cpu_only = kCpuOnly},
+     .names = Names},
 };
 
 }  // namespace

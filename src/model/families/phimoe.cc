@@ -37,13 +37,11 @@ constexpr Family kFamilies[] = {
     {.architecture = "PhimoeForCausalLM",
      .model_type = "phimoe",
      .read_config = ReadConfig,
-     .names = MixtralNames,
-     .cpu_only = "LayerNorm, SparseMixer router, bias of the head"},
+     .names = MixtralNames},
     {.architecture = "PhiMoEForCausalLM",
      .model_type = "phimoe",
      .read_config = ReadConfig,
-     .names = MixtralNames,
-     .cpu_only = "LayerNorm, SparseMixer router, bias of the head"},
+     .names = MixtralNames},
 };
 
 }  // namespace

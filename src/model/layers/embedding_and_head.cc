@@ -14,9 +14,8 @@ void EmbeddingAndHead::Embed(const Pass& pass, float* out) const {
                    .m = pass.rows.tokens,
                    .w = weights_.embedding,
                    .first = static_cast<int32_t>(weights_.vocab_begin),
+                   .scale = c_.config.embedding_scale,
                    .out = out});
-  if (c_.config.embedding_scale != 1.0f)
-    c_.device.Scale(out, pass.rows.tokens * c_.config.hidden, c_.config.embedding_scale);
   c_.groups.attn_tp->AllReduceSum(out, pass.rows.tokens * c_.config.hidden);
 }
 

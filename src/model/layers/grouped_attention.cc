@@ -149,7 +149,9 @@ kernels::RoundedForm GroupedAttention::InputForm(int64_t tokens,
 
 kernels::RoundedForm GroupedAttention::RoundedInput(int64_t tokens,
                                                     const GroupedAttentionWeights& w) const {
-  return UsesFusedOps(tokens, w) ? InputForm(tokens, w) : kernels::RoundedForm::kNone;
+  // The gate's product reads the float32 rows too (Gate).
+  if (w.gate.w.defined() || !UsesFusedOps(tokens, w)) return kernels::RoundedForm::kNone;
+  return InputForm(tokens, w);
 }
 
 void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,

@@ -157,6 +157,7 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
           .topk_groups = router.topk_groups,
           .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
           .scaling = router.routed_scaling_factor,
+          .jitter = router.jitter,
           .places = s.choice ? nullptr : parts.places.as<int32_t>(),
           .logical = buffers.logical.as<int32_t>(),
           .ids = buffers.ids.as<int32_t>(),

@@ -81,6 +81,10 @@ TEST(CudaMoeLayer, RoutersOfTheFamilies) {
         .topk_groups = 2,
         .routed_scaling_factor = 16},
        nullptr);
+  TestLayer two({.hidden = 64, .intermediate = 32, .num_experts = 16, .top_k = 2});
+  two.config.router = {
+      .num_experts = 16, .top_k = 2, .scoring = Scoring::kSparseMixer, .jitter = 0.3f};
+  ExpectExact(two);
 }
 
 TestLayer Bf16Layer(bool clamped_with_biases = false) {

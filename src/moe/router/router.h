@@ -19,7 +19,7 @@ struct RouterConfig {
     // Two selections, each of the largest remaining logit. The weight is the softmax of this logit
     // among the logits near it (Phi-3.5-MoE). A logit is near if it is less than 2 · jitter below,
     // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
-    // (https://arxiv.org/abs/2409.12136). Only on CPUs, with k = 2, without groups and bias.
+    // (https://arxiv.org/abs/2409.12136). Only with k = 2, without groups and correction bias.
     kSparseMixer,
     kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4). Only on CPUs.
   };

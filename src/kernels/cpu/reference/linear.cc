@@ -129,6 +129,7 @@ void Embed(const EmbedParams& p) {
       std::fill_n(out, p.w.k, 0.0f);
     } else {
       DequantizeRow(p.w, row, 0, p.w.k, out);
+      for (int64_t i = 0; p.scale != 1.0f && i < p.w.k; ++i) out[i] *= p.scale;
     }
   }
 }

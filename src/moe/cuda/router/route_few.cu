@@ -171,8 +171,8 @@ cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExperts
                       order.ids == choice.ids && order.k == choice.top_k &&
                       order.in.segments == 1 && order.in.tokens == choice.tokens &&
                       order.in.counts == nullptr;
-  if (!RoutesFewTokens(logits, choice.top_k, chain) || !joined ||
-      choice.num_groups > kMaxRouterGroups || order.experts > kMaxLocalExperts)
+  if (!RoutesFewTokens(logits, choice.top_k, chain) || !joined || !SelectsExperts(choice) ||
+      order.experts > kMaxLocalExperts)
     return cudaErrorInvalidValue;
   if (logits.n <= 64) return Start<2>(logits, choice, order, chain);
   if (logits.n <= 128) return Start<4>(logits, choice, order, chain);

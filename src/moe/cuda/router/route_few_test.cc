@@ -70,17 +70,19 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
     const auto run = [&](bool at_once) {
       const Written out(slots, local, blocks);
+      const bool mixer = round % 4 == 3;
       const SelectExpertsParams choice = {
           .logits = y.as<float>(),
-          .correction_bias = round % 7 == 0 ? correction.as<float>() : nullptr,
+          .correction_bias = round % 7 == 0 && !mixer ? correction.as<float>() : nullptr,
           .tokens = tokens,
           .num_experts = experts,
           .top_k = top_k,
-          .scoring = round % 3,
+          .scoring = mixer ? kSparseMixerScoring : round % 3,
           .renormalize = round % 2 == 0,
-          .num_groups = experts % num_groups == 0 ? num_groups : 1,
-          .topk_groups = experts % num_groups == 0 ? (num_groups + 1) / 2 : 1,
+          .num_groups = experts % num_groups == 0 && !mixer ? num_groups : 1,
+          .topk_groups = experts % num_groups == 0 && !mixer ? (num_groups + 1) / 2 : 1,
           .scaling = 1.5f,
+          .jitter = 0.1f,
           .places = place.as<int32_t>(),
           .logical = out.logical.as<int32_t>(),
           .ids = out.ids.as<int32_t>(),

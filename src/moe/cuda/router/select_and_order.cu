@@ -67,9 +67,8 @@ cudaError_t Start(const SelectExpertsParams& choice, const RowOrderParams& order
 cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
                            uint32_t* arrived, const PdlStream& chain) {
   if (choice.tokens == 0) return cudaSuccess;
-  const bool fits = choice.tokens <= kMaxTokensToOrder && choice.top_k <= kMaxTopK &&
-                    choice.num_experts <= kMaxRouterExperts &&
-                    choice.num_groups <= kMaxRouterGroups && order.experts <= kMaxLocalExperts;
+  const bool fits = choice.tokens <= kMaxTokensToOrder && SelectsExperts(choice) &&
+                    order.experts <= kMaxLocalExperts;
   const bool joined = order.ids == choice.ids && order.k == choice.top_k &&
                       order.in.segments == 1 && order.in.tokens == choice.tokens &&
                       order.in.counts == nullptr;

@@ -54,16 +54,18 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
     const DeviceMemory bias = ToDevice(random.Normal(experts)), device_places = ToDevice(places);
     const int64_t slots = tokens * k, blocks = MaxOrderedRows(slots, local) / kGroupBlockRows;
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
+    const bool mixer = round % 4 == 2;
     const SelectExpertsParams choice = {.logits = logits.as<float>(),
                                         .correction_bias = round % 2 ? bias.as<float>() : nullptr,
                                         .tokens = tokens,
                                         .num_experts = experts,
                                         .top_k = k,
-                                        .scoring = round % 3,
+                                        .scoring = mixer ? kSparseMixerScoring : round % 3,
                                         .renormalize = round % 5 == 0,
-                                        .num_groups = num_groups,
-                                        .topk_groups = (num_groups + 1) / 2,
+                                        .num_groups = mixer ? 1 : num_groups,
+                                        .topk_groups = mixer ? 1 : (num_groups + 1) / 2,
                                         .scaling = 1.5f,
+                                        .jitter = 0.1f,
                                         .places = device_places.as<int32_t>()};
     const auto run = [&](bool at_once) {
       const Written out(tokens, slots, local, blocks);

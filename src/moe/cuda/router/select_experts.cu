@@ -1,5 +1,5 @@
-// Top-k expert selection (softmax, sigmoid, grouped). Grid: one warp per token, kWarps tokens a
-// block.
+// Top-k expert selection (softmax, sigmoid, grouped, SparseMixer). Grid: one warp per token, kWarps
+// tokens a block.
 #include "moe/cuda/router/select_experts.cuh"
 
 namespace switchyard::cuda {
@@ -28,8 +28,7 @@ cudaError_t Start(const SelectExpertsParams& p, cudaStream_t stream) {
 
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
-  if (p.num_experts > kMaxRouterExperts || p.top_k > kMaxTopK || p.num_groups > kMaxRouterGroups)
-    return cudaErrorInvalidValue;
+  if (!SelectsExperts(p)) return cudaErrorInvalidValue;
   if (p.num_experts <= 64) return Start<2>(p, stream);
   if (p.num_experts <= 128) return Start<4>(p, stream);
   if (p.num_experts <= 256) return Start<8>(p, stream);

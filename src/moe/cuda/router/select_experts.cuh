@@ -117,6 +117,127 @@ __device__ __forceinline__ void RecordFault(const FaultRecords& faults, int64_t 
   if (*record == 0) *record = faults.of_expert_0 + expert;
 }
 
+// What a lane has selected for slot `lane` of its token: the expert, the id that is written for it,
+// and its weight. `chosen`, the same in all lanes: number of slots that have an expert; they come
+// first.
+struct Slot {
+  int id = -1, written = -1, chosen = 0;
+  float weight = 0.0f;
+};
+
+// Selects the experts of one token by SparseMixer (RouterConfig). `left`: the logits, −∞ for ids
+// that do not exist; overwritten.
+template <int kPerLane>
+__device__ __forceinline__ Slot SelectBySparseMixer(const SelectExpertsParams& p,
+                                                    const ExpertConstants<kPerLane>& constants,
+                                                    float (&left)[kPerLane]) {
+  const int lane = threadIdx.x % 32;
+  Slot slot;
+  for (int j = 0; j < p.top_k; ++j) {
+    Best own = {MinusInfinity(), -1};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (left[i] > own.value) own = {left[i], i * 32 + lane};
+    const int best = WarpBest(own);
+    if (best < 0) break;
+    const float largest = WarpMax(own.value);
+    float sum = 0.0f;  // over the remaining logits near the largest one
+    int32_t place = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const float x = left[i];
+      const bool far = (largest - x) / fmaxf(fabsf(x), largest) > 2.0f * p.jitter;
+      if (x != MinusInfinity() && !far) sum += expf(x - largest);
+      if (best != i * 32 + lane) continue;
+      place = constants.place[i];
+      left[i] = MinusInfinity();
+    }
+    sum = WarpSum(sum);
+    place = __shfl_sync(kAll, place, best % 32);
+    if (lane == j) {
+      slot.id = best;
+      slot.written = place;
+      slot.weight = 1.0f / sum;
+    }
+    ++slot.chosen;
+  }
+  return slot;
+}
+
+// Selects the experts of one token by their scores. `score`: the logits, −∞ for ids that do not
+// exist; overwritten. `shared_choice`: as in SelectForToken.
+template <int kPerLane>
+__device__ __forceinline__ Slot SelectByScore(const SelectExpertsParams& p,
+                                              const ExpertConstants<kPerLane>& constants,
+                                              float (&score)[kPerLane], float* shared_choice) {
+  const int lane = threadIdx.x % 32;
+  if (p.scoring == 0) {
+    float largest = MinusInfinity(), sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
+    largest = WarpMax(largest);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const bool exists = i * 32 + lane < p.num_experts;
+      score[i] = exists ? expf(score[i] - largest) : 0.0f;
+      sum += score[i];
+    }
+    sum = WarpSum(sum);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] /= sum;
+  } else if (p.scoring == 1) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
+  }
+  float choice[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = i * 32 + lane;
+    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
+    if (p.correction_bias && e < p.num_experts) choice[i] += constants.bias[i];
+  }
+  if (p.num_groups > 1) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) shared_choice[i * 32 + lane] = choice[i];
+    __syncwarp();
+    const uint32_t groups = BestGroups(p, shared_choice, lane);
+    const int size = p.num_experts / p.num_groups;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = i * 32 + lane;
+      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = MinusInfinity();
+    }
+  }
+
+  Slot slot;
+  for (int j = 0; j < p.top_k; ++j) {
+    Best own = {MinusInfinity(), -1};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
+    const int best = WarpBest(own);
+    if (best < 0) break;
+    float mine = 0.0f;
+    int32_t place = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (best != i * 32 + lane) continue;
+      mine = score[i];
+      place = constants.place[i];
+      choice[i] = MinusInfinity();
+    }
+    mine = __shfl_sync(kAll, mine, best % 32);
+    place = __shfl_sync(kAll, place, best % 32);
+    if (lane == j) {
+      slot.id = best;
+      slot.written = place;
+      slot.weight = mine;
+    }
+    ++slot.chosen;
+  }
+  return slot;
+}
+
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
 // Element i of a lane's arrays is for expert 32 i + lane. A token with a score that is not finite
 // gets experts 0 to top_k - 1 with weights NaN. The model's logits for the token are then NaN on
@@ -130,7 +251,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
   const int lane = threadIdx.x % 32;
   const float* logits = p.logits + token * p.num_experts;
 
-  float score[kPerLane], choice[kPerLane];
+  float score[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
@@ -153,87 +274,24 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
       WriteChoice(p, token, lane, lane, constants.place[0], __int_as_float(0x7fc00000), copy);
     return;
   }
-  if (p.scoring == 0) {
-    float largest = MinusInfinity(), sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, score[i]);
-    largest = WarpMax(largest);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const bool exists = i * 32 + lane < p.num_experts;
-      score[i] = exists ? expf(score[i] - largest) : 0.0f;
-      sum += score[i];
-    }
-    sum = WarpSum(sum);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) score[i] /= sum;
-  } else if (p.scoring == 1) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = i * 32 + lane;
-    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
-    if (p.correction_bias && e < p.num_experts) choice[i] += constants.bias[i];
-  }
-  if (p.num_groups > 1) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) shared_choice[i * 32 + lane] = choice[i];
-    __syncwarp();
-    const uint32_t groups = BestGroups(p, shared_choice, lane);
-    const int size = p.num_experts / p.num_groups;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int e = i * 32 + lane;
-      if (e < p.num_experts && !(groups >> (e / size) & 1)) choice[i] = MinusInfinity();
-    }
-  }
-
-  int id = -1, written = -1;  // expert of slot `lane`, and the id written for it
-  float weight = 0.0f;
-  int chosen = 0;
-  for (int j = 0; j < p.top_k; ++j) {
-    Best own = {MinusInfinity(), -1};
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (choice[i] > own.value) own = {choice[i], i * 32 + lane};
-    const int best = WarpBest(own);
-    if (best < 0) break;
-    float mine = 0.0f;
-    int32_t place = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (best != i * 32 + lane) continue;
-      mine = score[i];
-      place = constants.place[i];
-      choice[i] = MinusInfinity();
-    }
-    mine = __shfl_sync(kAll, mine, best % 32);
-    place = __shfl_sync(kAll, place, best % 32);
-    if (lane == j) {
-      id = best;
-      written = place;
-      weight = mine;
-    }
-    ++chosen;
-  }
-
-  const bool has = lane < chosen;
+  Slot slot = p.scoring == kSparseMixerScoring
+                  ? SelectBySparseMixer<kPerLane>(p, constants, score)
+                  : SelectByScore<kPerLane>(p, constants, score, shared_choice);
+  const bool has = lane < slot.chosen;
   if (p.scoring == 2) {
-    const float largest = WarpMax(has ? weight : MinusInfinity());
-    if (has) weight = expf(weight - largest);
+    const float largest = WarpMax(has ? slot.weight : MinusInfinity());
+    if (has) slot.weight = expf(slot.weight - largest);
     float sum = 0.0f;
-    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
-    if (has) weight /= sum;
+    for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);
+    if (has) slot.weight /= sum;
   }
   if (p.renormalize) {
     float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
-    for (int j = 0; j < chosen; ++j) sum += __shfl_sync(kAll, weight, j);
-    if (has) weight /= sum;
+    for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);
+    if (has) slot.weight /= sum;
   }
   if (lane >= p.top_k) return;
-  WriteChoice(p, token, lane, id, written, has ? weight * p.scaling : 0.0f, copy);
+  WriteChoice(p, token, lane, slot.id, slot.written, has ? slot.weight * p.scaling : 0.0f, copy);
 }
 
 }  // namespace switchyard::cuda::choice

@@ -20,18 +20,23 @@ struct FaultRecords {
   int32_t of_expert_0 = 0;  // fault code of the layer's expert 0; expert e has of_expert_0 + e
 };
 
+// Value of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
+// experts.
+constexpr int kSparseMixerScoring = 3;
+
 // The fields of RouterConfig; enums are passed as their integer values.
 struct SelectExpertsParams {
   const float* logits = nullptr;           // [tokens, num_experts]
   const float* correction_bias = nullptr;  // [num_experts] or null
   int64_t tokens = 0;
   int num_experts = 0, top_k = 0;
-  int scoring = 0;  // 0: softmax, 1: sigmoid, 2: softmax over the selected experts
+  int scoring = 0;  // RouterConfig::Scoring; see kSparseMixerScoring
   bool renormalize = false;
   int num_groups = 1, topk_groups = 1;
   // A group's score is the sum of its two best scores; false: its best score.
   bool top2_sum = false;
   float scaling = 1.0f;
+  float jitter = 0.0f;  // used by SparseMixer
 
   // [num_experts] the id that is written for each logical expert, or −1. Null: the logical id
   // itself.
@@ -42,9 +47,17 @@ struct SelectExpertsParams {
   FaultRecords faults;
   RoutingRecord record;
 };
+// Whether the kernels that select experts support the sizes and options.
+inline bool SelectsExperts(const SelectExpertsParams& p) {
+  if (p.scoring == kSparseMixerScoring && (p.num_groups > 1 || p.correction_bias != nullptr))
+    return false;
+  return p.num_experts <= kMaxRouterExperts && p.top_k <= kMaxTopK &&
+         p.num_groups <= kMaxRouterGroups;
+}
+
 // One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
 // weights NaN, as on CPUs. Results equal those on CPUs except for the last bits of exponentials and
-// sums.
+// sums. Returns cudaErrorInvalidValue for parameters that SelectsExperts rejects.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

@@ -50,6 +50,7 @@ Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, in
                                .topk_groups = config.topk_groups,
                                .top2_sum = config.group_score == RouterConfig::GroupScore::kTop2Sum,
                                .scaling = config.routed_scaling_factor,
+                               .jitter = config.jitter,
                                .places = places.empty() ? nullptr : device_places.as<int32_t>(),
                                .ids = ids.as<int32_t>(),
                                .weights = weights.as<float>(),
@@ -117,6 +118,40 @@ TEST(SelectExpertsOnDevice, ChoosesAsTheCpuDoes) {
                  << config.num_groups << " of " << config.topk_groups << " top " << config.top_k);
     ExpectAsOnCpu(config, logits, tokens, bias);
   }
+}
+
+TEST(SelectExpertsOnDevice, SparseMixerChoosesAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(4);
+  for (int round = 0; round < 60; ++round) {
+    RouterConfig config = {.num_experts = static_cast<int>(2 + random.Below(511)),
+                           .top_k = 2,
+                           .scoring = RouterConfig::Scoring::kSparseMixer,
+                           .renormalize = random.Below(2) == 0,
+                           .routed_scaling_factor = random.Pick({1.0f, 2.5f}),
+                           .jitter = random.Pick({0.0f, 0.01f, 0.1f, 1.0f})};
+    if (round % 4 == 0) config.num_experts = random.Pick({2, 16, 32, 64, 512});
+    const int64_t tokens = random.Below(40);
+    auto logits = OnGrid(random.Normal(tokens * config.num_experts), 1.0f / 64);
+    for (float& logit : logits) logit -= random.Pick({0.0f, 0.0f, 5.0f});  // also no positive ones
+    if (round % 5 == 0 && tokens > 0)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts
+                                      << " jitter " << config.jitter);
+    ExpectAsOnCpu(config, logits, tokens, {});
+  }
+}
+
+TEST(SelectExpertsOnDevice, RefusesSparseMixerWithGroupsOrABias) {
+  SelectExpertsParams p = {
+      .tokens = 1, .num_experts = 8, .top_k = 2, .scoring = kSparseMixerScoring};
+  EXPECT_TRUE(SelectsExperts(p));
+  p.num_groups = 2;
+  EXPECT_EQ(SelectExpertsOnDevice(p, nullptr), cudaErrorInvalidValue);
+  const float bias[8] = {};
+  p.num_groups = 1;
+  p.correction_bias = bias;
+  EXPECT_EQ(SelectExpertsOnDevice(p, nullptr), cudaErrorInvalidValue);
 }
 
 TEST(SelectExpertsOnDevice, TiesGoToTheLowerId) {
