@@ -11,7 +11,7 @@
 
 #include "apps/commands.h"
 #include "core/error.h"
-#include "server/stop_signals.h"
+#include "server/service_manager.h"
 #include "train/app/export.h"
 #include "train/app/log_pictures.h"
 #include "train/app/schedule_text.h"

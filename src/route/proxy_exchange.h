@@ -10,7 +10,7 @@
 #include "route/prompt_key.h"
 #include "route/proxy.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 
 namespace switchyard::route {
 

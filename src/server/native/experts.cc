@@ -1,5 +1,3 @@
-#include "server/native/experts.h"
-
 #include <algorithm>
 #include <numeric>
 #include <span>
@@ -9,6 +7,7 @@
 #include "eplb/balancedness.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

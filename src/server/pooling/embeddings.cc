@@ -1,8 +1,7 @@
-#include "server/pooling/embeddings.h"
-
 #include "server/api/base64.h"
 #include "server/http/error_body.h"
 #include "server/pooling/batch.h"
+#include "server/pooling/pooling.h"
 #include "server/pooling/vectors.h"
 
 namespace switchyard::pooling {
