@@ -8,7 +8,6 @@
 #include "apps/commands.h"
 #include "core/error.h"
 #include "text/tokenizer/bpe_trainer.h"
-#include "text/tokenizer/tokenizer_files.h"
 #include "train/data/documents.h"
 
 namespace switchyard {

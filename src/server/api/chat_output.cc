@@ -6,7 +6,7 @@
 
 #include "server/api/chat_fields.h"
 #include "server/api/grammar_fields.h"
-#include "text/chat/encode_rendered.h"
+#include "text/chat/chat_template.h"
 
 namespace switchyard {
 

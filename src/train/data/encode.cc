@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "text/chat/encode_rendered.h"
+#include "text/chat/chat_template.h"
 
 namespace switchyard::train {
 namespace {

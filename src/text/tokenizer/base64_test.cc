@@ -1,4 +1,4 @@
-#include "server/api/base64.h"
+#include "text/tokenizer/base64.h"
 
 #include <gtest/gtest.h>
 
