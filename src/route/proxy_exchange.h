@@ -1,13 +1,14 @@
 // One request on its way through the proxy. Internal to proxy.cc and proxy_pairs.cc.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "route/prompt_key.h"
+#include "route/policy.h"
 #include "route/proxy.h"
 #include "server/http/error_body.h"
 #include "server/http/responses.h"

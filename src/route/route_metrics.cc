@@ -1,5 +1,4 @@
-#include "route/route_metrics.h"
-
+#include "route/route_server.h"
 #include "server/http/responses.h"
 #include "server/metrics/page.h"
 
