@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/output_file.h"
+#include "core/regular_file.h"
 
 namespace switchyard::chat {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/log_level.h"
+#include "core/log_queue.h"
 #include "server/api/guarded.h"
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
