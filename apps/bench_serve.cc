@@ -14,7 +14,7 @@
 #include "bench/serve/replay.h"
 #include "core/command_line.h"
 #include "core/error.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 
 namespace switchyard {
 namespace {

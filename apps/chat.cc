@@ -18,7 +18,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 
 namespace switchyard {
 namespace {

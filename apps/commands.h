@@ -6,11 +6,8 @@
 #include <vector>
 
 #include "server/args/args.h"
-#include "server/args/eplb_args.h"
-#include "server/args/quantize_args.h"
-#include "server/args/tokenizer_args.h"
+#include "server/args/tool_args.h"
 #include "server/args/train_args.h"
-#include "server/args/train_tools_args.h"
 
 namespace switchyard {
 

@@ -7,7 +7,7 @@
 #include "apps/completion_scripts.h"
 #include "core/command_line.h"
 #include "core/error.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 
 namespace switchyard {
 

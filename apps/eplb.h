@@ -5,7 +5,7 @@
 #include <string>
 
 #include "eplb/types.h"
-#include "server/args/eplb_args.h"
+#include "server/args/tool_args.h"
 
 namespace switchyard {
 

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "server/front/served_model.h"
-#include "text/chat/encode_rendered.h"
+#include "text/chat/chat_template.h"
 #include "text/tokenizer/detokenizer.h"
 
 namespace switchyard {

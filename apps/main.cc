@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
-#include "server/args/known_flags.h"
+#include "server/args/command_words.h"
 #include "server/serve.h"
 
 namespace switchyard {

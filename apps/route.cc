@@ -14,9 +14,9 @@
 #include "core/log.h"
 #include "route/route_server.h"
 #include "server/args/args.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 #include "server/http_setup.h"
-#include "server/stop_signals.h"
+#include "server/service_manager.h"
 
 namespace switchyard {
 namespace {

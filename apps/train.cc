@@ -11,10 +11,8 @@
 
 #include "apps/commands.h"
 #include "core/error.h"
-#include "server/stop_signals.h"
-#include "train/app/export.h"
-#include "train/app/log_pictures.h"
-#include "train/app/schedule_text.h"
+#include "server/service_manager.h"
+#include "train/app/picture.h"
 #include "train/app/training.h"
 
 namespace switchyard {

@@ -8,8 +8,7 @@
 #include "apps/commands.h"
 #include "core/error.h"
 #include "text/tokenizer/bpe_trainer.h"
-#include "text/tokenizer/tokenizer_files.h"
-#include "train/data/documents.h"
+#include "train/data/encode.h"
 
 namespace switchyard {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/eplb.h"
-#include "train/app/log_pictures.h"
+#include "train/app/picture.h"
 #include "train/app/score.h"
 
 namespace switchyard {

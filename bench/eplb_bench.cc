@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "eplb/array_file.h"
-#include "eplb/forecast.h"
 #include "eplb/layer_plan.h"
 #include "eplb/replica_choice.h"
 #include "eplb/simulate.h"

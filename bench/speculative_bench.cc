@@ -27,7 +27,6 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "text/chat/chat_template.h"
-#include "text/chat/encode_rendered.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace switchyard::bench {

@@ -22,7 +22,7 @@
 #include "core/command_line.h"
 #include "train/exchange/delayed_dispatcher.h"
 #include "train/exchange/expert_exchange.h"
-#include "train/run/learner_links.h"
+#include "train/run/layout.h"
 
 namespace {
 

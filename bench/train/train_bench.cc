@@ -16,7 +16,6 @@
 #include "train/model.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
-#include "train/optimizer/gradient_norm.h"
 
 namespace {
 

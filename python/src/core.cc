@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "server/api/request_error.h"
+#include "server/api/json_body.h"
 #include "server/offline/engine.h"
 
 namespace nb = nanobind;

@@ -1,8 +1,7 @@
-#include "chat/answer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chat/chat_client.h"
 #include "core/error.h"
 
 namespace switchyard::chat {

@@ -11,7 +11,6 @@
 
 #include "chat/chat_client.h"
 #include "chat/commands.h"
-#include "chat/history_file.h"
 #include "chat/line_reader.h"
 #include "core/error.h"
 

@@ -5,10 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "chat/connection.h"
-#include "chat/conversation.h"
+#include "chat/commands.h"
+#include "chat/http_client.h"
 #include "chat/screen.h"
-#include "chat/server_url.h"
 #include "chat/signals.h"
 
 namespace switchyard::chat {

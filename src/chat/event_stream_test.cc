@@ -1,9 +1,9 @@
-#include "chat/event_stream.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
+
+#include "chat/chat_client.h"
 
 namespace switchyard::chat {
 namespace {

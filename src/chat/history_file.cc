@@ -1,11 +1,10 @@
-#include "chat/history_file.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
 #include <fstream>
 
+#include "chat/line_reader.h"
 #include "comm/net/file_descriptor.h"
 #include "core/error.h"
 

@@ -1,8 +1,8 @@
-#include "chat/history_file.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "chat/line_reader.h"
 
 namespace switchyard::chat {
 namespace {

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <thread>
 
-#include "chat/safe_text.h"
+#include "chat/screen.h"
 #include "core/error.h"
 
 namespace switchyard::chat {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "chat/server_url.h"
+#include "chat/http_client.h"
 #include "chat/signals.h"
 #include "comm/net/file_descriptor.h"
 

@@ -1,14 +1,24 @@
-// Output of a chat: the answers on stdout, and messages.
+// Output of a chat to a terminal, without control characters of the model.
 #pragma once
 
 #include <chrono>
 #include <string>
 #include <string_view>
 
-#include "chat/answer.h"
-#include "chat/safe_text.h"
+#include "chat/chat_client.h"
 
 namespace switchyard::chat {
+
+// Text of a server, as it may be shown on a terminal.
+
+// The text without control characters, except for line ends and tabs. Bytes of UTF-8 are kept.
+std::string WithoutControls(std::string_view text);
+
+// For messages: at most 500 bytes of the text without control characters and without white space at
+// its end. Whole characters of UTF-8 are cut off.
+std::string Shortened(std::string_view text);
+
+// Output of a chat: the answers on stdout, and messages.
 
 // Writes to stdout and stderr. On a terminal, messages go to stdout too, and control characters of
 // texts are removed, so that a model cannot send escape sequences. Throws Error kPeer if stdout

@@ -1,7 +1,6 @@
-#include "chat/server_url.h"
-
 #include <gtest/gtest.h>
 
+#include "chat/http_client.h"
 #include "core/error.h"
 
 namespace switchyard::chat {

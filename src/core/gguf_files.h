@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/gguf.h"
-#include "core/mapped_file.h"
+#include "core/regular_file.h"
 
 namespace switchyard {
 

@@ -1,9 +1,8 @@
-#include "core/log_level.h"
-
 #include <gtest/gtest.h>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/log_queue.h"
 
 namespace switchyard {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/output_file.h"
+#include "core/regular_file.h"
 
 namespace switchyard {
 namespace {

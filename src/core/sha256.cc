@@ -1,10 +1,9 @@
-#include "core/sha256.h"
-
 #include <openssl/evp.h>
 
 #include <array>
 
 #include "core/error.h"
+#include "core/verify_files.h"
 
 namespace switchyard {
 namespace {

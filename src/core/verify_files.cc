@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/sha256.h"
 
 namespace switchyard {
 namespace {

@@ -1,14 +1,40 @@
-// Verifies files with a list of SHA-256 sums in the format of sha256sum.
+// SHA-256 sums, and files verified with a list of them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/regular_file.h"
 
 namespace switchyard {
+
+// SHA-256 sums, by libcrypto.
+
+// Computes one SHA-256 sum incrementally. For use by one thread.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
+  void Add(const void* bytes, size_t count);
+  std::string Finish();  // 64 lower-case hexadecimal digits; call once
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string Sha256Of(std::string_view bytes);
+
+// Verifies files with a list of SHA-256 sums in the format of sha256sum.
 
 struct VerifyOptions {
   // Called by the threads of VerifyFiles, never concurrently. `done`: bytes read so far; `total`:

@@ -8,7 +8,6 @@
 #include "engine/request.h"
 #include "eplb/batch_replicas.h"
 #include "eplb/manager.h"
-#include "eplb/observers.h"
 #include "eplb/recorder.h"
 
 namespace switchyard {

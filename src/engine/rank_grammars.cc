@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "grammar/forced_tokens.h"
+#include "grammar/compiled_grammar.h"
 
 namespace switchyard {
 

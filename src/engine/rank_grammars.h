@@ -44,7 +44,7 @@ class SequenceGrammar {
   // Writes the mask of the next token [MaskWords(vocab)]. Returns false, and sets `failure`, if no
   // token is allowed. Waits until the grammar is deserialized.
   bool FillMask(std::span<uint32_t> mask);
-  // ForcedTokens (grammar/forced_tokens.h) after `output`, all tokens so far.
+  // ForcedTokens (grammar/compiled_grammar.h) after `output`, all tokens so far.
   std::vector<int32_t> Forced(int64_t most, std::span<const int32_t> output);
   // For drafts: writes the mask of the token after `drafts`, which follow `output`, all tokens so
   // far. Changes no state. Returns false if no token can follow, or if the mask cannot be computed.

@@ -1,9 +1,9 @@
-#include "eplb/balancedness.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
+
+#include "eplb/recorder_options.h"
 
 namespace switchyard {
 

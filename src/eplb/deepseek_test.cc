@@ -1,10 +1,9 @@
-#include "eplb/deepseek.h"
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/testing.h"
-#include "eplb/location.h"
+#include "eplb/planner.h"
+#include "eplb/replica_choice.h"
 #include "eplb/test_loads.h"
 
 namespace switchyard {

@@ -1,8 +1,8 @@
-#include "eplb/division_forest.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
+
+#include "eplb/water_filling.h"
 
 namespace switchyard {
 namespace {

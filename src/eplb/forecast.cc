@@ -1,9 +1,9 @@
-#include "eplb/forecast.h"
-
 #include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
+
+#include "eplb/layer_plan.h"
 
 namespace switchyard {
 namespace {

@@ -1,5 +1,4 @@
-#include "eplb/forecast.h"
-
+#include "eplb/layer_plan.h"
 #include "eplb/test_loads.h"
 
 namespace switchyard {

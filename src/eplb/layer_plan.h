@@ -1,5 +1,4 @@
-// State of one layer in the `yard` planner: the expert map, and the load of each rank if experts
-// divide evenly over their replicas.
+// The plan of a layer: replicas of experts on slots of ranks, from a forecast of the loads.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +8,9 @@
 #include "eplb/types.h"
 
 namespace switchyard {
+
+// State of one layer in the `yard` planner: the expert map, and the load of each rank if experts
+// divide evenly over their replicas.
 
 // A value type; single-threaded. Bins are the living ranks. The plan divides an expert's load
 // evenly over its replicas. Dispatch may later choose other shares for a batch, and even shares are
@@ -84,5 +86,35 @@ void PlanFromScratch(LayerPlan* plan);
 // `slack` times the cold expert's load per replica after the change. Does not swap experts;
 // ImproveBySwaps does.
 void RepairPlan(double slack, int budget, LayerPlan* plan);
+
+// Assigns the sets of experts of a new plan to ranks so that few experts move.
+
+// A plan stays equally good if ranks exchange all their experts. So the contents of the living
+// ranks of `next` [physical] are permuted to minimize transfers from `previous` [physical]. A
+// transfer from another node costs `node_price` times as much as a transfer within the node.
+// Experts that stay on a rank keep their slots. The assignment is greedy, followed by pairwise
+// exchanges until no exchange improves the cost.
+void MatchRanks(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
+                int num_logical, double node_price, std::span<int32_t> next);
+
+// Forecasts the expert load of the next steps from recorded steps.
+
+struct LoadForecast {
+  int layers = 0, experts = 0;
+  std::vector<float> load;       // [layers, experts] tokens per step
+  std::vector<float> half_life;  // [layers] steps after which the weight of a count halves
+
+  std::span<const float> Layer(int layer) const {
+    return std::span(load).subspan(static_cast<size_t>(layer) * experts, experts);
+  }
+};
+
+// An exponentially weighted moving average for each layer. Several half-lives, 1 to 40 steps, run
+// in parallel over the history. At each step, the forecast of each half-life is compared with the
+// counts. The half-life with the least absolute error is selected; the weight of an error halves
+// after 10 steps. So a steady load is averaged over the whole history, a drifting load follows the
+// last steps, and after a sudden shift the old distribution is soon forgotten. Without steps all
+// fields are 0.
+LoadForecast Forecast(const LoadHistory& history);
 
 }  // namespace switchyard

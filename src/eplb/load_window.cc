@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "eplb/balancedness.h"
+#include "eplb/recorder_options.h"
 
 namespace switchyard {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "eplb/plan_value.h"
+#include "eplb/plan_job.h"
 #include "eplb/transfers.h"
 
 namespace switchyard {

@@ -38,7 +38,7 @@ struct EplbShape {
 // passes since the last rebalance. The other is a changed load distribution (kShapeChange); a
 // second plan follows once the recent steps contain only the new load. Rank 0 plans on a separate
 // thread and broadcasts the plan. A Migration moves the layers that the plan changes. Without a
-// request it skips layers whose gain is below the cost of their moves (plan_value.h).
+// request it skips layers whose gain is below the cost of their moves (plan_job.h).
 class EplbManager : public RoutingObserver {
  public:
   // An early plan is triggered if at least this fraction of the load has shifted to other experts
@@ -116,7 +116,7 @@ class EplbManager : public RoutingObserver {
   // second one is made when they contain only the new load.
   int steps_to_follow_up_ = 0;
   PlanJob plan_;
-  int not_worth_moving_ = 0;  // layers whose moves gain too little (plan_value.h)
+  int not_worth_moving_ = 0;  // layers whose moves gain too little (plan_job.h)
   ExpertCourier courier_;
   bool sends_ = false;  // whether experts are also received from other ranks
   std::unique_ptr<Migration> migration_;

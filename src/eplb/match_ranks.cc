@@ -1,7 +1,7 @@
-#include "eplb/match_ranks.h"
-
 #include <algorithm>
 #include <numeric>
+
+#include "eplb/layer_plan.h"
 
 namespace switchyard {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "eplb/background.h"
+#include "eplb/plan_job.h"
 
 namespace switchyard {
 namespace {

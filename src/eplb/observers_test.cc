@@ -1,10 +1,9 @@
 // Tests of several observers of one model: which data they require and receive. Also tests
 // observers that receive counts instead of tokens.
-#include "eplb/observers.h"
-
 #include <gtest/gtest.h>
 
 #include "comm/device/rank_threads.h"
+#include "eplb/batch_replicas.h"
 #include "eplb/recorder.h"
 
 namespace switchyard {

@@ -1,7 +1,6 @@
-#include "eplb/plan_value.h"
-
 #include <gmock/gmock.h>
 
+#include "eplb/plan_job.h"
 #include "eplb/planner.h"
 #include "kernels/testing.h"
 

@@ -4,8 +4,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "eplb/deepseek.h"
-#include "eplb/elastic.h"
 
 namespace switchyard {
 

@@ -1,7 +1,7 @@
 #include "eplb/planner.h"
 
 #include "core/testing.h"
-#include "eplb/location.h"
+#include "eplb/replica_choice.h"
 #include "eplb/test_loads.h"
 
 namespace switchyard {

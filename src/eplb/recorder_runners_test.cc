@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "eplb/batch_replicas.h"
-#include "eplb/observers.h"
 #include "eplb/recorder.h"
 #include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"

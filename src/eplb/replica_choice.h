@@ -1,4 +1,4 @@
-// Selects the replica of an expert for each token: `--ep-dispatch-algorithm`.
+// Selects the replicas of experts for the rows of a batch.
 #pragma once
 
 #include <cstdint>
@@ -6,18 +6,68 @@
 #include <string>
 #include <vector>
 
-#include "eplb/location.h"
 #include "eplb/types.h"
 #include "eplb/water_filling.h"
 
 namespace switchyard {
+
+// Logical-to-physical expert maps of a placement: the slots of each expert.
+
+// The maps of all layers; immutable, equal on every rank.
+class ExpertLocation {
+ public:
+  ExpertLocation() = default;
+  // `replica` [layers, physical]: the index of each slot among its expert's replicas, as DeepSeek's
+  // planner numbers them. If it is empty, replicas are in ascending order of slots.
+  explicit ExpertLocation(const Placement& placement, std::span<const int32_t> replica = {});
+
+  int layers() const { return placement_.layers; }
+  int num_logical() const { return placement_.logical; }
+  int num_physical() const { return placement_.physical; }
+  int max_replicas() const { return max_replicas_; }  // X
+  const Placement& placement() const { return placement_; }
+
+  // [layers, logical, X] slots of each expert. X: maximum number of replicas; padded with −1.
+  std::span<const int32_t> logical_to_all_physical() const { return to_physical_; }
+  std::span<const int32_t> valid_counts() const { return counts_; }  // [layers, logical]
+
+  // The slots of one expert, at least one.
+  std::span<const int32_t> Replicas(int layer, int32_t expert) const {
+    const size_t row = static_cast<size_t>(layer) * placement_.logical + expert;
+    return std::span(to_physical_).subspan(row * max_replicas_, counts_[row]);
+  }
+
+ private:
+  Placement placement_;
+  int max_replicas_ = 0;
+  std::vector<int32_t> to_physical_, counts_;
+};
+
+// Computes the exact minimum of the maximum rank load over all divisions of a batch. It is the
+// reference for heuristics.
+
+// Divides `load` [experts] (whole tokens) over replicas. `shares` [slots] sum to each expert's load
+// and minimize the maximum load of a bin, which is returned. `bin_of` [slots]: −1 for an unused
+// slot; every expert with load has a slot. `offset`, not negative: selects which of several equally
+// good replicas is filled first (as in WaterFilling).
+//
+// Solves the linear program  min t : Σ_e x_eb ≤ t,  Σ_b x_eb = load_e,  x ≥ 0  in whole tokens. For
+// a fixed t the program is feasible if the maximum flow from experts, over their replicas, to bins
+// of capacity t carries all load. t is found by binary search. The maximum flow is found by
+// shortest augmenting paths (Dinic 1970). About 0.3 ms for a layer: meant for benchmarks and tests,
+// not for every batch.
+int64_t ExactBalance(int num_bins, std::span<const int32_t> bin_of,
+                     std::span<const int32_t> expert_of, std::span<const int32_t> load,
+                     std::span<int32_t> shares, int offset = 0);
+
+// Selects the replica of an expert for each token: `--ep-dispatch-algorithm`.
 
 enum class EpDispatchAlgorithm {
   kStatic,    // one fixed replica for each rank and expert: near the rank, round-robin among ties
   kDynamic,   // a uniformly random replica
   kFake,      // a uniformly random slot, ignoring the router's choice: for benchmarks
   kBalanced,  // divides a batch's tokens by water-filling (water_filling.h)
-  kLp,        // the exact division (exact_balance.h): the reference for kBalanced
+  kLp,        // the exact division (ExactBalance): the reference for kBalanced
 };
 // Error kInvalid lists the names: static, dynamic, fake, balanced, lp.
 EpDispatchAlgorithm ParseEpDispatchAlgorithm(const std::string& name);

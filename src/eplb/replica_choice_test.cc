@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "core/testing.h"
+#include "eplb/planner.h"
 #include "eplb/test_loads.h"
-#include "eplb/yard.h"
 
 namespace switchyard {
 namespace {

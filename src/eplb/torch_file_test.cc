@@ -8,7 +8,6 @@
 
 #include "core/testing.h"
 #include "eplb/array_file.h"
-#include "eplb/pickle.h"
 
 namespace switchyard {
 namespace {

@@ -1,14 +1,51 @@
-// Divides the tokens of a batch over the replicas of their experts to minimize the maximum rank
-// load, by water-filling.
+// Divides load over replicas so that the most loaded rank has as little as possible.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "eplb/division_forest.h"
-
 namespace switchyard {
+
+// Reduces the number of experts divided over several replicas, with unchanged bin loads.
+
+// An expert that is divided over two ranks has its weights read twice, and each of its GEMMs has
+// fewer rows. So at equal rank loads, fewer divisions mean less work.
+//
+// Experts and bins are the nodes of a bipartite graph; positive shares are its edges. Load can be
+// shifted around a cycle until one share is 0, without changing the load of any expert or bin. A
+// graph without cycles is a forest, which has fewer edges than nodes. So at most bins − 1 shares
+// remain in addition to one share per expert. (Basic solutions of a transportation problem are
+// forests; T. Koopmans and S. Reiter, 1951.)
+//
+// Single-threaded; nothing is allocated after Reset.
+class DivisionForest {
+ public:
+  // `bin_of`, `group_of` [edges]: the bin and the expert of each share. Experts may be numbered in
+  // any way within [0, groups).
+  void Reset(int num_bins, int num_groups, std::span<const int32_t> bin_of,
+             std::span<const int32_t> group_of);
+
+  // Prunes all cycles. `shares` [edges], not negative; modified in place.
+  void Prune(std::span<double> shares);
+
+ private:
+  int32_t Above(int32_t node) const;  // parent; −1 for a root
+  void MakeRoot(int32_t node);
+  // Whether `edge` closes a cycle. If so, cycle_ holds its edges in order, starting with `edge`.
+  // The expert of `edge` is a root afterwards.
+  bool FindCycle(int32_t edge);
+  void Cut(int32_t edge);
+
+  int32_t bins_ = 0;
+  std::vector<int32_t> bin_of_, group_of_;
+  // [bins + groups] the edge to the parent; −1: none. Bins come first.
+  std::vector<int32_t> up_;
+  std::vector<int32_t> cycle_;  // scratch
+};
+
+// Divides the tokens of a batch over the replicas of their experts to minimize the maximum rank
+// load, by water-filling.
 
 // Reset prepares an instance for the placement of one layer: the bins (ranks) of each expert's
 // replicas. An expert's load may be divided over its replicas in any way. Each thread has its own
@@ -19,7 +56,7 @@ namespace switchyard {
 // backward. This minimizes the sum of squared bin loads, which is convex with constraints separable
 // by expert, so the iteration converges to its unique minimum (P. Tseng, 2001). That division also
 // has the least maximum load: if the most loaded bin could be relieved, the sum of squares would
-// decrease. So the iteration converges to the exact optimum (exact_balance.h); `sweeps` bounds the
+// decrease. So the iteration converges to the exact optimum (replica_choice.h); `sweeps` bounds the
 // distance from it.
 class WaterFilling {
  public:
@@ -43,7 +80,7 @@ class WaterFilling {
   double mean() const { return mean_; }                        // of the bins
   // Writes the division of the last Fill to `shares` [slots], 0 for unused slots. Shares are whole
   // tokens if the loads were whole. Before that, the number of divided experts is reduced without a
-  // change of the bin loads (division_forest.h). Tokens left over from rounding down go to the
+  // change of the bin loads (DivisionForest). Tokens left over from rounding down go to the
   // emptier bins among those with a share.
   void Shares(std::span<int32_t> shares);
 

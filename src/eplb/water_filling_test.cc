@@ -3,7 +3,7 @@
 #include <numeric>
 #include <random>
 
-#include "eplb/exact_balance.h"
+#include "eplb/replica_choice.h"
 #include "eplb/test_loads.h"
 
 namespace switchyard {

@@ -1,13 +1,10 @@
-#include "eplb/yard.h"
-
 #include <algorithm>
 #include <limits>
 
 #include "core/check.h"
 #include "core/error.h"
-#include "eplb/forecast.h"
 #include "eplb/layer_plan.h"
-#include "eplb/match_ranks.h"
+#include "eplb/planner.h"
 #include "eplb/water_filling.h"
 
 namespace switchyard {

@@ -1,9 +1,6 @@
-#include "eplb/yard.h"
-
 #include "core/testing.h"
-#include "eplb/forecast.h"
 #include "eplb/layer_plan.h"
-#include "eplb/match_ranks.h"
+#include "eplb/planner.h"
 #include "eplb/test_loads.h"
 
 namespace switchyard {

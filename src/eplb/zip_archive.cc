@@ -1,10 +1,9 @@
 // Format: PKWARE's APPNOTE, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
-#include "eplb/zip_archive.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
+#include "eplb/torch_file.h"
 
 namespace switchyard {
 namespace {

@@ -1,7 +1,6 @@
-#include "grammar/compile_budget.h"
-
 #include "core/error.h"
 #include "core/log.h"
+#include "grammar/compiler.h"
 
 namespace switchyard {
 namespace {

@@ -9,7 +9,6 @@
 #include <variant>
 
 #include "core/error.h"
-#include "grammar/compile_budget.h"
 #include "grammar/xgrammar_impl.h"
 
 namespace switchyard {

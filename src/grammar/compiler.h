@@ -1,4 +1,4 @@
-// Compiles grammars for one vocabulary, and keeps the most recent ones.
+// Compiles grammars for one vocabulary, within a budget, and keeps the most recent ones.
 #pragma once
 
 #include <chrono>
@@ -8,12 +8,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "grammar/compiled_grammar.h"
 #include "grammar/source.h"
 #include "grammar/vocabulary.h"
 
 namespace switchyard {
+
+// Compiles grammars for one vocabulary, and keeps the most recent ones.
 
 // Limits of one grammar. A grammar beyond them is an Error kInvalid that names the limit.
 struct GrammarLimits {
@@ -68,5 +71,42 @@ class GrammarCache {
   size_t bytes_ = 0;
   int64_t compiled_ = 0;
 };
+
+// Limits the compilation of a grammar by XGrammar, and collects XGrammar's messages.
+
+// During its lifetime, the object limits compilations on the thread that constructed it. XGrammar
+// calls SpendCompileBudget with the size of each token mask. Beyond a limit, this call throws Error
+// kInvalid, which ends the compilation. Also records XGrammar's warnings: each one means that
+// XGrammar would ignore a part of the grammar.
+class CompileBudget {
+ public:
+  CompileBudget(std::chrono::milliseconds time, size_t mask_bytes);
+  ~CompileBudget();
+  CompileBudget(const CompileBudget&) = delete;
+  CompileBudget& operator=(const CompileBudget&) = delete;
+
+  void Spend(size_t bytes);
+  void Warn(const std::string& message);
+  // Throws Error kInvalid with the first warning, if there is one.
+  void CheckWarnings() const;
+
+  static CompileBudget* Current();  // the budget of the calling thread, or null
+
+ private:
+  const std::chrono::milliseconds time_;
+  const std::chrono::steady_clock::time_point deadline_;
+  const size_t mask_bytes_;
+  size_t spent_ = 0;
+  std::string warning_;
+  CompileBudget* const outer_;
+};
+
+// Regular expressions of strings in JSON.
+
+// Returns `pattern` in a form that XGrammar compiles for the inside of a JSON string: quotes,
+// backslashes and control characters are excluded from every part of it. Throws Error kInvalid if
+// the pattern is malformed, has a construct that is not supported, or matches no string without
+// these characters.
+std::string StringPattern(const std::string& pattern);
 
 }  // namespace switchyard

@@ -13,7 +13,6 @@
 #include <tuple>
 #include <utility>
 
-#include "grammar/marked_text.h"
 #include "grammar/test_vocabulary.h"
 #include "grammar/tool_calls.h"
 

@@ -1,5 +1,3 @@
-#include "grammar/forced_tokens.h"
-
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -8,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "grammar/compiled_grammar.h"
 #include "grammar/xgrammar_impl.h"
 
 namespace switchyard {

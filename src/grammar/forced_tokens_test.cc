@@ -1,11 +1,10 @@
 // The text and the tokens that a grammar forces.
-#include "grammar/forced_tokens.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "grammar/compiled_grammar.h"
 #include "grammar/test_vocabulary.h"
 
 namespace switchyard {

@@ -9,8 +9,8 @@
 
 #include "core/bounded_json.h"
 #include "core/error.h"
+#include "grammar/compiled_grammar.h"
 #include "grammar/compiler.h"
-#include "grammar/forced_tokens.h"
 #include "grammar/source.h"
 
 namespace {

@@ -1,10 +1,8 @@
-#include "grammar/pattern.h"
-
 #include <chrono>
 
 #include "core/error.h"
 #include "core/json.h"
-#include "grammar/compile_budget.h"
+#include "grammar/compiler.h"
 #include "grammar/xgrammar_impl.h"
 
 namespace switchyard {

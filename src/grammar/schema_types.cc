@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "grammar/pattern.h"
+#include "grammar/compiler.h"
 #include "grammar/schema_rewriter.h"
 
 namespace switchyard {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/device_timer.h"
-#include "profile/event_buffer.h"
 #include "profile/options.h"
+#include "profile/trace_file.h"
 
 namespace switchyard::profile {
 

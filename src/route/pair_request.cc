@@ -1,6 +1,6 @@
-#include "route/pair_request.h"
-
 #include <utility>
+
+#include "route/proxy.h"
 
 namespace switchyard::route {
 namespace {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "route/prompt_key.h"
 #include "route/worker_set.h"
 
 namespace switchyard::route {

@@ -1,10 +1,10 @@
-#include "route/prefix_tree.h"
-
 #include <gmock/gmock.h>
 
 #include <map>
 #include <random>
 #include <vector>
+
+#include "route/policy.h"
 
 namespace switchyard::route {
 namespace {

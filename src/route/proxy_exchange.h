@@ -1,16 +1,17 @@
 // One request on its way through the proxy. Internal to proxy.cc and proxy_pairs.cc.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "route/prompt_key.h"
+#include "route/policy.h"
 #include "route/proxy.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 
 namespace switchyard::route {
 

@@ -11,7 +11,7 @@
 #include "route/route_server.h"
 #include "route/test_worker.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 #include "server/http/test_client.h"
 
 namespace switchyard::route {

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "core/format.h"
-#include "route/pair_request.h"
+#include "route/proxy.h"
 
 namespace switchyard::route {
 namespace {

@@ -1,6 +1,5 @@
-#include "route/route_metrics.h"
-
-#include "server/http/response_counts.h"
+#include "route/route_server.h"
+#include "server/http/responses.h"
 #include "server/metrics/page.h"
 
 namespace switchyard::route {

@@ -7,7 +7,6 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "route/route_metrics.h"
 #include "server/http/error_body.h"
 
 namespace switchyard::route {

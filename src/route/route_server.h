@@ -1,4 +1,4 @@
-// `switchyard route`: one address for several servers of a model.
+// `switchyard route`: one address for several servers of a model, and its metrics.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,8 @@
 #include "server/http/http_server.h"
 
 namespace switchyard::route {
+
+// `switchyard route`: one address for several servers of a model.
 
 struct RouteOptions {
   std::vector<std::string> worker_urls;
@@ -39,7 +41,7 @@ std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words
 // Forwards every request to a worker, except those about the router itself:
 //   GET    /health, /readiness        200 if a worker is healthy, else 503
 //   GET    /liveness                  200
-//   GET    /metrics                   metrics of the router (route_metrics.h)
+//   GET    /metrics                   metrics of the router
 //   GET    /workers, /list_workers    the workers
 //   POST   /workers {"url": …, "worker_type": …, "bootstrap_port": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
@@ -68,5 +70,11 @@ class RouteServer {
   Proxy proxy_;
   http::Server server_;  // declared last, so it stops first
 };
+
+// Metrics of the router.
+
+// The page of GET /metrics, in the text format of Prometheus. docs/routing.md lists the names.
+std::string MetricsText(const ProxyCounts& counts, const std::vector<WorkerState>& workers,
+                        const http::Server& server);
 
 }  // namespace switchyard::route

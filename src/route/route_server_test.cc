@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "route/test_worker.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 #include "server/http/test_client.h"
 
 namespace switchyard::route {

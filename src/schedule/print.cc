@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include "schedule/exchanges.h"
+#include "schedule/verify.h"
 
 namespace switchyard::schedule {
 namespace {

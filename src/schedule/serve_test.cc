@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/exchanges.h"
 #include "schedule/print.h"
+#include "schedule/verify.h"
 
 namespace switchyard::schedule {
 namespace {

@@ -6,10 +6,112 @@
 #include <deque>
 #include <map>
 
-#include "schedule/constraints.h"
-#include "schedule/exchanges.h"
-
 namespace switchyard::schedule {
+
+Operation Constraints::Add(const Operation& operation) {
+  operations_.insert(operation);
+  return operation;
+}
+
+Operation Constraints::After(const Operation& previous, const Operation& next) {
+  Before(previous, next);
+  return Add(next);
+}
+
+void Constraints::Between(const Operation& first, const Operation& operation,
+                          const Operation& last) {
+  After(first, operation);
+  Before(operation, last);
+}
+
+void Constraints::Before(const Operation& first, const Operation& last) {
+  order_.emplace_back(first, last);
+}
+
+std::string Constraints::FindError(std::span<const Operation> list, int first_layer) const {
+  const auto describe = [&](const Operation& o) { return Describe(o, first_layer); };
+  std::map<Operation, size_t> at;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!operations_.contains(list[i])) {
+      return fmt::format("operation {}, {}, is not part of this step", i, describe(list[i]));
+    }
+    if (!at.emplace(list[i], i).second) {
+      return fmt::format("operations {} and {} are the same: {}", at[list[i]], i,
+                         describe(list[i]));
+    }
+  }
+  for (const Operation& operation : operations_) {
+    if (!at.contains(operation)) return fmt::format("{} is missing", describe(operation));
+  }
+  for (const auto& [first, last] : order_) {
+    if (at.at(first) > at.at(last)) {
+      return fmt::format("{} comes before {}", describe(last), describe(first));
+    }
+  }
+  return {};
+}
+
+namespace {
+
+// The operation that starts the exchange which `end` completes. In a dense layer, no such operation
+// exists.
+Operation StartOf(const Operation& end) {
+  Operation start = end;
+  const bool forward = end.kind == Kind::kForward;
+  // In the forward pass, kExperts reads the rows of dispatch, and kFinish those of combine. In the
+  // backward pass, kExperts reads the gradient of combine, and kAttention that of dispatch.
+  start.phase = (end.phase == Phase::kExperts) == forward ? Phase::kDispatch : Phase::kCombine;
+  return start;
+}
+
+}  // namespace
+
+void ExchangesInFlight::Apply(const Operation& operation) {
+  if (EndsExchange(operation)) std::erase(started_, StartOf(operation));
+  if (BeginsExchange(operation)) started_.push_back(operation);
+}
+
+std::string ExchangesInFlight::Describe() const {
+  std::string text;
+  for (const Operation& start : started_) {
+    text += fmt::format("{}{}{}{}", text.empty() ? "" : " ", start.micro_batch,
+                        start.phase == Phase::kDispatch ? "d" : "c",
+                        start.kind == Kind::kBackward ? "'" : "");
+  }
+  return text;
+}
+
+int MaxExchangesInFlight(std::span<const Operation> list) {
+  ExchangesInFlight exchanges;
+  size_t most = 0;
+  for (const Operation& operation : list) {
+    exchanges.Apply(operation);
+    most = std::max(most, exchanges.started().size());
+  }
+  return static_cast<int>(most);
+}
+
+std::string FindExchangeError(std::span<const Operation> list, int limit, int first_layer) {
+  ExchangesInFlight exchanges;
+  const auto describe = [&](const Operation& o) { return Describe(o, first_layer); };
+  for (const Operation& operation : list) {
+    exchanges.Apply(operation);
+    if (!BeginsExchange(operation)) continue;
+    const std::span<const Operation> started = exchanges.started();
+    for (const Operation& other : started.first(started.size() - 1)) {
+      if (other.micro_batch == operation.micro_batch) {
+        return fmt::format("{} starts while {} is in flight", describe(operation), describe(other));
+      }
+    }
+    if (static_cast<int>(started.size()) > limit) {
+      return fmt::format("{} exchanges are in flight at {}, the limit is {}", started.size(),
+                         describe(operation), limit);
+    }
+  }
+  if (exchanges.started().empty()) return {};
+  return fmt::format("{} is never completed", describe(exchanges.started().front()));
+}
+
 namespace {
 
 // The constraints of a training step.

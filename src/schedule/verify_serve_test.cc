@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "schedule/exchanges.h"
 #include "schedule/test_shapes.h"
 #include "schedule/verify.h"
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "schedule/exchanges.h"
 #include "schedule/test_shapes.h"
 
 namespace switchyard::schedule {

@@ -1,5 +1,3 @@
-#include "server/dry_run.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -10,10 +8,13 @@
 #include "core/error.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
+#include "model/decoder.h"
+#include "schedule/print.h"
 #include "server/disaggregation/disaggregation.h"
 #include "server/front/served_model.h"
 #include "server/http_setup.h"
-#include "server/ranks/served_weights.h"
+#include "server/ranks/served_layout.h"
+#include "server/serve.h"
 
 namespace switchyard {
 namespace {
@@ -109,6 +110,26 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   if (launch.node == 0)
     Line(&text, "address", "{}",
          args.http.uds.empty() ? ServerUrl(args.http, args.host, args.port) : args.http.uds);
+  return text;
+}
+
+std::string ServeScheduleText(const EngineConfig& config) {
+  MoeOptions moe = config.moe;
+  moe.single_batch_overlap =
+      moe.single_batch_overlap && CombinesInParts(moe, config.backends.get());
+  const ModelConfig model = ReadModelConfig(config);
+  schedule::ServeShape shape = ServeShapeOf(model, moe, config.two_batch_overlap);
+  std::string text;
+  for (const schedule::LayerRange& range : StagesOf(config, model)) {
+    if (config.mesh.pp > 1)
+      text += fmt::format("{}Layers {} to {}\n\n", text.empty() ? "" : "\n", range.begin,
+                          range.end - 1);
+    shape.range = range;
+    shape.mode = schedule::Mode::kPrefill;
+    text += schedule::PrintSchedule(shape) + "\n";
+    shape.mode = schedule::Mode::kDecode;
+    text += schedule::PrintSchedule(shape);
+  }
   return text;
 }
 

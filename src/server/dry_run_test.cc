@@ -1,5 +1,3 @@
-#include "server/dry_run.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 
 #include "core/error.h"
 #include "moe/backends.h"
+#include "server/serve.h"
 
 namespace switchyard {
 namespace {

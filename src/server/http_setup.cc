@@ -13,7 +13,11 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/host_memory.h"
+#include "server/anthropic/messages.h"
+#include "server/native/native.h"
+#include "server/openai/openai.h"
 #include "server/page/page.h"
+#include "server/pooling/pooling.h"
 
 namespace switchyard {
 namespace {
@@ -116,6 +120,13 @@ void ReturnFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, kMappedBytes);
   mallopt(M_TRIM_THRESHOLD, kKeptBytes);
 #endif
+}
+
+void RegisterEndpoints(http::Server& server, Service& service) {
+  openai::Register(server, service);
+  anthropic::Register(server, service);
+  native::Register(server, service);
+  pooling::Register(server, service);
 }
 
 }  // namespace switchyard

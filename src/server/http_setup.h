@@ -4,6 +4,7 @@
 #include <string>
 
 #include "server/args/args.h"
+#include "server/front/service.h"
 #include "server/http/http_server.h"
 
 namespace switchyard {
@@ -26,5 +27,11 @@ void ExitWhenOutOfMemory();
 // glibc raises this threshold to up to 32 MiB, so the memory of freed request bodies would stay
 // with the process.
 void ReturnFreedMemory();
+
+// The endpoints of the APIs.
+
+// Adds the endpoints that a server and the engine within a process have: those of OpenAI,
+// Anthropic, SGLang and of pooling models. `service` outlives the server.
+void RegisterEndpoints(http::Server& server, Service& service);
 
 }  // namespace switchyard

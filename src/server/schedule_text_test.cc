@@ -1,6 +1,6 @@
-#include "server/schedule_text.h"
-
 #include <gmock/gmock.h>
+
+#include "server/serve.h"
 
 namespace switchyard {
 namespace {

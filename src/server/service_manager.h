@@ -1,5 +1,8 @@
-// Notifications for the service manager that started this process (systemd's sd_notify(3)).
+// The process of a server: its service manager and the signals that stop it.
 #pragma once
+
+#include <pthread.h>
+#include <signal.h>
 
 #include <chrono>
 #include <optional>
@@ -9,6 +12,8 @@
 #include "comm/net/file_descriptor.h"
 
 namespace switchyard {
+
+// Notifications for the service manager that started this process (systemd's sd_notify(3)).
 
 // Sends datagrams of `KEY=value` lines to the Unix socket that NOTIFY_SOCKET names. Without this
 // variable all members do nothing. Owned by RunServe, for the life of the server. One thread at a
@@ -41,6 +46,30 @@ class ServiceManager {
   std::optional<std::chrono::microseconds> watchdog_;           // absent: no watchdog
   std::optional<std::chrono::steady_clock::time_point> alive_;  // last message of the watchdog
   bool failed_ = false;  // an error was logged; later ones are not
+};
+
+// Synchronous handling of SIGTERM and SIGINT.
+
+// Blocks SIGTERM and SIGINT for the process. Construct it in main, before other threads exist.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+  }
+  // Returns the signal that arrives within `timeout`, or 0.
+  int Wait(std::chrono::milliseconds timeout) const {
+    const timespec t{.tv_sec = timeout.count() / 1000,
+                     .tv_nsec = timeout.count() % 1000 * 1'000'000};
+    const int signal_number = sigtimedwait(&set_, nullptr, &t);
+    return signal_number > 0 ? signal_number : 0;
+  }
+
+ private:
+  sigset_t set_;
 };
 
 }  // namespace switchyard

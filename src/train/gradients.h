@@ -1,12 +1,23 @@
-// Gradient sums over ranks, after the last micro-batch of a step.
+// Sums of gradients: over micro-batches, and over ranks after the last micro-batch of a step.
 #pragma once
 
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <string_view>
+#include <thread>
 
 #include "comm/device/collectives.h"
+#include "comm/device/symmetric_memory.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
+
+// Gradient sums over ranks, after the last micro-batch of a step.
 
 // The groups over which a rank's gradients must be summed; null: the rank is alone in the group.
 struct GradientGroups {
@@ -28,5 +39,41 @@ void SumGradients(std::span<Parameter<float>* const> parameters, const GradientG
 // stage.
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,
                   Collectives* expert_copies = nullptr);
+
+// Gradient all-reduces that overlap the backward pass.
+
+// Runs the sums on a background thread in the order of Start. Every rank starts the same sums in
+// the same order. Owned by a rank; Start and Await are called by the rank's thread.
+class GradientSums {
+ public:
+  using Parameters = std::span<Parameter<float>* const>;
+
+  // `sum` sums gradients over the ranks. It runs on the background thread, so its collectives need
+  // an arena of their own, `arena`. The timeouts are those of the collectives. If the object is
+  // destroyed before all sums are done, the arena is aborted.
+  GradientSums(std::function<void(Parameters)> sum, std::shared_ptr<SharedArena> arena);
+  ~GradientSums();
+
+  // No other code may touch the gradients until Await has returned. `parameters` is borrowed until
+  // then.
+  void Start(Parameters parameters);
+  // Blocks until all sums are done. Rethrows the exception of a sum.
+  void Await();
+  // Aborts the sums of all ranks with this reason. Call it on a rank that ends because of an error.
+  void Abort(std::string_view reason) { arena_->AbortHere(reason); }
+
+ private:
+  void Run();
+
+  const std::function<void(Parameters)> sum_;
+  const std::shared_ptr<SharedArena> arena_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_: the pending sums, including the sum in progress, and how the thread ended.
+  std::deque<Parameters> waiting_;
+  std::exception_ptr error_;
+  bool ends_ = false;
+  std::thread thread_;
+};
 
 }  // namespace switchyard::train

@@ -15,9 +15,7 @@
 #include "train/layers/decoder_layer.h"
 #include "train/layers/head.h"
 #include "train/layers/pointwise.h"
-#include "train/losses.h"
 #include "train/parameter.h"
-#include "train/stage.h"
 
 namespace switchyard::train {
 

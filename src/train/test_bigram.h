@@ -9,7 +9,7 @@
 
 #include "comm/device/collectives.h"
 #include "train/data/encode.h"
-#include "train/run/trained_model.h"
+#include "train/run/learner.h"
 
 namespace switchyard::train {
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "comm/net/handshake.h"
-#include "comm/net/hmac.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/wire.h"

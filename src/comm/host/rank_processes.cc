@@ -19,9 +19,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/host/process_state.h"
-#include "comm/host/rank_spec.h"
-#include "comm/host/silence.h"
+#include "comm/host/heartbeat_watch.h"
 #include "comm/host/spawn.h"
 #include "core/check.h"
 #include "core/error.h"

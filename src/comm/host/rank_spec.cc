@@ -1,5 +1,3 @@
-#include "comm/host/rank_spec.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -14,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/host/spawn.h"
 #include "core/error.h"
 #include "core/wire.h"
 

@@ -1,6 +1,6 @@
-#include "comm/host/silence.h"
-
 #include <gtest/gtest.h>
+
+#include "comm/host/heartbeat_watch.h"
 
 namespace switchyard {
 namespace {

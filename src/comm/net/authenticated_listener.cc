@@ -8,8 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "comm/net/handshake_messages.h"
-#include "comm/net/hmac.h"
+#include "comm/net/handshake.h"
 #include "core/log.h"
 
 namespace switchyard {

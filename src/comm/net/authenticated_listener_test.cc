@@ -10,7 +10,7 @@
 #include <future>
 #include <sstream>
 
-#include "comm/net/handshake_messages.h"
+#include "comm/net/handshake.h"
 #include "comm/net/test_strangers.h"
 #include "core/error.h"
 #include "core/log.h"

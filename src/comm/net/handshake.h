@@ -1,15 +1,34 @@
-// Mutual proof of a shared key at the start of a TCP connection between hosts. Later bytes are
-// neither encrypted nor authenticated.
+// Mutual proof of a shared key at the start of a TCP connection between hosts: keyed hashes,
+// messages and the handshake.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "comm/net/tcp.h"
 
 namespace switchyard {
+
+// Keyed hashes and random numbers for authentication.
+
+using Digest = std::array<uint8_t, 32>;
+
+// HMAC-SHA-256 (RFC 2104). The key may have any length.
+Digest HmacSha256(std::string_view key, std::string_view message);
+// A key for one purpose, derived from a secret: 32 bytes that reveal neither the secret nor the
+// keys of other labels.
+std::string DeriveKey(std::string_view secret, std::string_view label);
+// Compares in constant time, so that the time does not reveal which bytes differ.
+bool SameDigest(const Digest& a, const Digest& b);
+void FillRandom(std::span<uint8_t> bytes);  // from the kernel's generator, for keys and nonces
+
+// Mutual proof of a shared key at the start of a TCP connection between hosts. Later bytes are
+// neither encrypted nor authenticated.
 
 struct ConnectionKey {
   std::string bytes;
@@ -65,3 +84,52 @@ OpenedConnection OpenAuthenticated(const HostPort& peer, const ConnectionKey& ke
                                    const Introduction& introduction, const IoLimit& limit);
 
 }  // namespace switchyard
+
+namespace switchyard::handshake {
+
+// Messages of the handshake. Internal to comm/net and its tests.
+//
+//   opener   -> acceptor   Opening
+//   acceptor -> opener     Challenge
+//   opener   -> acceptor   Digest: the opener's proof
+//   acceptor -> opener     Conclusion, with the acceptor's proof
+//
+// A proof is HMAC-SHA-256(key, role | Opening | Challenge). Both nonces are fresh, so a recorded
+// handshake is invalid on another connection. The role is part of the proof, so that a proof cannot
+// be reflected to its sender. The opener sends its proof first: a process without the key that
+// connects receives no bytes that depend on the key.
+
+using Magic = std::array<char, 8>;  // protocol and version
+inline constexpr Magic kMagic = {'Y', 'A', 'R', 'D', 'N', 'E', 'T', '2'};
+
+using Nonce = std::array<uint8_t, 32>;
+
+struct Opening {
+  Magic magic = kMagic;
+  Introduction introduction;
+  uint32_t has_secret = 0;
+  Nonce nonce{};
+};
+
+// A verdict other than kAccepted ends the handshake.
+struct Challenge {
+  Magic magic = kMagic;
+  Verdict verdict = Verdict::kAccepted;
+  uint32_t has_secret = 0;
+  Nonce nonce{};
+};
+
+struct Conclusion {
+  Verdict verdict = Verdict::kAccepted;
+  Digest proof{};  // the acceptor's proof, only with kAccepted
+};
+
+static_assert(std::has_unique_object_representations_v<Opening>);  // no padding
+static_assert(std::has_unique_object_representations_v<Challenge>);
+static_assert(std::has_unique_object_representations_v<Conclusion>);
+
+enum class Role { kOpener, kAcceptor };
+Digest Prove(const ConnectionKey& key, Role role, const Opening& opening,
+             const Challenge& challenge);
+
+}  // namespace switchyard::handshake

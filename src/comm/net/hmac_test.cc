@@ -1,6 +1,6 @@
-#include "comm/net/hmac.h"
-
 #include <gtest/gtest.h>
+
+#include "comm/net/handshake.h"
 
 namespace switchyard {
 namespace {

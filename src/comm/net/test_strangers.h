@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/net/handshake_messages.h"
-#include "comm/net/hmac.h"
+#include "comm/net/handshake.h"
 #include "comm/net/tcp.h"
 #include "core/error.h"
 

@@ -10,10 +10,9 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "core/output_file.h"
 #include "core/parallel.h"
 #include "core/regular_file.h"
-#include "core/sha256.h"
+#include "core/verify_files.h"
 #include "model/quantizer/config_writer.h"
 #include "model/quantizer/plan.h"
 #include "model/quantizer/shard_writer.h"

@@ -14,10 +14,9 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/output_file.h"
 #include "core/regular_file.h"
 #include "core/safetensors_writer.h"
-#include "core/sha256.h"
+#include "core/verify_files.h"
 #include "model/weights/source.h"
 
 namespace switchyard {

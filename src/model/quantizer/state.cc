@@ -12,7 +12,6 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/output_file.h"
 #include "core/regular_file.h"
 
 namespace switchyard {

@@ -5,7 +5,7 @@
 #include "core/bounded_json.h"
 #include "core/error.h"
 #include "core/gguf_files.h"
-#include "core/mapped_file.h"
+#include "core/regular_file.h"
 #include "model/weights/safetensors.h"
 
 namespace switchyard {

@@ -1,7 +1,7 @@
-#include "server/anthropic/chat_body.h"
-
 #include <string>
 #include <utility>
+
+#include "server/anthropic/messages.h"
 
 namespace switchyard::anthropic {
 namespace {

@@ -1,8 +1,7 @@
-#include "server/anthropic/message_blocks.h"
-
 #include <utility>
 
 #include "core/error.h"
+#include "server/anthropic/messages.h"
 #include "text/jinja/exact_json.h"
 
 namespace switchyard::anthropic {

@@ -5,15 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "server/anthropic/chat_body.h"
-#include "server/anthropic/message_blocks.h"
-#include "server/api/chat_prompt.h"
+#include "server/api/chat_output.h"
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
 #include "server/api/pending_response.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
-#include "server/openai/chat_job.h"
+#include "server/http/responses.h"
+#include "server/openai/openai.h"
 
 namespace switchyard::anthropic {
 namespace {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "server/anthropic/chat_body.h"
 #include "server/openai/answering_server.h"
 
 namespace switchyard::anthropic {

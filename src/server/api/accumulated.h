@@ -1,9 +1,14 @@
-// Accumulated output of one generation.
+// The accumulated output of a generation, and its forms in responses.
 #pragma once
 
+#include <cstdint>
+
+#include "server/api/json_body.h"
 #include "server/front/generation.h"
 
 namespace switchyard {
+
+// Accumulated output of one generation.
 
 // Text, tokens and log-probabilities of all events so far, concatenated. `last` has the totals and
 // the finish reason of the most recent event, but not its output.
@@ -44,5 +49,15 @@ struct Accumulated {
     last.error_kind = event.error_kind;
   }
 };
+
+// SGLang's details of cached prompt tokens.
+
+// Counts of cached prompt tokens by the memory that holds them. null if no tokens are cached, as in
+// SGLang. `device` is the memory of the device that runs the model, even if that device is a CPU.
+// `host` is 0, because this server has no second cache tier.
+inline Json CachedTokensDetails(int32_t cached) {
+  if (cached == 0) return nullptr;
+  return {{"device", cached}, {"host", 0}};
+}
 
 }  // namespace switchyard

@@ -1,13 +1,11 @@
-#include "server/api/chat_grammar.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "grammar/tool_calls.h"
+#include "server/api/chat_fields.h"
 #include "server/api/grammar_fields.h"
-#include "server/api/tools.h"
 
 namespace switchyard {
 namespace {

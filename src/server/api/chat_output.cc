@@ -4,8 +4,9 @@
 #include <random>
 #include <utility>
 
-#include "server/api/chat_grammar.h"
-#include "server/api/tools.h"
+#include "server/api/chat_fields.h"
+#include "server/api/grammar_fields.h"
+#include "text/chat/chat_template.h"
 
 namespace switchyard {
 
@@ -107,6 +108,29 @@ std::string NewCallId(const OutputFormat& format) {
   std::uniform_int_distribution<size_t> letter(0, kLetters.size() - 1);
   for (int i = 0; i < (nine ? 9 : 24); ++i) id += kLetters[letter(random)];
   return id;
+}
+
+RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body, size_t limit) {
+  const Fields f(body);
+  const Json* messages = f.Find("messages");
+  if (!messages) throw InvalidField("messages", "messages is missing");
+  CheckChatFields(f);
+  ChatInput chat{.messages = *messages};
+  const bool hide_tools = ParseToolChoice(f).kind == ToolChoice::Kind::kNone;
+  const Json* tools = f.Find("tools");
+  if (tools && !hide_tools && *tools != Json::array()) chat.tools = *tools;
+  chat.kwargs = TemplateVariables(f);
+  chat.continue_final_message = f.Bool("continue_final_message", false);
+  chat.add_generation_prompt = f.Bool("add_generation_prompt", !chat.continue_final_message);
+  const bool special = f.Bool("add_special_tokens", false);
+  try {
+    jinja::Rendered rendered = model.chat_template.Apply(chat);
+    std::vector<int32_t> ids = EncodeRendered(*model.tokenizer, rendered, special, limit);
+    PromptEnd end = EndOf(rendered, chat.continue_final_message);
+    return {.text = std::move(rendered.text), .ids = std::move(ids), .end = std::move(end)};
+  } catch (const Error& e) {
+    throw RequestError(e.kind(), "messages", e.what());
+  }
 }
 
 }  // namespace switchyard

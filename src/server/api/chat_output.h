@@ -1,7 +1,7 @@
-// Parses the outputs of a chat request into reasoning, content and tool calls, by the request's
-// options.
+// The prompt of a chat, and the parsing of its output.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +12,9 @@
 #include "text/output/output_parser.h"
 
 namespace switchyard {
+
+// Parses the outputs of a chat request into reasoning, content and tool calls, by the request's
+// options.
 
 // How the outputs of one request are parsed. Immutable; shared by its generations.
 struct OutputPlan {
@@ -63,5 +66,22 @@ class ChatOutput {
 
 // A new id for a call, in the form that the format's templates require.
 std::string NewCallId(const OutputFormat& format);
+
+// Renders and tokenizes the messages of a chat request.
+
+struct RenderedPrompt {
+  std::string text;  // output of the template; add_special_tokens does not change it
+  std::vector<int32_t> ids;
+  PromptEnd end;
+};
+
+// Applies the model's chat template to the body and tokenizes the result. The template gets
+// `messages`, `tools` (unless `tool_choice` is "none"), `add_generation_prompt`,
+// `continue_final_message` and the variables of TemplateVariables. `add_special_tokens` adds the
+// tokenizer's BOS and EOS to those of the template. Throws RequestError for malformed fields; if
+// the template raises an error, the RequestError has the template's message. Text of messages never
+// becomes a special token. For `limit`, see Tokenizer::Encode.
+RenderedPrompt ChatPrompt(const ServedModel& model, const Json& body,
+                          size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

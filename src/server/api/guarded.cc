@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/api/request_error.h"
+#include "server/api/json_body.h"
 #include "server/http/error_body.h"
-#include "server/http/hide_paths.h"
 
 namespace switchyard {
 namespace {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <utility>
 
-#include "server/api/body_limits.h"
 #include "text/jinja/exact_json.h"
 
 namespace switchyard {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/api/data_parallel_rank.h"
+#include "server/api/request_fields.h"
 #include "text/jinja/exact_json.h"
 
 namespace switchyard {

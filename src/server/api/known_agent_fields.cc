@@ -1,4 +1,4 @@
-#include "server/api/known_agent_fields.h"
+#include "server/api/known_fields.h"
 
 namespace switchyard {
 namespace {

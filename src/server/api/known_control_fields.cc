@@ -1,6 +1,6 @@
 // Control requests of SGLang (managers/io_struct.py). All have the members of its BaseReq: rid and
 // http_worker_ipc.
-#include "server/api/known_control_fields.h"
+#include "server/api/known_fields.h"
 
 namespace switchyard {
 namespace {

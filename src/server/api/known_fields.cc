@@ -5,9 +5,6 @@
 #include <string_view>
 
 #include "core/log.h"
-#include "server/api/known_agent_fields.h"
-#include "server/api/known_control_fields.h"
-#include "server/api/known_pooling_fields.h"
 #include "server/api/known_weight_fields.h"
 
 namespace switchyard {

@@ -86,4 +86,19 @@ void CheckFields(const Fields& fields, RequestKind kind, UnknownFields& unknown)
 // lists the known fields.
 void RefuseUnknownFields(const Json& body, RequestKind kind);
 
+// Fields of requests to the APIs for agents: Messages and Responses. Internal to known_fields.cc.
+
+// `kind`: kMessages or kResponses.
+std::span<const KnownField> KnownAgentFields(RequestKind kind);
+
+// Fields of control requests. Internal to known_fields.cc.
+
+// Empty if `kind` is no control request of this file.
+std::span<const KnownField> KnownControlFields(RequestKind kind);
+
+// Fields of requests to embedding models and classifiers. Internal to known_fields.cc.
+
+// Empty if `kind` is no request for pooled vectors.
+std::span<const KnownField> KnownPoolingFields(RequestKind kind);
+
 }  // namespace switchyard

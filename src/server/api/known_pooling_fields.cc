@@ -1,6 +1,6 @@
-#include "server/api/known_pooling_fields.h"
-
 #include <vector>
+
+#include "server/api/known_fields.h"
 
 namespace switchyard {
 namespace {

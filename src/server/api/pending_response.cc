@@ -7,8 +7,7 @@
 
 #include "core/error.h"
 #include "server/http/error_body.h"
-#include "server/http/hide_paths.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 #include "server/http/worker_pool.h"
 #include "server/trace/tracer.h"
 

@@ -2,9 +2,8 @@
 #include <memory>
 
 #include "server/front/service.h"
-#include "server/native/generate.h"
-#include "server/openai/chat_job.h"
-#include "server/openai/completions.h"
+#include "server/native/native.h"
+#include "server/openai/openai.h"
 
 namespace switchyard {
 namespace {

@@ -6,17 +6,10 @@
 #include "engine/cpu_binding.h"
 #include "grammar/source.h"
 #include "moe/dispatchers/environment.h"
-#include "server/args/death_limit.h"
-#include "server/args/disaggregation_args.h"
+#include "server/args/command_words.h"
 #include "server/args/elastic_args.h"
-#include "server/args/known_flags.h"
-#include "server/args/parse_words.h"
-#include "server/args/parser_args.h"
-#include "server/args/pipeline_args.h"
+#include "server/args/feature_args.h"
 #include "server/args/settle_args.h"
-#include "server/args/sglang_flags.h"
-#include "server/args/speculative_args.h"
-#include "server/args/yaml_config.h"
 
 namespace switchyard {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "engine/config.h"
 #include "server/args/http_args.h"
-#include "server/args/observe_args.h"
 
 namespace switchyard {
 
@@ -37,7 +36,7 @@ struct ServerArgs {
   bool low_priority_values_first = false;  // --schedule-low-priority-values-first
   std::string served_model_name;           // --served-model-name; empty: the model path
   HttpArgs http;                           // http_args.h
-  ObserveArgs observe;                     // observe_args.h
+  ObserveArgs observe;                     // http_args.h
   std::string chat_template;               // --chat-template FILE; empty: the checkpoint's
   std::string tool_call_parser = "auto";   // --tool-call-parser: a format's name, auto or none
   std::string reasoning_parser = "auto";   // --reasoning-parser: a format's name, auto or none

@@ -5,8 +5,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "server/args/args.h"
-#include "server/args/known_flags.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 
 namespace switchyard {
 namespace {

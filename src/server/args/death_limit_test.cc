@@ -1,8 +1,7 @@
-#include "server/args/death_limit.h"
-
 #include <gmock/gmock.h>
 
 #include "core/error.h"
+#include "server/args/elastic_args.h"
 
 namespace switchyard {
 namespace {

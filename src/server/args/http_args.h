@@ -1,4 +1,5 @@
-// Flags of the HTTP server: access control, resource limits and the listening address.
+// Flags of the HTTP server: access control, resource limits, the listening address, logs and
+// traces of requests.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,8 @@
 #include <vector>
 
 namespace switchyard {
+
+// Flags of the HTTP server: access control, resource limits and the listening address.
 
 class CommandLine;
 
@@ -34,5 +37,20 @@ std::vector<std::string> ReadApiKeys(const HttpArgs& args);
 std::string ReadAdminKey(const HttpArgs& args);
 std::vector<std::string> ReadCorsOrigins(const HttpArgs& args);
 size_t ReadMemoryLimit(const HttpArgs& args);  // bytes: "512M", "2G", "1000000"; 0: not given
+
+// Flags of request logs, dumps and traces.
+
+struct ObserveArgs {
+  bool log_requests = false;         // --log-requests
+  bool enable_trace = false;         // --enable-trace
+  int log_requests_level = 0;        // --log-requests-level
+  std::string dump_requests_folder;  // --dump-requests-folder; empty: none
+  std::string crash_dump_folder;     // --crash-dump-folder; empty: none
+  std::string otlp_traces_endpoint = "http://127.0.0.1:4318/v1/traces";  // --otlp-traces-endpoint
+};
+
+void AddObserveFlags(CommandLine& app, ObserveArgs& args);
+// Throws Error kInvalid for an invalid endpoint, and for an endpoint without --enable-trace.
+void CheckObserveFlags(const CommandLine& app, const ObserveArgs& args);
 
 }  // namespace switchyard

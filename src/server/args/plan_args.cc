@@ -6,8 +6,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "model/hub_cache.h"
-#include "server/args/known_flags.h"
-#include "server/args/parse_words.h"
+#include "server/args/command_words.h"
 
 namespace switchyard {
 namespace {

@@ -1,10 +1,43 @@
-// Resolves dependent flags and environment variables after parsing.
+// Flags that depend on others, and SGLang's flags without effect.
 #pragma once
 
+#include <span>
+#include <string>
+#include <vector>
+
 #include "server/args/args.h"
-#include "server/args/sglang_flags.h"
 
 namespace switchyard {
+
+// SGLang's flags that this server does not implement. They are accepted without effect, or refused
+// by name.
+
+class CommandLine;
+
+struct SglangFlag {
+  enum class Kind : uint8_t {
+    kWithoutEffect,  // accepted: a log line at startup gives the reason `why`
+    kRefused,        // an error with the reason `why`: the flag would change results
+  };
+  const char* name;  // includes the leading dashes
+  int values = 0;    // number of values; -1: one or more
+  Kind kind = Kind::kWithoutEffect;
+  const char* why = "";
+  const char* harmless = nullptr;  // the only accepted value of a refused flag; null: none
+};
+
+// All flags, each name once.
+std::span<const SglangFlag> SglangFlags();
+
+// The flags without effect on one command line.
+struct TakenFlags {
+  std::vector<std::string> without_effect;  // lines for the log, each flag once
+};
+// Adds the flags to `app`, hidden from its help. Parsing fills `taken`, which must outlive `app`,
+// and throws kInvalid for a refused flag.
+void AddSglangFlags(CommandLine& app, TakenFlags* taken);
+
+// Resolves dependent flags and environment variables after parsing.
 
 // Call after `app` has parsed the command line. Resolves older forms of expert parallelism,
 // attention groups and hub ids, and checks the names of parsers. Errors name the flags that

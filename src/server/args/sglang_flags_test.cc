@@ -1,6 +1,4 @@
 // SGLang's flags and environment variables: honoured, accepted without effect, or refused by name.
-#include "server/args/sglang_flags.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +9,8 @@
 #include "core/error.h"
 #include "moe/dispatchers/rounds.h"
 #include "server/args/args.h"
-#include "server/args/eplb_args.h"
+#include "server/args/settle_args.h"
+#include "server/args/tool_args.h"
 
 namespace switchyard {
 namespace {

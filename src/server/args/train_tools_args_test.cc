@@ -1,8 +1,7 @@
-#include "server/args/train_tools_args.h"
-
 #include <gmock/gmock.h>
 
 #include "core/testing.h"
+#include "server/args/train_args.h"
 
 namespace switchyard {
 namespace {

@@ -17,10 +17,9 @@
 #include "core/error.h"
 #include "engine/dp_controller.h"
 #include "engine/request.h"
-#include "server/front/defined_grammars.h"
 #include "server/front/generation.h"
+#include "server/front/grammars.h"
 #include "server/front/questions.h"
-#include "server/metrics/rank_history.h"
 #include "server/metrics/request_metrics.h"
 #include "text/tokenizer/tokenizer.h"
 

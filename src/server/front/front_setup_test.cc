@@ -1,8 +1,8 @@
-#include "server/front/front_setup.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
+
+#include "server/front/served_model.h"
 
 namespace switchyard {
 namespace {

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "server/front/front.h"
-#include "server/front/stop_strings.h"
-#include "server/front/token_offsets.h"
+#include "server/front/token_text.h"
 #include "text/tokenizer/detokenizer.h"
 
 namespace switchyard {

@@ -1,9 +1,8 @@
-#include "server/front/scale_request.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "server/front/elastic_ranks.h"
 
 namespace switchyard {
 namespace {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "engine/request.h"
+#include "server/api/json_body.h"
 #include "server/front/service.h"
 
 namespace switchyard {
@@ -28,5 +30,10 @@ bool RanksRespond(const Service& service, ServerState state);
 
 // Number of ranks that serve now: those of the layout, or 0, because a pass needs all ranks.
 int ServingRanks(const Service& service, const RankHistory& history);
+
+// Statistics of an attention group in JSON responses.
+
+// Requests, KV pages and counters of every kind of engine.
+Json GroupStatsJson(const EngineStats& stats);
 
 }  // namespace switchyard

@@ -4,7 +4,7 @@
 #include <random>
 #include <utility>
 
-#include "server/api/request_error.h"
+#include "server/api/json_body.h"
 
 namespace switchyard {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "server/api/request_error.h"
+#include "server/api/json_body.h"
 
 namespace switchyard {
 namespace {

@@ -1,8 +1,8 @@
-#include "server/front/stop_strings.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
+
+#include "server/front/token_text.h"
 
 namespace switchyard {
 namespace {

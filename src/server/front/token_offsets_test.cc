@@ -1,5 +1,3 @@
-#include "server/front/token_offsets.h"
-
 #include <gtest/gtest.h>
 
 #include <random>

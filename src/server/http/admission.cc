@@ -1,16 +1,75 @@
 #include "server/http/admission.h"
 
+#include <arpa/inet.h>
 #include <openssl/crypto.h>
 #include <strings.h>
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
+#include <string>
 #include <utility>
 
-#include "server/http/origins.h"
-#include "server/http/request_target.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "server/http/error_body.h"
+#include "server/http/request_parser.h"
 
 namespace switchyard::http {
+namespace {
+
+bool Same(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
+}
+
+// Returns the host name: "http://localhost:8000" -> "localhost", "[::1]:80" -> "[::1]".
+std::string_view NameOf(std::string_view host) {
+  if (const size_t scheme = host.find("://"); scheme != std::string_view::npos) {
+    host.remove_prefix(scheme + 3);
+  }
+  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
+  return host.substr(0, host.find(':'));
+}
+
+bool IsIpv4(std::string_view name, in_addr* address) {
+  return inet_pton(AF_INET, std::string(name).c_str(), address) == 1;
+}
+
+bool IsLocal(std::string_view name) {
+  in_addr address{};
+  if (IsIpv4(name, &address)) return ntohl(address.s_addr) >> 24 == 127;
+  constexpr std::string_view kUnder = ".localhost";
+  return Same(name, "localhost") || name == "[::1]" ||
+         (name.size() > kUnder.size() && Same(name.substr(name.size() - kUnder.size()), kUnder));
+}
+
+bool IsOwn(const ServerOptions& options, std::string_view origin, std::string_view host) {
+  const size_t scheme = origin.find("://");
+  if (host.empty() || scheme == std::string_view::npos) return false;
+  if (!Same(origin.substr(scheme + 3), host)) return false;
+  const std::string_view name = NameOf(host);
+  in_addr ignored{};
+  return !options.api_keys.empty() || name.starts_with('[') || IsIpv4(name, &ignored) ||
+         name.find('.') == std::string_view::npos;
+}
+
+}  // namespace
+
+OriginKind ClassifyOrigin(const ServerOptions& options, std::string_view origin,
+                          std::string_view host) {
+  if (origin.empty()) return OriginKind::kNone;
+  const auto& listed = options.cors_origins;
+  const bool is_listed = std::any_of(listed.begin(), listed.end(), [&](const std::string& each) {
+    return each == "*" || Same(each, origin);
+  });
+  const bool is_web = origin.starts_with("http://") || origin.starts_with("https://");
+  if (is_listed || (is_web && (IsLocal(NameOf(origin)) || IsOwn(options, origin, host)))) {
+    return OriginKind::kAllowed;
+  }
+  return OriginKind::kForeign;
+}
+
 namespace {
 
 constexpr std::string_view kBearer = "bearer ";
@@ -130,6 +189,47 @@ Admission Admit(const ServerOptions& options, const Router& router, std::string_
   return Admission::Refuse(
       405, request.path + " does not support " + request.method + ", only " + match.allow,
       "method_not_allowed", {{"Allow", match.allow}});
+}
+
+namespace {
+
+void Call(const Handler& handler, std::shared_ptr<const Request> request,
+          const Responder& responder) {
+  try {
+    handler(std::move(request), responder);
+  } catch (const Error& e) {
+    responder.SendError(e);
+  } catch (const std::bad_alloc&) {
+    LOG_ERROR("http: a handler ran out of memory");
+    responder.SendError(503, "The server is out of memory for this request");
+  } catch (const std::exception& e) {
+    LOG_ERROR("http: a handler failed: {}", e.what());
+    responder.SendError(500, "The server failed to process this request");
+  } catch (...) {
+    LOG_ERROR("http: a handler threw an object that is not a std::exception");
+    responder.SendError(500, "The server failed to process this request");
+  }
+}
+
+}  // namespace
+
+void Dispatch(const Admission& admission, std::shared_ptr<const Request> request,
+              const Responder& responder, WorkerPool& workers) {
+  if (admission.handler == nullptr) {
+    const std::string body = admission.status >= 400
+                                 ? ErrorBody(admission.status, admission.message, admission.code)
+                                 : "";
+    responder.Send(admission.status, body.empty() ? "" : kJson, body, admission.headers);
+    return;
+  }
+  if (request->body.empty()) return Call(*admission.handler, std::move(request), responder);
+  const auto lane = WorkerPool::LaneOf(request->body.size());
+  const bool taken = workers.Post(
+      lane, [handler = admission.handler, request = std::move(request), responder]() mutable {
+        // Skip the work if the client disconnected while its request was queued.
+        if (!responder.Closed()) Call(*handler, std::move(request), responder);
+      });
+  if (!taken) responder.SendError(503, "Too many requests are queued for parsing: try again later");
 }
 
 }  // namespace switchyard::http

@@ -1,9 +1,12 @@
-// A client's socket: TCP or Unix, plain or TLS. Internal to this folder.
+// The byte stream of a client, with and without TLS, and its address.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/system/error_code.hpp>
 #include <cstddef>
 #include <memory>
@@ -12,7 +15,24 @@
 
 namespace switchyard::http {
 
-class TlsContext;  // certificate and key (tls_context.h)
+// TLS certificate and key of the server. Internal to this folder.
+
+// Loaded once at startup; then shared by all I/O threads.
+class TlsContext {
+ public:
+  // PEM files. The certificate file may contain a chain, with the server's certificate first.
+  // Throws kInvalid with the flag's name if a file is unusable or the key does not match.
+  TlsContext(const std::string& certificate_file, const std::string& key_file,
+             const std::string& key_password);
+
+  // Mutable because Asio counts references from streams, in a thread-safe way.
+  boost::asio::ssl::context& context() const { return context_; }
+
+ private:
+  mutable boost::asio::ssl::context context_{boost::asio::ssl::context::tls_server};
+};
+
+// A client's socket: TCP or Unix, plain or TLS. Internal to this folder.
 
 // Use all members on the socket's strand. One read and one write may be pending at the same time.
 class ClientStream {
@@ -58,5 +78,11 @@ class ClientStream {
 
 // "127.0.0.1:51234", "[::1]:51234", "unix"; "unknown" if the client has disconnected.
 std::string PeerName(const ClientStream::Socket& socket);
+
+// Formats host and port as in a URL: "127.0.0.1:80", "[::1]:80".
+inline std::string HostPort(std::string_view host, int port) {
+  const bool is_v6 = host.find(':') != std::string_view::npos;
+  return is_v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
 
 }  // namespace switchyard::http

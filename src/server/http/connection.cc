@@ -19,14 +19,10 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "server/http/admission.h"
-#include "server/http/body_buffer.h"
-#include "server/http/dispatch.h"
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
-#include "server/http/open_request.h"
-#include "server/http/origins.h"
+#include "server/http/request_body.h"
 #include "server/http/request_parser.h"
-#include "server/http/request_trace.h"
 #include "server/http/served_request.h"
 
 namespace switchyard::http {

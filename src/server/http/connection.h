@@ -10,7 +10,7 @@
 #include "server/http/client_stream.h"
 #include "server/http/http_server.h"
 #include "server/http/memory_budget.h"
-#include "server/http/response_counts.h"
+#include "server/http/responses.h"
 #include "server/http/router.h"
 #include "server/http/worker_pool.h"
 

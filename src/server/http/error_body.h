@@ -1,12 +1,16 @@
-// JSON bodies of error responses, in one format for all endpoints.
+// Bodies of errors, without paths of this machine.
 #pragma once
 
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 
 #include "core/error.h"
 
 namespace switchyard::http {
+
+// JSON bodies of error responses, in one format for all endpoints.
 
 inline constexpr char kJson[] = "application/json";
 
@@ -19,5 +23,22 @@ int StatusOf(ErrorKind kind);
 // paths in `message` are kept; Responder::SendError hides them.
 std::string ErrorBody(int status, std::string_view message, std::string_view code = {},
                       std::string_view param = {});
+
+// Removes the directories of this host from error messages.
+
+// First components of absolute paths: names of entries of "/".
+using RootNames = std::set<std::string, std::less<>>;
+
+// The names of the entries of "/" on this host, and the usual names on Linux, because the error of
+// a rank may contain a path of another host. Names with which a route begins are left out.
+RootNames ReadRootNames();
+
+// Reduces each absolute path in `message` to its last component: "/models/x/config.json: bad"
+// becomes "config.json: bad". A path begins with "/" and one of `roots`, after white space, a quote
+// or an opening bracket, and has two components or more. So routes such as /v1/models, URLs and
+// most texts of requests stay unchanged.
+std::string HidePaths(std::string_view message, const RootNames& roots);
+// HidePaths with the result of ReadRootNames, which is called only once.
+std::string HidePaths(std::string_view message);
 
 }  // namespace switchyard::http

@@ -9,8 +9,7 @@
 
 #include "core/log.h"
 #include "server/http/error_body.h"
-#include "server/http/response_head.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 
 namespace switchyard::http {
 namespace {

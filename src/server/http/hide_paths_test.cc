@@ -1,6 +1,6 @@
-#include "server/http/hide_paths.h"
-
 #include <gtest/gtest.h>
+
+#include "server/http/error_body.h"
 
 namespace switchyard::http {
 namespace {

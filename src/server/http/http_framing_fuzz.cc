@@ -6,9 +6,8 @@
 #include <string_view>
 #include <tuple>
 
-#include "server/http/body_buffer.h"
+#include "server/http/request_body.h"
 #include "server/http/request_parser.h"
-#include "server/http/request_target.h"
 
 namespace {
 

@@ -6,10 +6,9 @@
 
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
-#include "server/http/request_target.h"
-#include "server/http/response_head.h"
+#include "server/http/request_parser.h"
+#include "server/http/responses.h"
 #include "server/http/router.h"
-#include "server/http/sse.h"
 
 namespace switchyard::http {
 namespace {

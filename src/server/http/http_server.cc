@@ -28,11 +28,10 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "server/http/client_stream.h"
 #include "server/http/connection.h"
-#include "server/http/host_port.h"
 #include "server/http/listener.h"
 #include "server/http/router.h"
-#include "server/http/tls_context.h"
 
 namespace switchyard::http {
 namespace {

@@ -84,7 +84,7 @@ class Responder {
   void Send(int status, std::string content_type, std::string_view body, Headers extra = {}) const;
 
   // Sends a body made by ErrorBody (error_body.h), without the directories of absolute paths
-  // (hide_paths.h). `code` and `param` may be empty.
+  // (error_body.h). `code` and `param` may be empty.
   void SendError(int status, std::string_view message, std::string_view code = {},
                  std::string_view param = {}) const;
   // As above, and notes the hint for callers in this process. It is part of the message in any
@@ -174,7 +174,7 @@ struct ServerOptions {
   // Paths that require no key, compared exactly. OPTIONS never requires a key.
   std::vector<std::string> paths_without_key = {"/health"};
   // Origins whose pages may call the server ("https://a.example"; "*": any), in addition to local
-  // origins and the server's own origin (origins.h).
+  // origins and the server's own origin (admission.h).
   std::vector<std::string> cors_origins;
   bool log_requests = false;                      // log each request at level info instead of debug
   std::shared_ptr<const RequestLog> request_log;  // replaces log_requests; null: log_requests

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "server/http/http_server.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 #include "server/http/test_client.h"
 
 namespace switchyard::http {

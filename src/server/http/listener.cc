@@ -11,9 +11,9 @@
 #include <boost/asio/local/stream_protocol.hpp>
 
 #include "core/error.h"
+#include "server/http/client_stream.h"
 #include "server/http/error_body.h"
-#include "server/http/host_port.h"
-#include "server/http/response_head.h"
+#include "server/http/responses.h"
 
 namespace switchyard::http {
 namespace {

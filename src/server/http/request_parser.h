@@ -1,19 +1,33 @@
-// Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
-// Independent of sockets. Stricter than the RFC: rejects input that different parsers are known to
-// interpret differently. A proxy in front of this server could otherwise see other requests than
-// the server (request smuggling).
+// Parses the head of a request.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "server/http/chunk_decoder.h"
 #include "server/http/http_server.h"
+#include "server/http/request_body.h"
 
 namespace switchyard::http {
+
+// Parser of a request target.
+
+struct RequestTarget {
+  std::string path;                          // decoded; "*" for OPTIONS *
+  std::map<std::string, std::string> query;  // decoded; the last value of a repeated name
+};
+
+// Accepts origin form ("/a?b=c"), absolute form ("http://host/a?b=c") and "*". Returns no value for
+// another form, or if a percent sign is not followed by two hexadecimal digits.
+std::optional<RequestTarget> ParseTarget(std::string_view target);
+
+// Incremental parser of an HTTP/1.1 request head (RFC 9112), including the framing of the body.
+// Independent of sockets. Stricter than the RFC: rejects input that different parsers are known to
+// interpret differently. A proxy in front of this server could otherwise see other requests than
+// the server (request smuggling).
 
 struct RequestHead {
   std::string method, target;

@@ -4,7 +4,6 @@
 
 #include "server/http/error_body.h"
 #include "server/http/exchange.h"
-#include "server/http/hide_paths.h"
 #include "server/http/http_server.h"
 
 namespace switchyard::http {

@@ -1,13 +1,17 @@
-// What observers of the HTTP server get about each request.
+// Records of requests: open, served and traced.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 
 #include "server/http/http_server.h"
 
 namespace switchyard::http {
+
+// What observers of the HTTP server get about each request.
 
 // The W3C trace context of one request: its own span in the trace of its client.
 struct TraceContext {
@@ -51,5 +55,35 @@ std::shared_ptr<const Request> SummaryOf(const Request& request);
 
 // Logs the request, and calls the observer of the options.
 void ReportServed(const ServerOptions& options, const ServedRequest& served);
+
+// Counts open requests. Internal to this folder.
+
+// RAII: counts a request as open while this object exists.
+class OpenRequest {
+ public:
+  explicit OpenRequest(std::atomic<size_t>& count) : count_(count) { ++count_; }
+  ~OpenRequest() { --count_; }
+  OpenRequest(const OpenRequest&) = delete;
+  OpenRequest& operator=(const OpenRequest&) = delete;
+
+ private:
+  std::atomic<size_t>& count_;
+};
+
+// Request ids and trace context of requests.
+
+// X-Request-Id if it has 1 to 128 printable characters without spaces. Otherwise a new id of 32
+// hexadecimal digits.
+std::string RequestId(const Request& request);
+
+// The traceparent header if it is valid by W3C Trace Context, otherwise empty.
+std::string TraceParent(const Request& request);
+
+// A new span in the trace of the traceparent header, or in a new trace. Null if the header says
+// that the trace is not sampled.
+std::shared_ptr<const TraceContext> NewTrace(const Request& request);
+
+// The end of a request's log line: "" or ", model m, 12 prompt tokens (8 cached), …".
+std::string DescribeTokens(const ServedTokens& served);
 
 }  // namespace switchyard::http

@@ -1,10 +1,10 @@
-#include "server/metrics/histogram.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
+
+#include "server/metrics/page.h"
 
 namespace switchyard::metrics {
 namespace {

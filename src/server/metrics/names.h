@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "server/http/response_counts.h"
+#include "server/http/responses.h"
 #include "server/metrics/page.h"
-#include "server/metrics/rank_history.h"
 #include "server/metrics/request_metrics.h"
 
 namespace switchyard::metrics {

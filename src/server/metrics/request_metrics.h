@@ -1,16 +1,70 @@
-// Counters and times of the requests of one server.
+// Statistics of requests and of the ends of ranks.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "server/metrics/histogram.h"
-#include "server/metrics/recent.h"
+#include "server/metrics/page.h"
+
+namespace switchyard {
+
+// Counts of starts and ends of the ranks since the server started. An epoch is the time between two
+// restarts of the ranks. Plain value.
+struct RankHistory {
+  int64_t epoch = 1;
+  int64_t deaths = 0;   // ends of ranks that were followed by a restart, or by the server's end
+  int64_t changes = 0;  // pauses for planned restarts and changes of the layout
+  double pause_seconds = 0;  // total time without serving ranks, from the first start on
+  double paused_for = 0;     // seconds since the present pause began; 0: no pause
+  double held_for = 0;       // seconds for which requests have been held back; 0: none are
+};
+
+}  // namespace switchyard
 
 namespace switchyard::metrics {
+
+// Values of the recent past: hit rate of the prefix cache, and throughput.
+
+// The fraction of prompt tokens that were in the cache, over the last 1000 generations. One thread
+// adds values; any thread may read.
+class RecentHits {
+ public:
+  void Add(int64_t prompt_tokens, int64_t cached_tokens);
+  double Rate() const;  // 0 without prompts
+
+ private:
+  struct Prompt {
+    int64_t tokens = 0, cached = 0;
+  };
+  std::array<Prompt, 1000> prompts_{};  // ring buffer; accessed only by the thread that adds
+  size_t next_ = 0;
+  std::atomic<int64_t> tokens_{0}, cached_{0};  // sums over the ring
+};
+
+// Tokens per second over the last ten complete seconds. One thread adds values; any thread may
+// read.
+class RecentTokens {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  void Add(int64_t tokens, Time now);
+  double PerSecond(Time now) const;
+
+ private:
+  struct Second {
+    std::atomic<int64_t> number{-1};  // second since the clock's epoch that this entry counts
+    std::atomic<int64_t> tokens{0};
+  };
+  // A ring, indexed by the number of the second. The ring is longer than the window, so a reader
+  // does not read an entry that is being overwritten.
+  std::array<Second, 16> seconds_;
+};
+
+// Counters and times of the requests of one server.
 
 using Clock = std::chrono::steady_clock;
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <numeric>
 
-#include "server/metrics/bounds.h"
+#include "server/metrics/page.h"
 
 namespace switchyard::metrics {
 namespace {

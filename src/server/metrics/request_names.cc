@@ -1,7 +1,7 @@
 #include <span>
 
-#include "server/metrics/bounds.h"
 #include "server/metrics/names.h"
+#include "server/metrics/page.h"
 
 namespace switchyard::metrics {
 namespace {

@@ -1,5 +1,3 @@
-#include "server/native/controls.h"
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -9,11 +7,11 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/log_level.h"
+#include "core/log_queue.h"
 #include "server/api/guarded.h"
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 #include "server/record/recorder.h"
 
 namespace switchyard::native {

@@ -1,7 +1,6 @@
-#include "server/native/controls.h"
-
 #include <gmock/gmock.h>
 
+#include "server/native/native.h"
 #include "server/openai/answering_server.h"
 
 namespace switchyard::native {

@@ -1,5 +1,3 @@
-#include "server/native/elastic.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -11,7 +9,7 @@
 #include "server/api/guarded.h"
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

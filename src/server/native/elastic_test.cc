@@ -1,7 +1,7 @@
-#include "server/native/elastic.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

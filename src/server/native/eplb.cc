@@ -1,13 +1,10 @@
-#include "server/native/eplb.h"
-
 #include <optional>
 
 #include "core/error.h"
 #include "eplb/transfers.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
-#include "server/http/hide_paths.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

@@ -1,14 +1,13 @@
-#include "server/native/experts.h"
-
 #include <algorithm>
 #include <numeric>
 #include <span>
 
 #include "core/error.h"
 #include "core/log.h"
-#include "eplb/balancedness.h"
+#include "eplb/recorder_options.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

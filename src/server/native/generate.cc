@@ -1,5 +1,3 @@
-#include "server/native/generate.h"
-
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -8,12 +6,12 @@
 
 #include "core/format.h"
 #include "server/api/accumulated.h"
-#include "server/api/base64.h"
-#include "server/api/cached_tokens.h"
 #include "server/api/guarded.h"
 #include "server/api/pending_response.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
+#include "server/native/native.h"
+#include "text/tokenizer/base64.h"
 
 namespace switchyard::native {
 namespace {

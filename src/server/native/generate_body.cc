@@ -2,12 +2,9 @@
 #include <optional>
 #include <utility>
 
-#include "server/api/bootstrap_fields.h"
-#include "server/api/copies.h"
-#include "server/api/data_parallel_rank.h"
 #include "server/api/grammar_fields.h"
-#include "server/api/sampling_fields.h"
-#include "server/native/generate.h"
+#include "server/api/request_fields.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

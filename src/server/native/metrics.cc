@@ -6,7 +6,7 @@
 #include "server/front/server_state.h"
 #include "server/metrics/names.h"
 #include "server/metrics/page.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 #include "server/trace/tracer.h"
 
 namespace switchyard::native {

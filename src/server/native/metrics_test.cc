@@ -3,7 +3,7 @@
 
 #include "server/front/test_service.h"
 #include "server/http/test_client.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

@@ -1,19 +1,12 @@
 #include "server/native/native.h"
 
 #include "core/error.h"
-#include "server/api/chat_prompt.h"
-#include "server/api/group_stats.h"
+#include "server/api/chat_output.h"
 #include "server/api/guarded.h"
 #include "server/api/json_body.h"
-#include "server/api/model_name.h"
+#include "server/api/request_fields.h"
+#include "server/front/server_state.h"
 #include "server/http/error_body.h"
-#include "server/native/controls.h"
-#include "server/native/elastic.h"
-#include "server/native/eplb.h"
-#include "server/native/experts.h"
-#include "server/native/generate.h"
-#include "server/native/parsers.h"
-#include "server/native/profile.h"
 #include "server/native/weights.h"
 
 namespace switchyard::native {

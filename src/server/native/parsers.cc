@@ -1,13 +1,12 @@
-#include "server/native/parsers.h"
-
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "server/api/chat_fields.h"
 #include "server/api/guarded.h"
 #include "server/api/json_body.h"
-#include "server/api/tools.h"
 #include "server/http/error_body.h"
+#include "server/native/native.h"
 #include "text/output/output_parser.h"
 
 namespace switchyard::native {

@@ -1,5 +1,3 @@
-#include "server/native/profile.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -12,7 +10,7 @@
 #include "server/api/guarded.h"
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

@@ -1,9 +1,9 @@
-#include "server/native/profile.h"
-
 #include <gmock/gmock.h>
 
 #include <cstdlib>
 #include <filesystem>
+
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

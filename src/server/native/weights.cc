@@ -19,7 +19,7 @@
 #include "server/api/guarded.h"
 #include "server/api/known_fields.h"
 #include "server/http/error_body.h"
-#include "server/native/experts.h"
+#include "server/native/native.h"
 
 namespace switchyard::native {
 namespace {

@@ -14,10 +14,10 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "moe/backends.h"
-#include "server/endpoints.h"
-#include "server/front/front_setup.h"
+#include "server/front/served_model.h"
+#include "server/http_setup.h"
 #include "server/offline/service.h"
-#include "server/ranks/served_weights.h"
+#include "server/ranks/served_layout.h"
 
 namespace switchyard::offline {
 namespace {

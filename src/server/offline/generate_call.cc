@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "server/api/accumulated.h"
-#include "server/native/generate.h"
+#include "server/native/native.h"
 #include "server/offline/service.h"
 
 namespace switchyard::offline {

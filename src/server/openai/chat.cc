@@ -1,5 +1,3 @@
-#include "server/openai/chat.h"
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,11 +7,10 @@
 #include "server/api/guarded.h"
 #include "server/api/pending_response.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
-#include "server/openai/chat_job.h"
-#include "server/openai/chat_message.h"
+#include "server/http/responses.h"
 #include "server/openai/common.h"
-#include "server/openai/logprobs.h"
+#include "server/openai/openai.h"
+#include "server/openai/response_parts.h"
 
 namespace switchyard::openai {
 namespace {

@@ -1,12 +1,11 @@
 // Grammars of chats: calls that tool_choice requires, and content after reasoning.
-#include "server/api/chat_grammar.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "server/api/grammar_fields.h"
 #include "server/openai/grammar_server.h"
 
 namespace switchyard::openai {

@@ -1,17 +1,13 @@
-#include "server/openai/chat_job.h"
-
 #include <algorithm>
 #include <limits>
 #include <span>
 #include <utility>
 
 #include "server/api/chat_fields.h"
-#include "server/api/chat_grammar.h"
-#include "server/api/chat_prompt.h"
-#include "server/api/copies.h"
-#include "server/api/model_name.h"
-#include "server/api/sampling_fields.h"
-#include "server/api/tools.h"
+#include "server/api/chat_output.h"
+#include "server/api/grammar_fields.h"
+#include "server/api/request_fields.h"
+#include "server/openai/openai.h"
 
 namespace switchyard::openai {
 namespace {

@@ -4,11 +4,9 @@
 #include <functional>
 #include <random>
 
-#include "server/api/bootstrap_fields.h"
-#include "server/api/cached_tokens.h"
-#include "server/api/data_parallel_rank.h"
-#include "server/api/sampling_fields.h"
-#include "server/http/sse.h"
+#include "server/api/accumulated.h"
+#include "server/api/request_fields.h"
+#include "server/http/responses.h"
 
 namespace switchyard::openai {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "server/api/accumulated.h"
-#include "server/api/client_names.h"
 #include "server/api/json_body.h"
+#include "server/api/request_fields.h"
 #include "server/front/service.h"
 
 namespace switchyard::openai {

@@ -1,16 +1,12 @@
-#include "server/openai/completions.h"
-
-#include "server/api/copies.h"
 #include "server/api/grammar_fields.h"
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
 #include "server/api/pending_response.h"
-#include "server/api/sampling_fields.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
+#include "server/http/responses.h"
 #include "server/openai/common.h"
-#include "server/openai/logprobs.h"
-#include "server/openai/prompt_text.h"
+#include "server/openai/openai.h"
+#include "server/openai/response_parts.h"
 
 namespace switchyard::openai {
 

@@ -1,11 +1,9 @@
-#include "server/openai/logprobs.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "server/front/token_text.h"
-#include "server/openai/prompt_text.h"
+#include "server/openai/response_parts.h"
 
 namespace switchyard::openai {
 namespace {

@@ -1,12 +1,9 @@
 #include "server/openai/openai.h"
 
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
-#include "server/openai/chat.h"
 #include "server/openai/common.h"
-#include "server/openai/completions.h"
-#include "server/openai/responses.h"
 
 namespace switchyard::openai {
 namespace {

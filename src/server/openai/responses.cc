@@ -1,4 +1,4 @@
-#include "server/openai/responses.h"
+#include "server/http/responses.h"
 
 #include <memory>
 #include <optional>
@@ -6,14 +6,11 @@
 #include <utility>
 
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
 #include "server/api/pending_response.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
-#include "server/http/sse.h"
-#include "server/openai/chat_job.h"
+#include "server/openai/openai.h"
 #include "server/openai/response_items.h"
-#include "server/openai/response_store.h"
-#include "server/openai/responses_body.h"
 
 namespace switchyard::openai {
 namespace {

@@ -1,8 +1,8 @@
-#include "server/openai/responses_body.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
+
+#include "server/openai/response_items.h"
 
 namespace switchyard::openai {
 namespace {

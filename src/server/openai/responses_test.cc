@@ -1,6 +1,4 @@
 // OpenAI's Responses API: conversion of requests, items of responses, events of streams, the store.
-#include "server/openai/responses.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +7,8 @@
 #include <vector>
 
 #include "server/openai/answering_server.h"
-#include "server/openai/response_store.h"
-#include "server/openai/responses_body.h"
+#include "server/openai/openai.h"
+#include "server/openai/response_items.h"
 
 namespace switchyard::openai {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/openapi/control_schemas.h"
+#include "server/openapi/schemas.h"
 
 namespace switchyard::openapi {
 namespace {

@@ -1,5 +1,3 @@
-#include "server/openapi/document.h"
-
 #include <algorithm>
 #include <cctype>
 #include <string>
@@ -7,11 +5,8 @@
 #include <utility>
 
 #include "core/format.h"
-#include "server/http/sse.h"
-#include "server/openapi/chat_schemas.h"
-#include "server/openapi/field_schemas.h"
-#include "server/openapi/operations.h"
-#include "server/openapi/pooling_schemas.h"
+#include "server/http/responses.h"
+#include "server/openapi/openapi.h"
 #include "server/openapi/schemas.h"
 #include "text/output/output_formats.h"
 

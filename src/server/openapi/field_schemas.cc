@@ -1,9 +1,6 @@
-#include "server/openapi/field_schemas.h"
-
 #include <algorithm>
 
-#include "server/openapi/control_schemas.h"
-#include "server/openapi/pooling_schemas.h"
+#include "server/openapi/schemas.h"
 
 namespace switchyard::openapi {
 namespace {

@@ -6,8 +6,6 @@
 
 #include "server/api/guarded.h"
 #include "server/http/error_body.h"
-#include "server/openapi/docs_page.h"
-#include "server/openapi/document.h"
 
 namespace switchyard::openapi {
 namespace {

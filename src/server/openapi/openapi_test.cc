@@ -12,7 +12,7 @@
 
 #include "server/http/router.h"
 #include "server/openai/answering_server.h"
-#include "server/openapi/field_schemas.h"
+#include "server/openapi/schemas.h"
 
 namespace switchyard::openapi {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/openapi/operations.h"
+#include "server/openapi/openapi.h"
 
 namespace switchyard::openapi {
 namespace {

@@ -1,5 +1,3 @@
-#include "server/page/feed.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +7,7 @@
 #include "server/api/json_body.h"
 #include "server/front/test_service.h"
 #include "server/http/exchange.h"
+#include "server/page/page.h"
 #include "server/page/snapshot.h"
 
 namespace switchyard::page {

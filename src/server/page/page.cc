@@ -1,7 +1,11 @@
 #include "server/page/page.h"
 
+#include <exception>
+#include <utility>
+
 #include "core/error.h"
-#include "server/http/sse.h"
+#include "core/log.h"
+#include "server/http/responses.h"
 #include "server/page/assets.h"
 #include "server/page/snapshot.h"
 
@@ -58,6 +62,95 @@ std::shared_ptr<Feed> Register(http::Server& server, Service& service, Feed::Opt
                                "the page is open too often: /dashboard/events has no free place");
                });
   return feed;
+}
+
+namespace {
+
+// A listener with more unsent bytes is behind. The head of its response may still be unsent.
+constexpr size_t kBehind = 4 << 10;
+
+}  // namespace
+
+Feed::Feed(Make make, Options options)
+    : make_(std::move(make)), options_(options), thread_([this] { Run(); }) {}
+
+Feed::~Feed() { Stop(); }
+
+bool Feed::Add(const http::Responder& listener) {
+  std::lock_guard lock(mutex_);
+  DropClosed();
+  if (stopping_ || listeners_.size() >= options_.max_listeners) return false;
+  listener.BeginStream(200, std::string(http::kEventStream));
+  listeners_.push_back({listener});
+  newcomers_ = true;
+  wake_.notify_all();
+  return true;
+}
+
+void Feed::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    for (const Listener& listener : listeners_) listener.responder.EndStream();
+    listeners_.clear();
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+size_t Feed::listeners() const {
+  std::lock_guard lock(mutex_);
+  return listeners_.size();
+}
+
+int64_t Feed::snapshots() const {
+  std::lock_guard lock(mutex_);
+  return snapshots_;
+}
+
+void Feed::DropClosed() {
+  std::erase_if(listeners_, [](const Listener& each) { return each.responder.Closed(); });
+}
+
+void Feed::Send(const std::string& snapshot) {
+  const std::string event = http::SseEvent(snapshot);
+  for (Listener& each : listeners_) {
+    if (each.responder.Unsent() > kBehind) {
+      ++each.skipped;
+      continue;
+    }
+    each.skipped = 0;
+    each.responder.Write(event);
+  }
+  // Without its last Responder, a stream is cut off.
+  std::erase_if(listeners_,
+                [&](const Listener& each) { return each.skipped >= options_.max_skipped; });
+}
+
+void Feed::Run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return stopping_ || !listeners_.empty(); });
+    if (stopping_) return;
+    DropClosed();
+    if (listeners_.empty()) continue;
+    const bool whole = std::exchange(newcomers_, false);
+    lock.unlock();
+    std::string snapshot;
+    try {
+      snapshot = make_(whole);
+    } catch (const std::exception& e) {
+      LOG_WARNING("/dashboard/events: no snapshot: {}", e.what());
+    }
+    lock.lock();
+    if (whole && snapshot.empty()) newcomers_ = true;
+    if (!snapshot.empty()) {
+      ++snapshots_;
+      Send(snapshot);
+    }
+    // The interval also limits the rate if listeners come and go.
+    wake_.wait_for(lock, options_.interval, [&] { return stopping_; });
+  }
 }
 
 }  // namespace switchyard::page

@@ -2,11 +2,10 @@
 
 #include <chrono>
 
-#include "server/api/group_stats.h"
 #include "server/api/json_body.h"
 #include "server/front/server_state.h"
 #include "server/metrics/request_metrics.h"
-#include "server/native/eplb.h"
+#include "server/native/native.h"
 
 namespace switchyard::page {
 namespace {

@@ -4,12 +4,9 @@
 #include <memory>
 #include <utility>
 
-#include "server/api/copies.h"
-#include "server/api/data_parallel_rank.h"
 #include "server/api/guarded.h"
-#include "server/api/model_name.h"
 #include "server/api/pending_response.h"
-#include "server/api/sampling_fields.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
 #include "server/openai/common.h"
 

@@ -1,9 +1,8 @@
-#include "server/pooling/embeddings.h"
-
-#include "server/api/base64.h"
 #include "server/http/error_body.h"
 #include "server/pooling/batch.h"
+#include "server/pooling/pooling.h"
 #include "server/pooling/vectors.h"
+#include "text/tokenizer/base64.h"
 
 namespace switchyard::pooling {
 namespace {

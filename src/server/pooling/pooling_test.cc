@@ -12,8 +12,7 @@
 #include "server/native/native.h"
 #include "server/openai/openai.h"
 #include "server/openai/test_requests.h"
-#include "server/openapi/field_schemas.h"
-#include "server/pooling/embeddings.h"
+#include "server/openapi/schemas.h"
 #include "server/pooling/vectors.h"
 
 namespace switchyard::pooling {

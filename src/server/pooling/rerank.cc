@@ -1,12 +1,11 @@
-#include "server/pooling/rerank.h"
-
 #include <algorithm>
 #include <memory>
 #include <numeric>
 
 #include "server/http/error_body.h"
 #include "server/pooling/batch.h"
-#include "server/pooling/pair_scores.h"
+#include "server/pooling/pooling.h"
+#include "server/pooling/vectors.h"
 
 namespace switchyard::pooling {
 namespace {

@@ -1,13 +1,11 @@
-#include "server/pooling/score.h"
-
 #include <cmath>
 #include <memory>
 #include <optional>
 
-#include "server/api/model_name.h"
+#include "server/api/request_fields.h"
 #include "server/http/error_body.h"
 #include "server/pooling/batch.h"
-#include "server/pooling/pair_scores.h"
+#include "server/pooling/pooling.h"
 #include "server/pooling/vectors.h"
 
 namespace switchyard::pooling {

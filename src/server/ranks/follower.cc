@@ -1,5 +1,3 @@
-#include "server/ranks/follower.h"
-
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -12,7 +10,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "server/ranks/membership.h"
-#include "server/ranks/served_weights.h"
+#include "server/ranks/served_layout.h"
 
 namespace switchyard {
 namespace {

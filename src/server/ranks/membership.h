@@ -9,8 +9,10 @@
 
 #include "comm/device/mpi/mpi_session.h"
 #include "comm/host/node_group.h"
+#include "server/args/args.h"
 #include "server/ranks/launch.h"
 #include "server/ranks/rank_host.h"
+#include "server/service_manager.h"
 
 namespace switchyard {
 
@@ -69,5 +71,15 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
                                      const RankJob& job, const RestartOptions& restart,
                                      const std::string& endpoint, RankHost::OnExit on_exit,
                                      std::function<bool()> give_up, const OnArena& on_arena = {});
+
+// `switchyard serve` on nodes other than 0, which run ranks but no HTTP server.
+
+// Runs the node's ranks until node 0 ends the engine, and returns 0. Returns 128 + signal for a
+// signal before all nodes have joined. If the engine is lost, logs the reason and returns 1. After
+// all nodes have joined, ignores the first SIGTERM or SIGINT, since node 0 still needs these ranks
+// for its requests. A second signal ends the node, and with it the engine. Throws Error for
+// failures before the ranks run.
+int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals& signals,
+                ServiceManager& manager);
 
 }  // namespace switchyard

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "server/front/rank_weights.h"
-#include "server/ranks/rank_layout.h"
+#include "server/ranks/engine_ranks.h"
 
 namespace switchyard {
 

@@ -11,7 +11,7 @@
 #include "engine/memory_plan.h"
 #include "engine/request.h"
 #include "server/front/rank_spec.h"
-#include "server/ranks/served_weights.h"
+#include "server/ranks/served_layout.h"
 
 namespace switchyard {
 namespace {

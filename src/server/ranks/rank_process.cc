@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
+#include "comm/host/heartbeat_watch.h"
 #include "comm/host/rank_processes.h"
-#include "comm/host/silence.h"
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"

@@ -2,13 +2,87 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
-#include "server/ranks/served_weights.h"
+#include "core/log.h"
+#include "core/verify_files.h"
+#include "engine/config.h"
+#include "engine/speculative/draft_model.h"
+#include "model/weights.h"
+#include "model/weights/safetensors.h"
 
 namespace switchyard {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+// Logs one line per 10 % of the verification.
+class ProgressLog {
+ public:
+  void Show(uint64_t done, uint64_t total) {
+    constexpr uint64_t kMinBytes = uint64_t{256} << 20;  // fewer bytes take less than a second
+    const auto tenth = static_cast<int>(10 * done / std::max<uint64_t>(total, 1));
+    if (total < kMinBytes || tenth <= logged_) return;
+    logged_ = tenth;
+    LOG_INFO("verifying weights {}% ({:.1f} of {:.1f} GiB)", 10 * tenth,
+             static_cast<double>(done) / kGiB, static_cast<double>(total) / kGiB);
+  }
+
+ private:
+  int logged_ = 0;  // last logged tenth of the bytes
+};
+
+}  // namespace
+
+std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
+                                                   const std::function<bool()>& interrupted) {
+  const std::string& dir = args.engine.model_path;
+  if (args.engine.load_format == "dummy") {
+    if (args.verify_weights.empty()) return std::vector<FileStamp>();
+    throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
+                  args.verify_weights);
+  }
+  // Reads the configuration first, so that errors in it are reported before the verification, which
+  // may take minutes.
+  const ModelConfig config = ReadModelConfig(args.engine);
+  std::vector<FileStamp> files = WeightFiles(dir);
+  if (!args.verify_weights.empty()) {
+    ProgressLog log;
+    const VerifyOptions options{
+        .progress = [&](uint64_t done, uint64_t total) { log.Show(done, total); },
+        .cancelled = interrupted,
+        .threads = static_cast<int>(std::thread::hardware_concurrency())};
+    if (!VerifyFiles(dir, files, args.verify_weights, options)) return std::nullopt;
+    LOG_INFO("{}: all {} weight files match {}", dir, files.size(), args.verify_weights);
+  }
+  CheckCheckpoint(dir, config);
+  if (const auto draft = ReadDraftConfig(args.engine, config, /*cuda=*/false))
+    CheckCheckpoint(DraftPath(args.engine), *draft);
+  return files;
+}
+
+std::string DescribeChanges(const std::vector<FileStamp>& files) {
+  std::string changes;
+  for (const FileStamp& file : files) {
+    const std::string change = DescribeChange(file);
+    if (!change.empty()) changes += "; " + change;
+  }
+  return changes;
+}
+
+RankHost::OnExit WithChangedFiles(std::vector<FileStamp> files, RankHost::OnExit on_exit) {
+  return
+      [files = std::move(files), on_exit = std::move(on_exit)](const std::string& how, bool cause) {
+        // A rank without a heartbeat may be blocked in its file system. A check of the files would
+        // then block too, so it is skipped.
+        if (how.find("heartbeat") != std::string::npos) return on_exit(how, cause);
+        on_exit(how + DescribeChanges(files), cause);
+      };
+}
 
 ServedLayout::ServedLayout(const ServedRanks& served, RankJob job, std::vector<FileStamp> weights,
                            Membership membership, bool checks)

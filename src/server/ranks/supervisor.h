@@ -15,10 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "server/args/death_limit.h"
+#include "server/args/elastic_args.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/planned_change.h"
-#include "server/ranks/rank_layout.h"
 
 namespace switchyard {
 

@@ -8,7 +8,7 @@
 #include "engine/memory_plan.h"
 #include "server/front/rank_spec.h"
 #include "server/ranks/rank_changes.h"
-#include "server/ranks/served_weights.h"
+#include "server/ranks/served_layout.h"
 
 namespace switchyard {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "server/api/body_limits.h"
+#include "server/api/json_body.h"
 
 namespace switchyard {
 namespace {

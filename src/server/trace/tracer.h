@@ -5,14 +5,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "server/args/args.h"
 #include "server/front/generation.h"
 #include "server/http/served_request.h"
-#include "server/trace/endpoint.h"
 #include "server/trace/otlp.h"
 
 namespace switchyard::trace {
@@ -68,5 +69,10 @@ class Tracer {
   Clock::time_point last_;  // once ends_: when the thread gives up
   std::thread thread_;      // last: it uses the members above
 };
+
+// Tracing as the command line configures it.
+
+// Null without --enable-trace.
+std::shared_ptr<Tracer> MakeTracer(const ServerArgs& args);
 
 }  // namespace switchyard::trace

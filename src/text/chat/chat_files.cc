@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/gguf_files.h"
 #include "core/regular_file.h"
-#include "text/tokenizer/gguf_tokenizer.h"
+#include "text/tokenizer/tokenizer_reader.h"
 
 namespace switchyard {
 namespace {

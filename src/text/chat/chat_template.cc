@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "text/chat/chat_files.h"
-#include "text/chat/final_message.h"
 #include "text/chat/messages.h"
 
 namespace switchyard {
@@ -102,6 +102,17 @@ jinja::Rendered ChatTemplate::Apply(const ChatInput& input,
   jinja::Rendered rendered = chosen.parsed.Render(variables, special_tokens_, options);
   if (mark) mark->Cut(&rendered);
   return rendered;
+}
+
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                    bool add_special_tokens, size_t limit) {
+  std::vector<Tokenizer::Piece> pieces;
+  pieces.reserve(rendered.runs.size());
+  for (const jinja::Run& run : rendered.runs) {
+    pieces.push_back(
+        {std::string_view(rendered.text).substr(run.begin, run.end - run.begin), run.trusted});
+  }
+  return tokenizer.EncodePieces(pieces, add_special_tokens, limit);
 }
 
 }  // namespace switchyard

@@ -2,14 +2,17 @@
 // trusted parts of the text.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "text/chat/template_traits.h"
 #include "text/jinja/template.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace switchyard {
 
@@ -66,5 +69,14 @@ class ChatTemplate {
   std::map<std::string, Named> templates_;
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();  // bos_token … by name
 };
+
+// Encodes a rendered prompt to token ids.
+
+// Special tokens are recognised in trusted runs only. Templates write BOS and EOS themselves, so
+// the post-processor adds no special tokens unless `add_special_tokens` is set. `limit`: see
+// Tokenizer::Encode.
+std::vector<int32_t> EncodeRendered(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
+                                    bool add_special_tokens = false,
+                                    size_t limit = Tokenizer::kNoLimit);
 
 }  // namespace switchyard

@@ -11,7 +11,6 @@
 #include <string>
 
 #include "core/error.h"
-#include "text/chat/encode_rendered.h"
 
 namespace switchyard {
 namespace {

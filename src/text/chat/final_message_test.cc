@@ -1,6 +1,4 @@
 // continue_final_message: where the prompt ends.
-#include "text/chat/final_message.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "text/chat/chat_test_model.h"
+#include "text/chat/messages.h"
 
 namespace switchyard {
 namespace {

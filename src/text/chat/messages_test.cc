@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "text/chat/chat_template.h"
 #include "text/chat/chat_test_model.h"
-#include "text/chat/encode_rendered.h"
 #include "text/jinja/exact_json.h"
 
 namespace switchyard {

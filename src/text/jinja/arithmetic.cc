@@ -1,9 +1,8 @@
-#include "text/jinja/arithmetic.h"
-
 #include <cmath>
 #include <cstdlib>
 
 #include "text/jinja/context.h"
+#include "text/jinja/operators.h"
 
 namespace switchyard::jinja {
 namespace {

@@ -1,9 +1,7 @@
 // The part of the interpreter that evaluates expressions.
-#include "text/jinja/filters.h"
-#include "text/jinja/functions.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/interpreter.h"
 #include "text/jinja/operators.h"
-#include "text/jinja/predicates.h"
 #include "text/jinja/print.h"
 
 namespace switchyard::jinja {

@@ -11,7 +11,7 @@
 namespace switchyard::jinja {
 
 // Two kinds of values that JSON text cannot express. They are binary values with subtypes that
-// FromJson (json.h) understands. Parsed text never contains binary values, so a request cannot
+// FromJson (print.h) understands. Parsed text never contains binary values, so a request cannot
 // forge them.
 
 // A trusted string within an untrusted document.

@@ -1,7 +1,7 @@
-#include "text/jinja/expression_parser.h"
-
 #include <algorithm>
 #include <initializer_list>
+
+#include "text/jinja/parser.h"
 
 namespace switchyard::jinja {
 namespace {

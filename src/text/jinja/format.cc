@@ -1,5 +1,3 @@
-#include "text/jinja/format.h"
-
 #include <algorithm>
 #include <cmath>
 

@@ -1,9 +1,8 @@
-#include "text/jinja/functions.h"
-
 #include <algorithm>
 #include <array>
 #include <ctime>
 
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 

@@ -3,8 +3,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "text/jinja/filters.h"
-#include "text/jinja/format.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 #include "text/jinja/utf8.h"

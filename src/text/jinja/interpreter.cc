@@ -1,6 +1,6 @@
 #include "text/jinja/interpreter.h"
 
-#include "text/jinja/functions.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/loop.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"

@@ -1,5 +1,3 @@
-#include "text/jinja/json.h"
-
 #include <algorithm>
 #include <cmath>
 

@@ -1,9 +1,8 @@
-#include "text/jinja/methods.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
 
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 

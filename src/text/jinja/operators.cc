@@ -5,11 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "text/jinja/arithmetic.h"
-#include "text/jinja/format.h"
-#include "text/jinja/methods.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/print.h"
-#include "text/jinja/text_ops.h"
 #include "text/jinja/utf8.h"
 
 namespace switchyard::jinja {

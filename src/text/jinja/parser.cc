@@ -5,8 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "text/jinja/expression_parser.h"
-#include "text/jinja/token_stream.h"
+#include "text/jinja/lexer.h"
 
 namespace switchyard::jinja {
 namespace {

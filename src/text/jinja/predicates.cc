@@ -1,12 +1,32 @@
-#include "text/jinja/predicates.h"
-
 #include <unordered_map>
 
-#include "text/jinja/filters.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 
 namespace switchyard::jinja {
+namespace {
+
+Filter FindFilter(std::string_view name) {
+  for (auto find : {FindTextFilter, FindSequenceFilter, FindSelectFilter, FindValueFilter,
+                    FindHtmlFilter, FindLayoutFilter}) {
+    if (Filter filter = find(name)) return filter;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool HasFilter(std::string_view name) { return FindFilter(name) != nullptr; }
+
+Value ApplyFilter(Context& context, const std::string& name, const Value& input,
+                  const Arguments& arguments) {
+  Filter filter = FindFilter(name);
+  if (!filter) Fail("No filter named '{}'.", name);
+  context.Step();
+  return filter(context, input, arguments);
+}
+
 namespace {
 
 using Predicate = bool (*)(Context& context, const Value& value, const Arguments& arguments);

@@ -2,10 +2,9 @@
 #include <random>
 #include <unordered_map>
 
-#include "text/jinja/filters.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
-#include "text/jinja/text_ops.h"
 
 namespace switchyard::jinja {
 namespace {

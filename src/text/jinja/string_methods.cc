@@ -2,11 +2,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "text/jinja/format.h"
-#include "text/jinja/methods.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
-#include "text/jinja/text_ops.h"
 #include "text/jinja/utf8.h"
 
 namespace switchyard::jinja {

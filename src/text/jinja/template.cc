@@ -6,9 +6,9 @@
 
 #include "text/jinja/context.h"
 #include "text/jinja/interpreter.h"
-#include "text/jinja/json.h"
 #include "text/jinja/lexer.h"
 #include "text/jinja/parser.h"
+#include "text/jinja/print.h"
 #include "text/jinja/utf8.h"
 
 namespace switchyard::jinja {

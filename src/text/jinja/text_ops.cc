@@ -1,8 +1,7 @@
-#include "text/jinja/text_ops.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "text/jinja/operators.h"
 #include "text/jinja/utf8.h"
 
 namespace switchyard::jinja {

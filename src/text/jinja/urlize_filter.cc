@@ -8,11 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "text/jinja/filters.h"
-#include "text/jinja/format.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
-#include "text/jinja/text_ops.h"
 #include "text/jinja/utf8.h"
 #include "text/tokenizer/text_pattern.h"
 

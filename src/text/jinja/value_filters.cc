@@ -2,10 +2,7 @@
 #include <cstdlib>
 #include <unordered_map>
 
-#include "text/jinja/arithmetic.h"
-#include "text/jinja/filters.h"
-#include "text/jinja/json.h"
-#include "text/jinja/methods.h"
+#include "text/jinja/builtins.h"
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 #include "text/jinja/utf8.h"

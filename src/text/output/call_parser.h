@@ -6,7 +6,6 @@
 
 #include "text/output/offered_tools.h"
 #include "text/output/output_events.h"
-#include "text/output/piece_buffer.h"
 
 namespace switchyard {
 

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "text/output/output_events.h"
-#include "text/output/piece_buffer.h"
 
 namespace switchyard {
 

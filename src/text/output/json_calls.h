@@ -8,7 +8,7 @@
 
 #include "text/output/offered_tools.h"
 #include "text/output/output_events.h"
-#include "text/output/string_escapes.h"
+#include "text/output/python_literal.h"
 
 namespace switchyard {
 

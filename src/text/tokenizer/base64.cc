@@ -29,16 +29,19 @@ std::optional<std::string> BytesOfBase64(std::string_view text) {
   return bytes;
 }
 
-std::string Base64Of(std::string_view bytes) {
+std::string Base64(std::span<const std::byte> bytes) {
   std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t bits = 0;
     for (size_t k = 0; k < 3; ++k)
-      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+      bits = bits << 8 | (i + k < bytes.size() ? std::to_integer<uint32_t>(bytes[i + k]) : 0);
     for (size_t k = 0; k < 4; ++k)
       text += i + k <= bytes.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
   }
   return text;
 }
+
+std::string Base64Of(std::string_view bytes) { return Base64(std::as_bytes(std::span(bytes))); }
 
 }  // namespace switchyard

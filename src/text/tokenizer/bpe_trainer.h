@@ -1,8 +1,10 @@
-// Learns the vocabulary of a byte-level BPE tokenizer from text.
+// Training of a byte-level BPE tokenizer, and the files of the result.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +15,8 @@
 
 namespace switchyard {
 
+// Learns the vocabulary of a byte-level BPE tokenizer from text.
+
 struct BpeTrainingOptions {
   int vocab_size = 8192;      // total number of tokens: special tokens, 256 bytes, merges
   int64_t min_frequency = 2;  // minimum count of a merged pair
@@ -22,7 +26,7 @@ struct BpeTrainingOptions {
 };
 
 // Tokens by id: special tokens in plain text, all others in the byte-level alphabet
-// (text/tokenizer/byte_level.h). Merges are in the order of their ranks.
+// (text/tokenizer/pre_tokenizer.h). Merges are in the order of their ranks.
 struct LearnedBpe {
   std::vector<std::string> tokens;
   std::vector<std::pair<int32_t, int32_t>> merges;
@@ -48,5 +52,34 @@ class BpeTrainer {
   std::unique_ptr<PreTokenizer> pre_tokenizer_;
   std::unordered_map<std::string, int64_t> words_;  // word in the byte-level alphabet -> count
 };
+
+// Writes the result of BpeTrainer as files for Hugging Face's libraries and Tokenizer.
+
+// Pre-tokenizer pattern, a variant of Qwen2's: contractions, a word with the space before it,
+// single digits (so that numbers have one spelling), runs of other characters, line breaks, spaces.
+extern const char* const kWordPattern;
+
+// The "pre_tokenizer" of tokenizer.json: Split by `pattern` (Oniguruma syntax), then ByteLevel.
+nlohmann::json ByteLevelPreTokenizer(const std::string& pattern);
+
+// ChatML: <|im_start|>role, a line break, the text, <|im_end|>, a line break. Needs these two
+// special tokens.
+extern const char* const kDefaultChatTemplate;
+
+struct TokenizerFileOptions {
+  std::string pattern = kWordPattern;
+  // All except eos may be empty. The post-processor puts bos before every encoded text; a chat
+  // template writes its own.
+  std::string bos, eos, pad;
+  std::string chat_template;  // Jinja source; empty: none
+  int64_t max_length = 0;     // "model_max_length"; 0: omitted
+};
+
+// Writes tokenizer.json and tokenizer_config.json into `dir`, which is created if missing. Each
+// file is written atomically. Throws Error kInvalid if bos, eos or pad is not a special token, and
+// kResource if a file cannot be written.
+void WriteTokenizer(const std::filesystem::path& dir, const LearnedBpe& bpe,
+                    const std::vector<std::string>& special_tokens,
+                    const TokenizerFileOptions& options);
 
 }  // namespace switchyard

@@ -9,10 +9,8 @@
 
 #include "core/testing.h"
 #include "text/chat/chat_template.h"
-#include "text/chat/encode_rendered.h"
-#include "text/tokenizer/byte_level.h"
+#include "text/tokenizer/pre_tokenizer.h"
 #include "text/tokenizer/tokenizer.h"
-#include "text/tokenizer/tokenizer_files.h"
 
 namespace switchyard {
 namespace {

@@ -1,5 +1,3 @@
-#include "text/tokenizer/configured_tokens.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "text/tokenizer/tokenizer_reader.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace switchyard {

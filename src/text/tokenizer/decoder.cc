@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "core/error.h"
-#include "text/tokenizer/byte_level.h"
-#include "text/tokenizer/metaspace.h"
-#include "text/tokenizer/pattern_node.h"
-#include "text/tokenizer/rewrite_limit.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/text_pattern.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard {

@@ -1,7 +1,6 @@
-// Keys: gguf-py/gguf/constants.py and src/llama-vocab.cpp of
-// https://github.com/ggml-org/llama.cpp.
-#include "text/tokenizer/gguf_tokenizer.h"
-
+// Pre-tokenizers by the names that GGUF files give them.
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,10 +9,131 @@
 #include <vector>
 
 #include "core/error.h"
-#include "text/tokenizer/gguf_patterns.h"
+#include "core/format.h"
 #include "text/tokenizer/sentencepiece_tokenizer.h"
+#include "text/tokenizer/tokenizer_reader.h"
 
 namespace switchyard {
+namespace {
+
+using Json = nlohmann::json;
+
+// Patterns are those of the models' own tokenizer.json.
+constexpr const char* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
+    R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N})"
+                               R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kDeepSeek3[] = {
+    R"(\p{N}{1,3})", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+constexpr const char* kDeepSeekLetters =
+    "\\s?["
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-"
+    "\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-"
+    "\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+    "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-"
+    "\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-"
+    "\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-"
+    "\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-"
+    "\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149"
+    "\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-"
+    "\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-"
+    "\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-"
+    "\U0001e943"
+    "]+";
+constexpr const char* kDeepSeek[] = {
+    R"([\r\n])", kDeepSeekLetters,
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", R"(\s+$)",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"};
+
+Json Split(const char* pattern) {
+  return {{"type", "Split"},
+          {"pattern", {{"Regex", pattern}}},
+          {"behavior", "Isolated"},
+          {"invert", false}};
+}
+
+Json ByteLevel(bool use_regex) {
+  return {{"type", "ByteLevel"},
+          {"add_prefix_space", false},
+          {"trim_offsets", true},
+          {"use_regex", use_regex}};
+}
+
+Json Sequence(Json steps) {
+  steps.push_back(ByteLevel(false));
+  return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
+}
+
+Json Gpt2() { return ByteLevel(true); }
+Json Llama3() { return Sequence(Json::array({Split(kLlama3)})); }
+Json Qwen2() { return Sequence(Json::array({Split(kQwen2)})); }
+Json Gpt4o() { return Sequence(Json::array({Split(kGpt4o)})); }
+Json DeepSeek3() {
+  Json steps = Json::array();
+  for (const char* pattern : kDeepSeek3) steps.push_back(Split(pattern));
+  return Sequence(std::move(steps));
+}
+Json DeepSeek() {
+  Json steps = Json::array();
+  for (const char* pattern : kDeepSeek) steps.push_back(Split(pattern));
+  steps.push_back({{"type", "Digits"}, {"individual_digits", true}});
+  return Sequence(std::move(steps));
+}
+
+struct Named {
+  std::string_view name;
+  Json (*steps)();
+  bool nfc = false, ignore_merges = false, add_bos = false;
+};
+
+constexpr std::array<Named, 15> kNamed = {{
+    {"gpt-2", Gpt2},
+    {"olmo", Gpt2, /*nfc=*/true},
+    {"llama3", Llama3, false, /*ignore_merges=*/true, /*add_bos=*/true},
+    {"llama-v3", Llama3, false, true, true},
+    {"llama-bpe", Llama3, false, true, true},
+    {"smaug-bpe", Llama3},
+    {"dbrx", Llama3},
+    {"glm4", Llama3},
+    {"chatglm-bpe", Llama3},
+    {"qwen2", Qwen2, /*nfc=*/true},
+    {"deepseek-r1-qwen", Qwen2, /*nfc=*/true},
+    {"gpt-4o", Gpt4o},
+    {"deepseek-llm", DeepSeek},
+    {"deepseek-v3", DeepSeek3},
+    {"hunyuan-dense", DeepSeek3},
+}};
+
+}  // namespace
+
+std::optional<GgufPreTokenizer> FindGgufPreTokenizer(std::string_view name) {
+  const auto found = std::ranges::find(kNamed, name, &Named::name);
+  if (found == kNamed.end()) return std::nullopt;
+  return GgufPreTokenizer{.pre_tokenizer = found->steps(),
+                          .normalizer = found->nfc ? Json{{"type", "NFC"}} : Json(),
+                          .ignore_merges = found->ignore_merges,
+                          .add_bos = found->add_bos};
+}
+
+std::string GgufPreTokenizerNames() {
+  std::vector<std::string> names;
+  for (const Named& named : kNamed) names.emplace_back(named.name);
+  return Joined(names, ", ");
+}
+
+// Keys: gguf-py/gguf/constants.py and src/llama-vocab.cpp of
+// https://github.com/ggml-org/llama.cpp.
+
 namespace {
 
 using Json = nlohmann::json;

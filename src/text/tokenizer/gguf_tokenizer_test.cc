@@ -1,11 +1,9 @@
-#include "text/tokenizer/gguf_tokenizer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/testing.h"
 #include "text/chat/chat_template.h"
-#include "text/tokenizer/gguf_patterns.h"
+#include "text/tokenizer/tokenizer_reader.h"
 #include "text/tokenizer/tokenizer_test_data.h"
 
 namespace switchyard {

@@ -6,11 +6,8 @@
 
 #include "core/error.h"
 #include "text/tokenizer/base64.h"
-#include "text/tokenizer/pattern_node.h"
-#include "text/tokenizer/precompiled_normalizer.h"
-#include "text/tokenizer/rewrite_limit.h"
+#include "text/tokenizer/text_pattern.h"
 #include "text/tokenizer/unicode.h"
-#include "text/tokenizer/unicode_normalization.h"
 
 namespace switchyard {
 namespace {

@@ -1,5 +1,3 @@
-#include "text/tokenizer/precompiled_normalizer.h"
-
 #include <utf8proc.h>
 
 #include <cstdint>
@@ -9,7 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "text/tokenizer/rewrite_limit.h"
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard {

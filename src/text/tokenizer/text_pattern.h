@@ -1,16 +1,20 @@
-// The "pattern" of tokenizer.json, a literal string or a regular expression, compiled.
+// Patterns of tokenizers: regular expressions, their translation to PCRE2, and splits of texts.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "text/tokenizer/json_node.h"
 #include "text/tokenizer/marked_text.h"
 
 struct pcre2_real_code_8;
 
 namespace switchyard {
+
+// The "pattern" of tokenizer.json, a literal string or a regular expression, compiled.
 
 // Immutable, thread-safe.
 class TextPattern {
@@ -39,5 +43,60 @@ class TextPattern {
   std::string where_;
   std::shared_ptr<pcre2_real_code_8> code_;  // null for a literal
 };
+
+// {"String": "…"} or {"Regex": "…"}, the patterns of normalizers, pre-tokenizers and decoders.
+
+TextPattern ReadPattern(const JsonNode& node);
+
+// Splits a text, with different treatments of the delimiters.
+
+enum class SplitBehavior {
+  kIsolated,            // "a-b" at "-" -> a, -, b
+  kRemoved,             // a, b
+  kMergedWithPrevious,  // a-, b
+  kMergedWithNext,      // a, -b
+  kContiguous,          // like kIsolated, but adjacent delimiters form one piece
+};
+
+SplitBehavior ReadSplitBehavior(const JsonNode& node);
+
+// A part of a text: a delimiter, or the text between two delimiters.
+struct SplitSpan {
+  TextRange range;
+  bool delimiter;
+};
+
+// Spans that cover [0, size): `delimiters` (ordered, disjoint) and the text between them. With
+// `invert`, the text between them counts as delimiters.
+std::vector<SplitSpan> CoverWithSpans(const std::vector<TextRange>& delimiters, size_t size,
+                                      bool invert);
+
+// One span for each character.
+std::vector<SplitSpan> SpanPerCharacter(std::string_view text,
+                                        const std::function<bool(char32_t)>& is_delimiter);
+
+// Appends the non-empty pieces, shifted by `offset`.
+void AppendPieces(const std::vector<SplitSpan>& spans, SplitBehavior behavior, size_t offset,
+                  std::vector<TextRange>* pieces);
+
+// Translates the regular expressions of tokenizer.json to PCRE2 syntax.
+
+// Hugging Face matches with Oniguruma in its Ruby syntax. These differences are translated:
+// - the Unicode meaning of \s \w \h \v, \p{Han} as script (not script extensions), long category
+//   names;
+// - nested classes and their intersection with &&;
+// - (?m) for "dot matches newline", the scope of (?i), {n,m}+ as a repeated group (possessive in
+//   PCRE2), {,n}.
+//
+// Compile the result with UTF, UCP and MULTILINE. Throws Error for malformed patterns that it
+// detects; `where` names file and key.
+std::string OnigurumaToPcre2(std::string_view pattern, std::string_view where);
+
+// Names of Unicode properties in regular expressions.
+
+// PCRE2's name of the property that Oniguruma calls `name`. `name` is in lower case, without
+// spaces, hyphens and underscores: "lowercaseletter" -> "Ll", "han" -> "sc:han" (PCRE2's plain
+// "Han" means script extensions).
+std::string Pcre2PropertyName(std::string_view name);
 
 }  // namespace switchyard

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "text/tokenizer/regex_syntax.h"
-
 namespace switchyard {
 namespace {
 

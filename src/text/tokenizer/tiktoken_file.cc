@@ -1,5 +1,3 @@
-#include "text/tokenizer/tiktoken_file.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,8 +10,9 @@
 
 #include "core/error.h"
 #include "text/tokenizer/base64.h"
-#include "text/tokenizer/byte_level.h"
-#include "text/tokenizer/merge_budget.h"
+#include "text/tokenizer/bpe_model.h"
+#include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/tokenizer_reader.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace switchyard {

@@ -24,7 +24,7 @@ class Tokenizer {
   // Loads the tokenizer of a checkpoint directory from the first of these files that exists:
   // tokenizer.json; tiktoken.model (Kimi-K2); tokenizer.model (SentencePiece of type BPE or
   // Unigram, or tiktoken as in Llama 3). tokenizer_config.json, special_tokens_map.json and
-  // added_tokens.json complete it (configured_tokens.h). Throws the errors of FromFile, and
+  // added_tokens.json complete it (tokenizer_reader.h). Throws the errors of FromFile, and
   // kNotFound if none of the first three files exists.
   static std::unique_ptr<Tokenizer> FromDirectory(const std::filesystem::path& dir);
   // True if FromDirectory finds a vocabulary in `dir`.

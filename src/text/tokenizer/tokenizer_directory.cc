@@ -8,10 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "text/tokenizer/configured_tokens.h"
-#include "text/tokenizer/gguf_tokenizer.h"
 #include "text/tokenizer/sentencepiece_tokenizer.h"
-#include "text/tokenizer/tiktoken_file.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/tokenizer_reader.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "core/error.h"
-#include "text/tokenizer/merge_budget.h"
+#include "text/tokenizer/bpe_model.h"
 #include "text/tokenizer/tokenizer_test_data.h"
 
 namespace switchyard {

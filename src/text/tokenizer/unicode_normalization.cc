@@ -1,11 +1,10 @@
-#include "text/tokenizer/unicode_normalization.h"
-
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "core/check.h"
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard {

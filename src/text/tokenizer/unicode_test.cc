@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "text/tokenizer/byte_level.h"
-#include "text/tokenizer/unicode_normalization.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/pre_tokenizer.h"
 
 namespace switchyard {
 namespace {

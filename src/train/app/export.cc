@@ -1,5 +1,3 @@
-#include "train/app/export.h"
-
 #include <optional>
 #include <string>
 #include <system_error>
@@ -7,6 +5,7 @@
 #include "core/error.h"
 #include "core/safetensors_writer.h"
 #include "model/weights/safetensors.h"
+#include "train/app/training.h"
 #include "train/run/checkpoint.h"
 
 namespace switchyard::train {

@@ -1,6 +1,17 @@
 #include "train/app/options.h"
 
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iterator>
 #include <numeric>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "core/error.h"
+#include "model/families/family.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace switchyard::train {
 
@@ -12,6 +23,178 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
   }
   CheckLayout(layout, config);
   return layout;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::array kTokenizerFiles = {
+    "tokenizer.json",      "tiktoken.model",     "tokenizer.model",         "tokenizer_config.json",
+    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json",          "merges.txt"};
+
+std::string Read(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw NotFound("{}: cannot be read", path.string());
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+Json ReadObject(const fs::path& path) {
+  Json json = Json::parse(Read(path), nullptr, false);
+  if (!json.is_object()) throw Invalid("{}: not a JSON object", path.string());
+  return json;
+}
+
+// Skips the write if the file already has this content. So a resumed run does not fail here if the
+// disk is full.
+void Write(const fs::path& path, const std::string& text) {
+  std::error_code missing;
+  if (fs::exists(path, missing) && Read(path) == text) return;
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (!out) throw Resource("{}: cannot be written", path.string());
+}
+
+// The id of a token such as "eos_token"; null: none.
+Json IdOf(const char* name, const Tokenizer& tokenizer) {
+  const std::optional<int32_t> id = tokenizer.NamedToken(name);
+  return id ? Json(*id) : Json();
+}
+
+struct SpecialIds {
+  Json eos, bos, pad;  // null: none
+  void AddTo(Json* json) const {
+    const auto add = [&](const char* key, const Json& id) {
+      if (!id.is_null() && (!json->contains(key) || (*json)[key].is_null())) (*json)[key] = id;
+    };
+    add("bos_token_id", bos);
+    add("eos_token_id", eos);
+    add("pad_token_id", pad);
+  }
+};
+
+int64_t MtpLayers(const Json& config, int64_t requested, const fs::path& path) {
+  if (requested >= 0) return requested;
+  if (!config.contains("num_nextn_predict_layers")) return 0;
+  const Json& layers = config["num_nextn_predict_layers"];
+  if (layers.is_null()) return 0;
+  if (!layers.is_number_unsigned() || layers.get<uint64_t>() > 16) {
+    throw Invalid("{}: num_nextn_predict_layers is {}, want 0 to 16", path.string(), layers.dump());
+  }
+  return layers.get<int64_t>();
+}
+
+void Complete(const TrainingOptions& options, const ModelConfig& model, int64_t mtp_layers,
+              Json* config) {
+  for (const Family& family : Families()) {
+    if (family.architecture != model.architecture) continue;
+    if (!config->contains("architectures")) {
+      (*config)["architectures"] = Json::array({std::string(family.architecture)});
+    }
+    if (!config->contains("model_type")) (*config)["model_type"] = std::string(family.model_type);
+    break;
+  }
+  const char* dtype = options.trainer.files.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  (*config)[config->contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  if (config->contains("dtype") && config->contains("torch_dtype")) {
+    (*config)["torch_dtype"] = dtype;
+  }
+  if (mtp_layers > 0 || config->contains("num_nextn_predict_layers")) {
+    (*config)["num_nextn_predict_layers"] = mtp_layers;
+  }
+}
+
+}  // namespace
+
+TrainedConfig ReadTrainedConfig(const TrainingOptions& options) {
+  TrainedConfig out;
+  out.path = fs::is_directory(options.model) ? options.model / "config.json" : options.model;
+  if (!fs::exists(out.path)) throw NotFound("--model {}: no such file", out.path.string());
+  out.json = ReadObject(out.path);
+  try {
+    out.config = ParseModelConfig(out.json.dump());
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("--model {}: {}", out.path.string(), error.what()));
+  }
+  out.mtp_layers = MtpLayers(out.json, options.mtp_layers, out.path);
+  return out;
+}
+
+ModelFiles PrepareModelFiles(const TrainingOptions& options) {
+  const TrainedConfig model = ReadTrainedConfig(options);
+  const fs::path model_dir = model.path.parent_path();
+  const fs::path tokenizer_dir = options.tokenizer.empty() ? model_dir : options.tokenizer;
+  if (!Tokenizer::HasFiles(tokenizer_dir)) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("--tokenizer-path {}: no tokenizer.json, tiktoken.model or "
+                            "tokenizer.model",
+                            tokenizer_dir.string()),
+                "switchyard train-tokenizer creates a tokenizer.json");
+  }
+  const auto tokenizer = Tokenizer::FromDirectory(tokenizer_dir);
+  if (tokenizer->VocabSize() > model.config.vocab_size) {
+    throw Invalid("{}: vocab_size is {}, but the tokenizer in {} has {} tokens",
+                  model.path.string(), model.config.vocab_size, tokenizer_dir.string(),
+                  tokenizer->VocabSize());
+  }
+  if (options.packing.length > model.config.max_position) {
+    throw Invalid("--length {}: exceeds the model's max_position_embeddings {}",
+                  options.packing.length, model.config.max_position);
+  }
+  ModelFiles out{.config = model.config, .mtp_layers = model.mtp_layers, .files = {}};
+  Json config = model.json;
+  Complete(options, model.config, model.mtp_layers, &config);
+  const SpecialIds ids{.eos = IdOf("eos_token", *tokenizer),
+                       .bos = IdOf("bos_token", *tokenizer),
+                       .pad = IdOf("pad_token", *tokenizer)};
+  ids.AddTo(&config);
+
+  const fs::path dir = options.trainer.output / ".files";
+  std::error_code failed;
+  fs::create_directories(dir, failed);
+  if (failed) throw Resource("--output {}: {}", options.trainer.output.string(), failed.message());
+  const auto add = [&](const char* name, const std::string& text) {
+    Write(dir / name, text);
+    out.files.push_back(dir / name);
+  };
+  add("config.json", config.dump(2) + "\n");
+  Json generation =
+      fs::is_directory(options.model) && fs::exists(model_dir / "generation_config.json")
+          ? ReadObject(model_dir / "generation_config.json")
+          : Json::object();
+  ids.AddTo(&generation);
+  if (!generation.empty()) add("generation_config.json", generation.dump(2) + "\n");
+  for (const char* name : kTokenizerFiles) {
+    if (fs::exists(tokenizer_dir / name)) {
+      add(name, Read(tokenizer_dir / name));
+    } else {
+      // May be left over from an earlier run with another tokenizer.
+      fs::remove(dir / name, failed);
+    }
+  }
+  return out;
+}
+
+void CheckSameConfig(const fs::path& dir, const fs::path& config_json) {
+  const Json there = ReadObject(dir / "config.json"), here = ReadObject(config_json);
+  const std::set<std::string> free = {"torch_dtype",  "dtype",        "transformers_version",
+                                      "bos_token_id", "eos_token_id", "pad_token_id"};
+  std::set<std::string> keys;
+  const auto collect = [&](const Json& one, const Json& other) {
+    for (const auto& [key, value] : one.items()) {
+      if (!free.contains(key) && (!other.contains(key) || other[key] != value)) keys.insert(key);
+    }
+  };
+  collect(there, here);
+  collect(here, there);
+  if (keys.empty()) return;
+  throw Error(ErrorKind::kInvalid,
+              fmt::format("{}: its config.json differs from that of --model (they differ in {})",
+                          dir.string(), Joined(keys, ", ")),
+              "name another --output, or start from its weights with --init-from");
 }
 
 }  // namespace switchyard::train

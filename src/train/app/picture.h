@@ -1,12 +1,15 @@
-// Draws curves over steps as an SVG document.
+// Pictures of training logs: curves over steps as SVG documents.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace switchyard::train {
+
+// Draws curves over steps as an SVG document.
 
 struct Curve {
   std::string label;  // text in the legend
@@ -27,5 +30,18 @@ std::string DrawCurves(const std::vector<Curve>& curves, const PictureOptions& o
 
 // About `count` round numbers in [low, high], spaced by 1, 2 or 5 times a power of ten; low < high.
 std::vector<double> Ticks(double low, double high, int count);
+
+// Plots of training logs.
+
+// One metric of a log over its steps. Lines without the metric, or with a metric that is not a
+// number, are skipped.
+Curve CurveOf(const std::filesystem::path& log, const std::string& key, const std::string& label);
+
+// Draws `output`/loss.svg from `output`/log.jsonl, and balance.svg if the model has experts. Throws
+// Error: errors of ReadStepLog, kResource if a file cannot be written.
+void WritePictures(const std::filesystem::path& output);
+
+// Throws Error kResource if the file cannot be written.
+void WritePicture(const std::filesystem::path& path, const std::string& svg);
 
 }  // namespace switchyard::train

@@ -5,9 +5,8 @@
 #include <cmath>
 
 #include "core/testing.h"
-#include "train/app/export.h"
-#include "train/app/schedule_text.h"
 #include "train/app/test_run.h"
+#include "train/app/training.h"
 
 namespace switchyard::train {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/testing.h"
-#include "train/app/log_pictures.h"
+#include "train/app/picture.h"
 
 namespace switchyard::train {
 namespace {

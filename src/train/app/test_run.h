@@ -11,7 +11,6 @@
 #include <string>
 
 #include "text/tokenizer/bpe_trainer.h"
-#include "text/tokenizer/tokenizer_files.h"
 #include "train/app/training.h"
 #include "train/test_training.h"
 

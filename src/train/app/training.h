@@ -1,14 +1,18 @@
-// Runs training from input files to checkpoints.
+// Runs training from input files to checkpoints, prints its schedule, and exports the finished
+// model.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 
 #include "train/app/options.h"
-#include "train/app/progress.h"
+#include "train/app/step_log.h"
 
 namespace switchyard::train {
+
+// Runs training from input files to checkpoints.
 
 struct TrainingEnd {
   int64_t step = 0;      // total steps taken
@@ -23,5 +27,22 @@ struct TrainingEnd {
 // and errors of Trainer.
 TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
                         Progress& progress);
+
+// Prints the schedule of a run.
+
+// The operations of a step for each pipeline stage (`--print-schedule`), as executed by the ranks
+// of a run with these options. Reads only the model's config.json. Throws errors of reading it and
+// of CheckLayout.
+std::string ScheduleText(const TrainingOptions& options);
+
+// Exports the finished model.
+
+// Writes `output`/final from the run's last checkpoint and returns its path. The directory has one
+// model.safetensors, whatever the number of ranks that wrote the checkpoint. It also has
+// config.json, generation_config.json, tokenizer and chat template, but no optimizer state. It is
+// written under a temporary name and then renamed; an older export is replaced. Throws Error:
+// kNotFound if there is no checkpoint; errors of reading the checkpoint; kResource if the folder
+// cannot be written.
+std::filesystem::path ExportFinal(const std::filesystem::path& output);
 
 }  // namespace switchyard::train

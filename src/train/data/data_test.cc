@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/testing.h"
-#include "text/tokenizer/tokenizer_files.h"
+#include "text/tokenizer/bpe_trainer.h"
 #include "train/data/corpus.h"
 
 namespace switchyard::train {

@@ -1,18 +1,42 @@
-// Encodes documents into token ids and a loss mask.
+// Documents of the input files, and their tokens.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
-#include "train/data/documents.h"
 
 namespace switchyard::train {
+
+// Reads training documents from text files.
+
+// A text, or a chat if `messages` is not null.
+struct Document {
+  std::string text;
+  nlohmann::ordered_json messages;  // [{"role": …, "content": …} …]
+  std::string where;                // "corpus/a.jsonl:12", for error messages
+  // Only for chats: the offered tools, and further variables of the chat template; null if absent.
+  nlohmann::ordered_json tools = nullptr;
+  nlohmann::ordered_json template_kwargs = nullptr;
+};
+
+// File formats by extension: .jsonl has one document per line, {"text": "…"} or {"messages":
+// [{"role": "user", "content": "…"}, …]}. A chat may also have "tools" and "chat_template_kwargs",
+// in the form that a chat request has. Other keys are ignored, empty lines skipped. A file with any
+// other extension is one document. A directory stands for the .jsonl, .txt and .md files below it,
+// ordered by path. Throws Error that names file and line for unreadable or empty files, paths
+// without any document, and text that is not UTF-8. Also throws for a line that is not JSON, that
+// has neither key or both keys, or whose messages are not a list of {role, content} strings. The
+// content of an assistant message with "tool_calls" may be null or absent.
+std::vector<Document> ReadDocuments(const std::vector<std::filesystem::path>& paths);
+
+// Encodes documents into token ids and a loss mask.
 
 struct EncodedDocument {
   std::vector<int32_t> ids;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/layers/attention_memory.h"
 #include "train/math/operands.h"
 #include "train/math/row_math.h"
 

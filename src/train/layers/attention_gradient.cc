@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "train/layers/attention.h"
-#include "train/layers/attention_memory.h"
 #include "train/math/operands.h"
 #include "train/math/row_math.h"
 

@@ -12,7 +12,7 @@
 #include "model/config.h"
 #include "model/families/family.h"
 #include "train/layers/linear.h"
-#include "train/layers/rows.h"
+#include "train/layers/pointwise.h"
 
 namespace switchyard::train {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "schedule/operation.h"
+#include "train/batch.h"
 #include "train/layers/attention_layers.h"
 #include "train/layers/moe.h"
 #include "train/layers/pointwise.h"
-#include "train/losses.h"
 
 namespace switchyard::train {
 

@@ -1,7 +1,11 @@
 #include "train/layers/feed_forward.h"
 
-#include "train/layers/feed_forward_tiles.h"
+#include <algorithm>
+#include <vector>
+
 #include "train/layers/pointwise.h"
+#include "train/math/operands.h"
+#include "train/math/row_math.h"
 #include "train/math/workspace.h"
 
 namespace switchyard::train {
@@ -103,6 +107,205 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
                          FeedForwardState<T>*, const T*, T*, bool, ThreadPool&);
 SWITCHYARD_FEED_FORWARD(float)
 SWITCHYARD_FEED_FORWARD(double)
+// NOLINTEND(bugprone-macro-parentheses)
+
+namespace {
+
+// Rows of a tile: even, and a multiple of the register tile's six rows.
+constexpr int64_t kRows = 96;
+constexpr int64_t kMaxWeights = 96 * 1024;     // maximum weights of a network: 384 KB of gradients
+constexpr int64_t kNetworksForEachThread = 2;  // load balance: networks have unequal row counts
+
+// Bump allocator for the arrays of a task.
+template <typename T>
+class Arrays {
+ public:
+  explicit Arrays(int64_t count) : room_(count + kLineFloats), next_(AlignedToLine(room_.data())) {}
+  T* Take(int64_t count) {
+    T* taken = next_;
+    next_ += count;
+    return taken;
+  }
+
+ private:
+  ScratchBuffer<T> room_;
+  T* next_;
+};
+
+// The common shape of all networks, and their packed weights.
+template <typename T>
+struct Networks {
+  OperandForm form;
+  int64_t hidden, width;
+  int64_t panels;  // elements of one packed matrix; each network has three matrices
+  T* packed;
+
+  const T* Matrix(size_t e, int i) const { return packed + (3 * e + i) * panels; }
+  // Number of elements of a packed tile [kRows, d]: the maximum over its two forms, PackOperandRows
+  // and PackAlongRows.
+  int64_t Operand(int64_t d) const {
+    const int64_t rows = kRows * InnerFloats(form, d),
+                  along = InnerFloats(form, kRows) * PairStride(form, d);
+    return std::max(rows, along);
+  }
+};
+
+// Packs the matrices of all networks into panels: forward for W · x, backward for dy · W.
+template <typename T>
+Networks<T> Pack(std::span<const FeedForward<T>> all, bool forward, ScratchBuffer<T>* room,
+                 ThreadPool& pool) {
+  Networks<T> n{
+      .form = FormOf<T>(all[0].gate.dtype), .hidden = all[0].gate.k, .width = all[0].gate.n};
+  n.packed = AlignedToLine(room->data());
+  n.panels = std::max(PanelsSize(InnerFloats(n.form, n.hidden), n.width),
+                      PanelsSize(InnerFloats(n.form, n.width), n.hidden));
+  pool.Run(3 * std::ssize(all), [&](int64_t i) {
+    const FeedForward<T>& network = all[i / 3];
+    const Linear<T>& linear = i % 3 == 0 ? network.gate : i % 3 == 1 ? network.up : network.down;
+    T* out = n.packed + i * n.panels;
+    const auto pack = forward ? PackColumns<T> : PackAlong<T>;
+    pack(n.form, linear.weight->value.data(), linear.n, linear.k, out);
+  });
+  return n;
+}
+
+template <typename T>
+int64_t PackedSize(std::span<const FeedForward<T>> all) {  // size for one pass, forward or backward
+  const int64_t hidden = all[0].gate.k, width = all[0].gate.n;
+  return 3 * std::ssize(all) * std::max(PanelsSize(hidden, width), PanelsSize(width, hidden)) +
+         kLineFloats;
+}
+
+// Returns rows [row, row + m) of the input: in place if the input is dense, otherwise gathered into
+// `room`.
+template <typename T>
+const T* RowsAt(const TileRows<T>& rows, int64_t row, int64_t m, int64_t width, T* room) {
+  if (rows.dense != nullptr) return rows.dense + row * width;
+  rows.put(row, m, room);
+  return room;
+}
+
+// Arguments of a tile in the backward pass, and its workspace.
+template <typename T>
+struct Tile {
+  const TileRows<T>&x, &dout;  // [., H]
+  const T *gate, *up;          // [m, I]
+  T* dx;                       // [m, H]
+  int64_t row, m;
+};
+template <typename T>
+struct Scratch {
+  T* rows;                                  // [kRows, H]
+  T *middle, *dmiddle, *dgate, *dup;        // [kRows, I]
+  T *hidden, *width, *along, *along_width;  // packed operands
+};
+
+template <typename T>
+void BackwardTile(const Networks<T>& n, const FeedForward<T>& network, size_t e, const Tile<T>& t,
+                  bool accumulate, const Scratch<T>& s) {
+  const auto [form, h, w, panels, packed] = n;
+  const int64_t m = t.m;
+  const T* dout = RowsAt(t.dout, t.row, m, h, s.rows);
+  MultiplyPanels(form, PackedRows(form, dout, m, h, s.hidden), n.Matrix(e, 2), s.dmiddle, m, w, h,
+                 false);
+  SwiGluGradientSerial(t.gate, t.up, s.dmiddle, s.dgate, s.dup, s.middle, m * w);
+  AccumulateAlongRows(form, PackedAlong(form, dout, m, h, s.along),
+                      PackedAlong(form, s.middle, m, w, s.along_width),
+                      network.down.weight->gradient.data(), m, h, w);
+  const T* x = PackedAlong(form, RowsAt(t.x, t.row, m, h, s.rows), m, h, s.along);
+  MultiplyPanels(form, PackedRows(form, s.dgate, m, w, s.width), n.Matrix(e, 0), t.dx, m, h, w,
+                 accumulate);
+  MultiplyPanels(form, PackedRows(form, s.dup, m, w, s.width), n.Matrix(e, 1), t.dx, m, h, w, true);
+  AccumulateAlongRows(form, PackedAlong(form, s.dgate, m, w, s.along_width), x,
+                      network.gate.weight->gradient.data(), m, w, h);
+  AccumulateAlongRows(form, PackedAlong(form, s.dup, m, w, s.along_width), x,
+                      network.up.weight->gradient.data(), m, w, h);
+}
+
+}  // namespace
+
+template <typename T>
+bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
+  const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
+  const int threads = pool.num_threads();
+  return weights <= kMaxWeights &&
+         (threads == 1 || std::ssize(networks) >= kNetworksForEachThread * threads);
+}
+
+template <typename T>
+void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
+                  const TileRows<T>& x, FeedForwardState<T>* state, T* out, ThreadPool& pool) {
+  ScratchBuffer<T> room(PackedSize(networks));
+  const Networks<T> n = Pack(networks, true, &room, pool);
+  const int64_t h = n.hidden, w = n.width;
+  for (auto* v : {&state->gate, &state->up}) v->resize(offsets.back() * w);
+  struct Place {
+    size_t e;
+    int64_t row, m;
+  };
+  std::vector<Place> tiles;
+  for (size_t e = 0; e < networks.size(); ++e) {
+    for (int64_t row = offsets[e]; row < offsets[e + 1]; row += kRows)
+      tiles.push_back({e, row, std::min<int64_t>(kRows, offsets[e + 1] - row)});
+  }
+  pool.Run(std::ssize(tiles), [&](int64_t i) {
+    const auto [e, row, m] = tiles[i];
+    Arrays<T> arrays(kRows * h + n.Operand(h) + kRows * w + n.Operand(w));
+    const T* rows = RowsAt(x, row, m, h, arrays.Take(kRows * h));
+    T* middle = arrays.Take(kRows * w);
+    T *gate = state->gate.data() + row * w, *up = state->up.data() + row * w;
+    const T* in = PackedRows(n.form, rows, m, h, arrays.Take(n.Operand(h)));
+    MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
+    MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
+    SwiGluSerial(gate, up, middle, m * w);
+    const T* middles = PackedRows(n.form, middle, m, w, arrays.Take(n.Operand(w)));
+    MultiplyPanels(n.form, middles, n.Matrix(e, 2), out + row * h, m, h, w, false);
+  });
+}
+
+template <typename T>
+void BackwardTiles(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
+                   const TileRows<T>& x, FeedForwardState<T>* state, const TileRows<T>& dout, T* dx,
+                   bool accumulate, ThreadPool& pool) {
+  ScratchBuffer<T> room(PackedSize(networks));
+  const Networks<T> n = Pack(networks, false, &room, pool);
+  const int64_t h = n.hidden, w = n.width;
+  // A network is one task, because its weight gradients are accumulated tile by tile.
+  pool.Run(std::ssize(networks), [&](int64_t e) {
+    if (offsets[e] == offsets[e + 1]) return;
+    Arrays<T> arrays(kRows * h + 4 * kRows * w + 2 * (n.Operand(h) + n.Operand(w)));
+    const Scratch<T> scratch{.rows = arrays.Take(kRows * h),
+                             .middle = arrays.Take(kRows * w),
+                             .dmiddle = arrays.Take(kRows * w),
+                             .dgate = arrays.Take(kRows * w),
+                             .dup = arrays.Take(kRows * w),
+                             .hidden = arrays.Take(n.Operand(h)),
+                             .width = arrays.Take(n.Operand(w)),
+                             .along = arrays.Take(n.Operand(h)),
+                             .along_width = arrays.Take(n.Operand(w))};
+    for (int64_t row = offsets[e]; row < offsets[e + 1]; row += kRows) {
+      const Tile<T> tile{.x = x,
+                         .dout = dout,
+                         .gate = state->gate.data() + row * w,
+                         .up = state->up.data() + row * w,
+                         .dx = dx + row * h,
+                         .row = row,
+                         .m = std::min<int64_t>(kRows, offsets[e + 1] - row)};
+      BackwardTile(n, networks[e], static_cast<size_t>(e), tile, accumulate, scratch);
+    }
+  });
+}
+
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
+#define SWITCHYARD_FEED_FORWARD_TILES(T)                                                        \
+  template bool UsesTiles(std::span<const FeedForward<T>>, const ThreadPool&);                  \
+  template void ForwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,         \
+                             const TileRows<T>&, FeedForwardState<T>*, T*, ThreadPool&);        \
+  template void BackwardTiles(std::span<const FeedForward<T>>, std::span<const int32_t>,        \
+                              const TileRows<T>&, FeedForwardState<T>*, const TileRows<T>&, T*, \
+                              bool, ThreadPool&);
+SWITCHYARD_FEED_FORWARD_TILES(float)
+SWITCHYARD_FEED_FORWARD_TILES(double)
 // NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace switchyard::train

@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "train/layers/feed_forward_tiles.h"
-
 namespace switchyard::train {
 namespace {
 

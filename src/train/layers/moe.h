@@ -11,7 +11,7 @@
 #include "model/families/family.h"
 #include "moe/types.h"
 #include "train/exchange/expert_exchange.h"
-#include "train/layers/feed_forward_tiles.h"
+#include "train/layers/feed_forward.h"
 #include "train/layers/router.h"
 
 namespace switchyard::train {

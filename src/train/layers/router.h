@@ -10,7 +10,7 @@
 
 #include "moe/router/router.h"
 #include "train/layers/linear.h"
-#include "train/layers/rows.h"
+#include "train/layers/pointwise.h"
 #include "train/layers/tensor_group.h"
 
 namespace switchyard::train {

@@ -14,7 +14,6 @@
 #include "core/dtype.h"
 #include "kernels/ops.h"
 #include "train/math/kernel_table.h"
-#include "train/math/pair_kernels.h"
 
 namespace switchyard::train {
 namespace {

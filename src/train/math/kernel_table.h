@@ -7,6 +7,10 @@
 
 namespace switchyard::train {
 
+// Vectorized kernels of training that each instruction set implements, in addition to those of
+// src/kernels. Each is single-threaded and does not allocate. The rules of
+// kernels/cpu/kernel_table.h apply to these files too.
+
 // C[m, n] (+)= A · B with contiguous rows of B; see Product.
 struct ProductTask {
   const float* a;
@@ -73,5 +77,26 @@ extern const KernelTable kKernels;
 
 // The kernels of kernels::ActiveIsa(); null for the reference implementation.
 const KernelTable* ActiveKernels();
+
+// AVX512_BF16 kernels for bfloat16 products. Each is single-threaded and does not allocate.
+
+// A pair is two bfloat16 numbers in the bits of a float, the first one in the upper half. The float
+// type is only storage.
+struct PairKernels {
+  // Like KernelTable::multiply, with A [m, k] and B [k, n] of pairs.
+  void (*multiply)(const ProductTask&);
+  // For each of n rows of d elements with stride `row`: out[q] = (in[2 q], in[2 q + 1]), q in
+  // [0, (d + 1) / 2). An unpaired last element is paired with zero. A row may be rounded in place.
+  void (*round_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
+                     int64_t out_row);
+  // For each pair of consecutive rows, of n rows of d elements: out[j] = (first[j], second[j]) for
+  // j in [0, d), zero-padded to a multiple of kPanel. An unpaired last row is paired with zeros.
+  void (*pair_rows)(const float* in, int64_t row, int64_t n, int64_t d, float* out,
+                    int64_t out_row);
+};
+
+namespace avx512 {
+extern const PairKernels kPairKernels;
+}
 
 }  // namespace switchyard::train

@@ -7,7 +7,6 @@
 #include "core/check.h"
 #include "train/math/bf16_product.h"
 #include "train/math/kernel_table.h"
-#include "train/math/pair_kernels.h"
 #include "train/math/row_math.h"
 
 namespace switchyard::train {

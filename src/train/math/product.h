@@ -1,3 +1,22 @@
+// Matrix products of training, and the format of their operands.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/parallel.h"
+
+namespace switchyard::train {
+
+// Operand format of the matrix products of training.
+
+// The type of the operands of float products; accumulation is in float32 for both values. Products
+// of double (gradient checks) use float64 throughout and support only kFloat32.
+enum class ProductDtype : uint8_t {
+  kFloat32,
+  kBFloat16,  // operands are rounded to the nearest bfloat16, ties to even; see bf16_product.h
+};
+
 // Matrix products (GEMM) in float32 and float64, in the three forms of a linear layer: forward
 // x · Wᵀ, input gradient dy · W, weight gradient dyᵀ · x.
 //
@@ -10,15 +29,6 @@
 // many rows, and inner dimensions may be short (the experts of small models). So here B is
 // transposed once for all rows and lanes are not reduced. This is twice as fast at the shapes of
 // bench/train.
-#pragma once
-
-#include <cstdint>
-#include <span>
-
-#include "core/parallel.h"
-#include "train/math/product_dtype.h"
-
-namespace switchyard::train {
 
 // C[m, n] (+)= A[m, k] · B[k, n]; A and B may be stored transposed. C must not overlap A or B.
 template <typename T>

@@ -1,13 +1,17 @@
-// AdamW on float32 master weights.
+// AdamW, and the norm of the gradients.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/parallel.h"
+#include "train/optimizer/catalog.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
+
+// AdamW on float32 master weights.
 
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95;
@@ -42,5 +46,24 @@ class AdamW {
   AdamWOptions options_;
   int64_t steps_ = 0;
 };
+
+// Global gradient norm of the whole model.
+
+struct GradientNorm {
+  double norm = 0;
+  // Name of the first tensor, in order of names, whose gradient has an infinite or NaN element;
+  // empty: all are finite. If it is not empty, `norm` is meaningless.
+  std::string not_finite;
+};
+
+// Every element counts once, even if it is replicated on several ranks. Gradients of replicated
+// tensors must already be equal on their ranks. Sums are in double: first over blocks within a
+// tensor (or a rank's piece of it), then over tensors in order of names. So if no tensor is
+// partitioned, the result is bitwise independent of the number of ranks and threads. Collective.
+GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
+
+// The factor that limits the gradient norm to `limit` (0: no limit), as
+// torch.nn.utils.clip_grad_norm_ computes it: min(1, limit / (norm + 1e-6)).
+double ClipScale(double norm, double limit);
 
 }  // namespace switchyard::train

@@ -7,7 +7,6 @@
 #include "comm/device/communicator.h"
 #include "core/testing.h"
 #include "train/optimizer/adamw.h"
-#include "train/optimizer/gradient_norm.h"
 #include "train/optimizer/schedule.h"
 
 namespace switchyard::train {

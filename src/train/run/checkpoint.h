@@ -16,7 +16,7 @@
 namespace switchyard::train {
 
 // The state of a run between two steps. The data order is a function of seed and position
-// (train/data/packing.h), and a step uses no other random numbers, so there is no further RNG
+// (train/data/corpus.h), and a step uses no other random numbers, so there is no further RNG
 // state.
 struct TrainerState {
   int64_t step = 0;         // steps taken

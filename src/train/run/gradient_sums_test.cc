@@ -1,5 +1,3 @@
-#include "train/run/gradient_sums.h"
-
 #include <gmock/gmock.h>
 
 #include <vector>

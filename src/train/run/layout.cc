@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "moe/types.h"
+#include "train/gradients.h"
 
 namespace switchyard::train {
 namespace {
@@ -154,6 +155,34 @@ std::unique_ptr<LayoutRanks> LayoutRanks::Create(std::shared_ptr<SharedArena> ar
   ranks->copies = group(place.CopiesGroup(), "dp gradients");
   ranks->expert_copies = group(place.ExpertCopiesGroup(), "expert gradients");
   ranks->embedding = group(place.EmbeddingGroup(), "embedding gradients");
+  return ranks;
+}
+
+LearnerLinks::LearnerLinks(LayoutRanks& ranks, size_t floats, SymmetricMemory::Options options,
+                           const std::shared_ptr<SharedArena>& sums)
+    : ranks_(ranks) {
+  const RankCoordinates& place = ranks.place;
+  if (place.layout.pp > 1) {
+    link_ = std::make_unique<StageLink>(*ranks.memory, place.previous(), place.next(),
+                                        StageLinkOptions{.floats = floats});
+  }
+  if (sums == nullptr) return;
+  sums_ranks_ = LayoutRanks::Create(sums, place.layout, place.rank, options);
+  const GradientGroups groups = sums_ranks_->gradient_groups();
+  sums_ = std::make_unique<GradientSums>(
+      [groups](GradientSums::Parameters parameters) { SumGradients(parameters, groups); }, sums);
+}
+
+size_t LearnerLinks::BytesPerRank(const Layout& layout, size_t floats) {
+  return layout.pp > 1 ? StageLink::BytesPerRank({.floats = floats}) : 0;
+}
+
+LearnerRanks LearnerLinks::ranks() const {
+  LearnerRanks ranks = ranks_.learner_ranks();
+  ranks.stages = ranks_.place.layout.pp;
+  ranks.stage_index = ranks_.place.pp;
+  ranks.link = link_.get();
+  ranks.early_sums = sums_.get();
   return ranks;
 }
 

@@ -1,6 +1,7 @@
-// Parallel layout of a training run: TP, EP, DP and PP.
+// Parallel layout of a training run, TP, EP, DP and PP, and its communication objects.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,13 +9,16 @@
 #include "comm/device/communicator.h"
 #include "comm/device/symmetric_memory.h"
 #include "model/config.h"
+#include "train/batch.h"
+#include "train/exchange/stage_link.h"
 #include "train/gradients.h"
 #include "train/layers/decoder_layer.h"
 #include "train/run/learner.h"
 #include "train/run/trainer.h"
-#include "train/stage.h"
 
 namespace switchyard::train {
+
+// Parallel layout of a training run: TP, EP, DP and PP.
 
 // A pipeline stage has tp · dp ranks and holds a range of the layers. It consists of dp groups with
 // different rows; the tp ranks of a group share the work on the same rows. Experts are partitioned
@@ -113,6 +117,30 @@ struct LayoutRanks {
   static std::unique_ptr<LayoutRanks> Create(std::shared_ptr<SharedArena> arena,
                                              const Layout& layout, int rank,
                                              SymmetricMemory::Options options = {});
+};
+
+// Communication objects that a learner needs in addition to the collectives of its ranks.
+
+// A rank's link to its neighbors in the pipeline, and the overlapped gradient sums, if enabled.
+// Owned by the rank; used by the rank's thread only. Must outlive the learner.
+class LearnerLinks {
+ public:
+  // Collective: allocates in the memory of `ranks`, which is borrowed. `floats`: maximum rows of a
+  // micro-batch on this rank, times hidden. `sums`: an arena for early gradient sums only, with
+  // `layout.ranks()` ranks and LayoutRanks::BytesPerRank bytes per rank. If `sums` is null,
+  // gradients are summed over `ranks` at the end of a step.
+  LearnerLinks(LayoutRanks& ranks, size_t floats, SymmetricMemory::Options options = {},
+               const std::shared_ptr<SharedArena>& sums = nullptr);
+  // Bytes allocated in each rank's arena, in addition to those of `ranks`.
+  static size_t BytesPerRank(const Layout& layout, size_t floats);
+
+  LearnerRanks ranks() const;
+
+ private:
+  LayoutRanks& ranks_;
+  std::unique_ptr<StageLink> link_;          // null: one stage
+  std::unique_ptr<LayoutRanks> sums_ranks_;  // over the arena of `sums`; null: no early sums
+  std::unique_ptr<GradientSums> sums_;
 };
 
 }  // namespace switchyard::train

@@ -9,13 +9,59 @@
 
 #include "comm/device/collectives.h"
 #include "schedule/plan.h"
+#include "train/batch.h"
 #include "train/exchange/stage_link.h"
 #include "train/gradients.h"
 #include "train/model.h"
-#include "train/run/gradient_sums.h"
-#include "train/run/trained_model.h"
+#include "train/parameter.h"
 
 namespace switchyard::train {
+
+// The model interface of the training loop.
+
+// Owned by one rank; used by the rank's thread only. Every rank makes the same calls in the same
+// order.
+class TrainedModel {
+ public:
+  virtual ~TrainedModel() = default;
+
+  // Returns the same objects at the same addresses on every call. Parameters without gradient are
+  // saved and loaded, but not updated by the optimizer (selection biases).
+  virtual std::vector<Parameter<float>*> Parameters() = 0;
+  // Additional names under which checkpoints store a parameter.
+  virtual std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() { return {}; }
+
+  // Accumulates the gradients of the step's micro-batches and returns this rank's shares of the
+  // losses. Every rank must have the same number of micro-batches; some may be empty.
+  virtual Losses Learn(std::span<const Batch> batches, const StepSize& step) = 0;
+  // Called after the last micro-batch of the step. Sums partial gradients over ranks, unless Learn
+  // has already summed them.
+  virtual void SumGradients() {}
+  // Called after the optimizer has updated the parameters. Updates the rest of the model's state:
+  // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the
+  // step. Returns metrics for the log, the same on every rank: "balancedness", …
+  virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
+};
+
+// Balance of expert loads.
+
+// Aggregate over a number of MoE layers.
+struct Balance {
+  double layers = 0.0;
+  double sum = 0.0;    // over layers: mean load / largest load, or 1 for a layer without load
+  double worst = 1.0;  // minimum over layers
+  double dead = 0.0;   // number of experts without a token
+
+  // Adds one layer. loads: [experts] tokens of each expert, summed over all ranks.
+  void Add(std::span<const float> loads);
+  // Aggregates over the layers of all pipeline stages. Collective over `world`, which has the same
+  // number of ranks in each stage. All ranks of a stage must have equal values.
+  Balance OfAllStages(Collectives& world, int stages) const;
+  // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer.
+  std::map<std::string, double> Figures() const;
+};
+
+// Adapts a Model to the training loop.
 
 struct LearnerOptions {
   // Auxiliary-loss-free balancing: change of an expert's selection bias after each training step;

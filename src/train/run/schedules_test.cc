@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "core/testing.h"
-#include "train/run/learner_links.h"
+#include "train/run/layout.h"
 #include "train/run/test_layouts.h"
 
 namespace switchyard::train {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "train/optimizer/gradient_norm.h"
+#include "train/optimizer/adamw.h"
 #include "train/run/checkpoint.h"
 #include "train/run/layout.h"
 #include "train/test_training.h"

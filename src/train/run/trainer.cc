@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "train/optimizer/gradient_norm.h"
+#include "train/optimizer/adamw.h"
 
 namespace switchyard::train {
 namespace {

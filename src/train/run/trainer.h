@@ -12,7 +12,7 @@
 #include "core/parallel.h"
 #include "train/optimizer/schedule.h"
 #include "train/run/checkpoint.h"
-#include "train/run/trained_model.h"
+#include "train/run/learner.h"
 
 namespace switchyard::train {
 

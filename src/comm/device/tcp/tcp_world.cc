@@ -1,6 +1,6 @@
 #include "comm/device/tcp/tcp_world.h"
 
-#include "comm/net/hmac.h"
+#include "comm/net/handshake.h"
 #include "core/error.h"
 #include "core/wire.h"
 

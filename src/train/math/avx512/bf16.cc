@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/avx512/vec.h"
-#include "train/math/pair_kernels.h"
+#include "train/math/kernel_table.h"
 #include "train/math/simd_kernels.h"
 
 namespace switchyard::train::avx512 {

@@ -1,0 +1,149 @@
+#include "server/args/feature_args.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/command_line.h"
+#include "core/error.h"
+#include "engine/speculative/options.h"
+#include "server/args/settle_args.h"
+#include "text/output/output_formats.h"
+
+namespace switchyard {
+
+void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group) {
+  app.Flag(
+      "--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, group,
+      "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs of one host");
+  app.Flag(
+      "--pp-layer-partition", e.pp_layer_partition, group,
+      "Numbers of layers of the pipeline stages, such as 12,12,13 (SGLANG_PP_LAYER_PARTITION). "
+      "By default the layers are split so that the stages take about equal time");
+  app.Flag(
+         "--pp-max-micro-batch-size,--max-micro-batch-size", e.pp_max_micro_batch_size, group,
+         "Maximum decoding requests in one pass through the pipeline, of all attention groups; 0: "
+         "the decoding requests divided by the passes in flight")
+      .NonNegative();
+  app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, group,
+           "Passes in flight in addition to one for each pipeline stage")
+      .NonNegative();
+}
+
+bool HasMaxMicroBatchSize(std::span<const std::string> words) {
+  return std::ranges::any_of(
+      words, [](const std::string& word) { return word.starts_with("--max-micro-batch-size"); });
+}
+
+void SettleMaxMicroBatchSize(EngineConfig& e, TakenFlags* taken) {
+  if (e.mesh.pp > 1) return;
+  taken->without_effect.push_back(
+      fmt::format("--max-micro-batch-size {} has no effect here without --pp-size",
+                  std::exchange(e.pp_max_micro_batch_size, 0)));
+}
+
+namespace {
+
+constexpr const char* kSpeculation = "Speculative decoding";
+
+}  // namespace
+
+void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
+  SpeculativeOptions& s = e.speculative;
+  app.Flag("--speculative-algorithm,--speculative-algo", s.algorithm, kSpeculation,
+           "Source of drafts, which are verified so that outputs stay equal: NGRAM (the request's "
+           "own text), NEXTN or MTP (the checkpoint's MTP layer), EAGLE or EAGLE3 (a head), "
+           "STANDALONE (a small model); empty: no drafts");
+  app.Flag("--speculative-num-steps", s.num_steps, kSpeculation,
+           "Maximum drafts of a request in a step, 1 to 16. auto: chosen from the measured "
+           "acceptance rate and cost; 0 drafts if they do not increase the speed");
+  app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
+           "Number of drafts that follow each draft. Only 1 (chains) is supported, no trees");
+  app.Flag("--speculative-num-draft-tokens", s.num_draft_tokens, kSpeculation,
+           "Rows of a verification, which is the number of drafts + 1; 0: --speculative-num-steps "
+           "+ 1")
+      .NonNegative();
+  app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
+           "Directory of the draft model: the head for EAGLE or EAGLE3, the small model for "
+           "STANDALONE. It must have the target's vocabulary");
+  app.Flag(
+      "--speculative-draft-model-quantization", s.draft_quantization, kSpeculation,
+      "Value of --quantization for the draft model, including its head, or unquant. Default: "
+      "w8a8_int8 for an unquantized MTP layer on CPUs, else the stored format. Affects speed only");
+  app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
+           "For benchmarks only: accepts each draft with this probability (0 to 1), whatever the "
+           "model samples. Outputs are then wrong. -1: off");
+  app.Switch("--disable-jump-forward", e.disable_jump_forward, kSpeculation,
+             "Disables jump-forward decoding. By default, CPU ranks draft the text that a grammar "
+             "forces, so a step gives several tokens. Outputs are the same with and without it");
+  app.Flag("--speculative-moe-a2a-backend", e.moe.speculative_a2a_backend, kSpeculation,
+           "--moe-a2a-backend of the draft model; default: the target's");
+  app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kSpeculation,
+           "--moe-runner-backend of the draft model; default: the target's");
+}
+
+void CheckSpeculation(const EngineConfig& engine) {
+  LimitsOf(engine.speculative);
+  const DraftSource source = SourceOf(engine.speculative);
+  if (source == DraftSource::kMtp || source == DraftSource::kStandalone) return;
+  for (const auto& [flag, value] :
+       {std::pair{"--speculative-moe-a2a-backend", engine.moe.speculative_a2a_backend},
+        std::pair{"--speculative-moe-runner-backend", engine.moe.speculative_runner_backend}}) {
+    if (!value.empty())
+      throw Invalid("{} {}: needs a draft model (--speculative-algorithm NEXTN or STANDALONE)",
+                    flag, value);
+  }
+}
+
+void AddDisaggregationFlags(CommandLine& app, ServerArgs& a) {
+  constexpr const char* kGroup = "Prefill and decode workers";
+  app.Flag("--disaggregation-mode", a.engine.disaggregation_mode, kGroup,
+           "null: the server computes whole requests. prefill: it computes prompts and their first "
+           "tokens. decode: it continues prompts of a prefill worker")
+      .OneOf({"null", "prefill", "decode"});
+  app.Flag("--disaggregation-bootstrap-port", a.bootstrap_port, kGroup,
+           "prefill: port at which decode workers connect; 0: any free port. decode: the default "
+           "of bootstrap_port in requests")
+      .Range(0, 65535);
+  app.Flag("--disaggregation-transfer-backend", a.disaggregation_backend, kGroup,
+           "Transfer of the KV cache: tcp, or shm (one copy, if both workers run on one host as "
+           "one user)")
+      .OneOf({"tcp", "shm"});
+  app.Flag("--disaggregation-timeout", a.disaggregation_timeout_seconds, kGroup,
+           "Seconds that a request waits for its other worker")
+      .Range(0.1, 1e6);
+}
+
+void CheckDisaggregationFlags(const CommandLine& app, const ServerArgs& a) {
+  if (a.engine.disaggregated()) return;
+  for (const char* flag : {"--disaggregation-bootstrap-port", "--disaggregation-transfer-backend",
+                           "--disaggregation-timeout"})
+    if (app.Given(flag)) throw Invalid("{} needs --disaggregation-mode prefill or decode", flag);
+}
+
+void AddParserFlags(CommandLine& app, ServerArgs& args, const char* group) {
+  app.Flag(
+      "--tool-call-parser", args.tool_call_parser, group,
+      "Format of tool calls in outputs: auto (by the chat template), none (outputs stay text), "
+      "or one of " +
+          CallFormatNames());
+  app.Flag("--reasoning-parser", args.reasoning_parser, group,
+           "Format of reasoning in outputs: auto (by the chat template), none (reasoning stays in "
+           "the content), or one of " +
+               ReasoningFormatNames());
+}
+
+void CheckParserFlags(const ServerArgs& args) {
+  const auto is_known = [](const std::string& name, const void* format) {
+    return name == "auto" || name == "none" || format != nullptr;
+  };
+  if (!is_known(args.tool_call_parser, FindCallFormat(args.tool_call_parser)))
+    throw Invalid("--tool-call-parser {}: there is no such parser, want auto, none, {}",
+                  args.tool_call_parser, CallFormatNames());
+  if (!is_known(args.reasoning_parser, FindReasoningFormat(args.reasoning_parser)))
+    throw Invalid("--reasoning-parser {}: there is no such parser, want auto, none, {}",
+                  args.reasoning_parser, ReasoningFormatNames());
+}
+
+}  // namespace switchyard
