@@ -131,7 +131,7 @@ std::string Fingerprint(const std::vector<EncodedDocument>& documents,
                      options.shuffle ? std::to_string(options.seed) : "");
 }
 
-int64_t Cut(int64_t total, int64_t index, int64_t parts) { return total * index / parts; }
+int64_t ShareBegin(int64_t total, int64_t index, int64_t parts) { return total * index / parts; }
 
 }  // namespace
 
@@ -172,8 +172,9 @@ std::vector<Row> Corpus::Take(int64_t count, SamplePosition* position) {
 }
 
 RowRange RowsOfMicroBatch(int64_t rows, int64_t index, int64_t count, int rank, int ranks) {
-  const int64_t begin = Cut(rows, index, count), size = Cut(rows, index + 1, count) - begin;
-  return {begin + Cut(size, rank, ranks), begin + Cut(size, rank + 1, ranks)};
+  const int64_t begin = ShareBegin(rows, index, count),
+                size = ShareBegin(rows, index + 1, count) - begin;
+  return {begin + ShareBegin(size, rank, ranks), begin + ShareBegin(size, rank + 1, ranks)};
 }
 
 }  // namespace switchyard::train

@@ -158,8 +158,6 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // The ids of bytes [begin, end) of a rendered chat. Special tokens in user content stay text.
 std::vector<int32_t> EncodeRange(const Tokenizer& tokenizer, const jinja::Rendered& rendered,
                                  size_t begin, size_t end) {
