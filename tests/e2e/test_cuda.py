@@ -436,4 +436,4 @@ def test_weights_and_memory_change(two_models, layout, graphs):
 
 def test_an_update_keeps_the_placement_of_experts(tmp_path):
     device, env = where(2)
-    check_placement(tmp_path, 2, *device, env=env)
+    check_placement(tmp_path, 2, "static", *device, env=env)

@@ -132,13 +132,14 @@ def test_outputs_after_an_update_equal_a_fresh_start(models, name):
 
 
 def test_an_update_keeps_the_placement_of_experts(tmp_path):
-    check_placement(tmp_path, 4, "--device", "cpu")
+    check_placement(tmp_path, 4, "balanced", "--device", "cpu")
 
 
-def check_placement(tmp_path, ranks, *device, env=None):
+def check_placement(tmp_path, ranks, dispatch, *device, env=None):
     source = skewed(tmp_path / "skewed")
     other = changed(source, tmp_path / "other", 1)
-    flags = ["--tp", ranks, "--ep", ranks, *RANKS[4:], "--enable-eplb", "--enable-expert-distribution-metrics", *device,
+    layout = [{4: ranks, "balanced": dispatch}.get(flag, flag) for flag in RANKS]
+    flags = [*layout, "--enable-eplb", "--enable-expert-distribution-metrics", *device,
              "--eplb-min-rebalancing-utilization-threshold", 0]
 
     def balance(server):
@@ -155,7 +156,7 @@ def check_placement(tmp_path, ranks, *device, env=None):
         must(update(server, other))
         got, kept = balance(server)
         assert got == want, server.text()
-        assert eplb(server)["plans"] == 0 and kept > trivial + 0.1, (trivial, kept)
+        assert eplb(server)["plans"] == 0 and kept > trivial + 0.05, (trivial, kept)
         must(server.request("/release_memory_occupation", {}))
         must(server.request("/resume_memory_occupation", {}))
         got, kept_again = balance(server)
