@@ -326,7 +326,10 @@ int RunServe(const ServerArgs& args) {
        .weights = *weights},
       served, front);
   // Before the requests end with the error, so that the file has them as open.
-  Supervisor ranks({.restarts = restarts, .deaths = DeathLimit::Parse(args.max_rank_deaths)}, front,
+  Supervisor ranks({.restarts = restarts,
+                    .deaths = DeathLimit::Parse(args.max_rank_deaths),
+                    .cache_needs_ranks_to_end = plan.cuda},
+                   front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *weights,
                                                   *std::move(membership),
                                                   /*checks=*/false),

@@ -124,7 +124,7 @@ MemoryTags ParseTags(const http::Request& request) {
       tags.weights = true;
     } else if (name == "kv_cache") {
       tags.kv_cache = true;
-    } else if (name != "cuda_graph") {  // ranks on CPUs have no graphs
+    } else if (name != "cuda_graph") {  // on GPUs, graphs end with the weights and the cache
       throw InvalidField("tags", "tags has {}, want weights, kv_cache or cuda_graph", name);
     }
   }

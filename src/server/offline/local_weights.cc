@@ -239,7 +239,8 @@ void LocalWeights::ResumeNow(MemoryTags tags) {
 bool LocalWeights::Begin(const std::function<std::function<void()>()>& check, Done done) {
   if (plan_.cuda)
     throw Invalid(
-        "on GPUs, the weights of running ranks cannot be updated, and memory cannot be released");
+        "on GPUs, an engine within a process cannot update its weights or release its memory: use "
+        "switchyard serve");
   const std::lock_guard thread(thread_mutex_);
   if (stopping_) throw Stopped();
   {

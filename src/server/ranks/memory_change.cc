@@ -48,13 +48,15 @@ bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outco
   if (!DrainRequests(change, outcome)) return false;
   if (!outcome->error.empty()) return true;
   const auto start = Clock::now();
-  if (tags.weights && !released_.weights) {
-    // The processes end, and with them all of their memory.
-    std::unique_ptr<EngineRanks> last = Detach();
-    front_.PauseForChange(start, layout_->groups());
-    last.reset();
-    layout_->Release();
-    released_.weights = true;
+  if (EndsRanks(tags)) {
+    if (!EndsRanks(released_)) {
+      // The processes end, and with them all of their memory.
+      std::unique_ptr<EngineRanks> last = Detach();
+      front_.PauseForChange(start, layout_->groups());
+      last.reset();
+      layout_->Release();
+    }
+    released_.weights = released_.weights || tags.weights;
   } else if (tags.kv_cache && !released_.any()) {
     released_.kv_cache = true;  // first, so that the front stays paused
     const std::string why = change.what;
@@ -78,7 +80,9 @@ bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outco
 
 bool Supervisor::ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome) {
   const bool was_released = released_.any();
-  if (change.memory.weights && released_.weights) {
+  const MemoryTags left = {.weights = released_.weights && !change.memory.weights,
+                           .kv_cache = released_.kv_cache && !change.memory.kv_cache};
+  if (EndsRanks(released_) && !EndsRanks(left)) {
     try {
       const std::optional<RanksEnd> end = StartAgain();
       if (stopping_) {
@@ -94,9 +98,8 @@ bool Supervisor::ResumeMemory(const PlannedChange& change, ChangeOutcome* outcom
       layout_->Release();
       return true;
     }
-    released_.weights = false;
   }
-  if (change.memory.kv_cache) released_.kv_cache = false;
+  released_ = left;
   if (was_released) ResumeFront();
   return true;
 }

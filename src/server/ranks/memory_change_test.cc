@@ -18,8 +18,8 @@ constexpr MemoryTags kCache = {.kv_cache = true};
 
 class MemoryChangeTest : public SupervisorTest {
  protected:
-  void StartServing() {
-    Start({.restarts = true});
+  void StartServing(bool cache_needs_ranks_to_end = false) {
+    Start({.restarts = true, .cache_needs_ranks_to_end = cache_needs_ranks_to_end});
     supervisor->Watch();
   }
   void Begin(PlannedChange change) {
@@ -97,6 +97,32 @@ TEST_F(MemoryChangeTest, WithoutTheCacheTheRanksStayPausedAlsoAfterOneEnds) {
   Host(3).Send(RankReady{});
   EXPECT_FALSE(Make({.memory = kCache, .resumes = true}).released.any());
   EXPECT_EQ(Request(3).id, id);
+}
+
+TEST_F(MemoryChangeTest, OnGpusTheRanksStartWhenNothingIsReleased) {
+  StartServing(/*cache_needs_ranks_to_end=*/true);
+  const auto hosts_so_far = [this] {
+    const std::lock_guard lock(mutex);
+    return hosts.size();
+  };
+  EXPECT_EQ(Make({.rounds = {{0, 1}}, .drains = true, .memory = kCache}).released, kCache);
+  EXPECT_THAT(retired, IsEmpty());
+  EXPECT_EQ(Make({.memory = kWeights}).released, kAll);
+  const uint64_t id = Submit(5);  // waits
+  EXPECT_EQ(Make({.memory = kWeights, .resumes = true}).released, kCache);
+  const auto next = Layout();
+  EXPECT_THAT(Make({.layout = next, .drains = true}).error, IsEmpty());
+  EXPECT_EQ(hosts_so_far(), 1u);
+  next->fails = true;
+  const ChangeOutcome failed = Make({.memory = kCache, .resumes = true});
+  EXPECT_THAT(failed.error, HasSubstr("no memory"));
+  EXPECT_EQ(failed.released, kCache);
+  next->fails = false;
+  Begin({.memory = kCache, .resumes = true});
+  Host(2).Send(RankReady{});
+  EXPECT_FALSE(Outcome().released.any());
+  EXPECT_EQ(Request(2).id, id);
+  EXPECT_EQ(front.history().paused_for, 0);
 }
 
 TEST_F(MemoryChangeTest, AnUpdateWithoutWeightsLoadsAtTheResume) {

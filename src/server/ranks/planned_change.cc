@@ -195,7 +195,7 @@ void Supervisor::DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
 }
 
 bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome) {
-  if (released_.weights) {  // ResumeMemory starts the layout
+  if (EndsRanks(released_)) {  // ResumeMemory starts the layout
     {
       const std::lock_guard lock(mutex_);
       layout_ = change.layout;

@@ -28,10 +28,11 @@ struct PlannedChange {
   // are aborted. Requests that already wait because memory is released are not drained.
   bool drains = false, aborts = false;
   // Called when the new ranks have loaded, before requests are sent to them; may be empty. If the
-  // weights are released, it is called as soon as `layout` is the one that will load.
+  // ranks have ended for a release, it is called as soon as `layout` is the one that will load.
   std::function<void()> on_switched;
   // Memory to release, or to give back with `resumes`. For the cache alone, `rounds` has one list:
-  // the ranks that end because their cache is private. The other ranks keep their weights.
+  // the ranks that end because their cache is private. The other ranks keep their weights. The list
+  // has no effect with Supervisor::Options::cache_needs_ranks_to_end.
   MemoryTags memory;
   bool resumes = false;
 };

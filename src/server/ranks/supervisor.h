@@ -35,6 +35,9 @@ class Supervisor : public RankLink {
     // Time limit for killed ranks to end. A rank that is blocked in a driver or a file system may
     // never end; then the loss is final too.
     std::chrono::milliseconds reap_timeout{30'000};
+    // The cache is freed only with the rank processes, as on GPUs. So a release of the cache ends
+    // the ranks, and they start again when nothing is released any more.
+    bool cache_needs_ranks_to_end = false;
   };
   using OnLost = std::function<void(const std::string& why)>;
   using OnChanged = std::function<void(const ChangeOutcome&)>;
@@ -96,6 +99,10 @@ class Supervisor : public RankLink {
   bool DrainRequests(const PlannedChange& change, ChangeOutcome* outcome);
   bool ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome);
   bool ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome);
+  // Whether there are no ranks while `released` is released.
+  bool EndsRanks(MemoryTags released) const {
+    return released.weights || (released.kv_cache && options_.cache_needs_ranks_to_end);
+  }
   void DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
                   std::shared_ptr<RankLayout> layout);
   void ResumeFront();
@@ -128,8 +135,8 @@ class Supervisor : public RankLink {
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
 
-  // Used by thread_ only. While memory is released, the front stays paused. Without weights there
-  // are no ranks.
+  // Used by thread_ only. While memory is released, the front stays paused. EndsRanks says whether
+  // there are ranks.
   MemoryTags released_;
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended
   std::thread thread_;

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/gguf_files.h"
 #include "core/log.h"
 #include "engine/memory_plan.h"
 #include "server/front/rank_spec.h"
@@ -34,10 +35,6 @@ WeightsState RankChanges::weights_state() const {
 // Calls `start` unless another change is in progress. If it throws, the change has ended.
 bool RankChanges::StartWeights(const std::function<void()>& start) {
   if (!options_.refusal.empty()) throw Invalid("{}", options_.refusal);
-  if (options_.plan.cuda)
-    throw Invalid(
-        "on GPUs, the weights of running ranks cannot be updated, and memory cannot be "
-        "released");
   const std::unique_lock checks(change_mutex_, std::try_to_lock);
   if (!checks) return false;
   {
@@ -92,7 +89,8 @@ PlannedChange RankChanges::UpdateTo(const WeightUpdate& update, const NewWeights
   }
   PlannedChange change{
       .what = fmt::format("the update of the weights from {}", job.config.model_path.string()),
-      .beside = !released && FitsBeside(job.plan, present.mesh, present),
+      // The cache of ranks on GPUs takes the memory that other ranks would need.
+      .beside = !released && !job.plan.cuda && FitsBeside(job.plan, present.mesh, present),
       .drains = true,
       .aborts = update.abort_all};
   if (update.version)
@@ -136,6 +134,9 @@ void RankChanges::EndWeights(const ChangeOutcome& outcome,
 bool RankChanges::Update(const WeightUpdate& update, Done done) {
   return StartWeights([&] {
     NewWeights weights = CheckNewWeights(options_.config, checkpoint_, update);
+    if (options_.plan.cuda && FindGguf(weights.config.model_path))
+      throw Invalid("{} is a GGUF model, which runs on CPUs only",
+                    weights.config.model_path.string());
     AskPlacement([this, update, weights = std::move(weights),
                   done] { BeginWeights(UpdateTo(update, weights), weights, done); },
                  done);
@@ -155,7 +156,8 @@ bool RankChanges::Release(MemoryTags tags, Done done) {
         throw Invalid("the ranks could not load the present weights again{}", changes);
     }
     const auto begin = [this, tags, done] {
-      // Ranks keep their weights if the cache is in memory that outlives them (StartRanks).
+      // Ranks keep their weights if the cache is in memory that outlives them (StartRanks). On
+      // GPUs all ranks end anyway.
       const bool keeps = !options_.config.disable_radix_cache && !options_.config.eplb.enable;
       std::vector<int> ending(keeps ? 0 : sizes().mesh.tp);
       std::iota(ending.begin(), ending.end(), 0);
