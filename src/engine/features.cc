@@ -127,8 +127,8 @@ void AddExchange(const MoeBackends& backends, std::vector<Feature>& all) {
       [](EngineConfig& c) -> bool& { return c.moe.single_batch_overlap; }, true));
   // The registry of CPUs gives the names for GPUs too, because CombinesInParts reads it for both.
   const std::string in_parts = With(backends.dispatchers, &DispatcherBackend::combines_in_parts);
-  all.back().on_cpus = fmt::format("{}; otherwise no effect", in_parts);
-  all.back().on_gpus = fmt::format("on several GPUs of one host {}; otherwise no effect", in_parts);
+  all.back().on_cpus = fmt::format("accepted; overlaps {}", in_parts);
+  all.back().on_gpus = fmt::format("accepted; overlaps on several GPUs of one host {}", in_parts);
   all.back().request = [](EngineConfig& c) {
     c.moe.a2a_backend = "deepep";
     c.moe.single_batch_overlap = true;

@@ -45,11 +45,10 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
   app.Flag("--quantization-config", e.quantization.rules, kModel,
            "JSON text or file: formats by module name, which override --quantization; CPUs only");
   app.Flag("--quantize-activations", e.quantization.activations, kModel,
-           "Format of activations in matrix products. auto: int8 if the checkpoint has int8 "
-           "activations. Else on CPUs int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
-           "the CPU has AVX512_BF16 or AMX. Else, and with --dtype float32 or float16, float32. "
-           "always: rounded as on GPUs (FP8, "
-           "int8, bfloat16). never: float32")
+           "Format of activations in matrix products. never: float32. always: rounded as on GPUs "
+           "(FP8, int8, bfloat16). auto: int8 if the checkpoint has int8 activations; on CPUs with "
+           "--dtype auto or bfloat16, int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
+           "the CPU has AVX512_BF16 or AMX; float32 in all other cases")
       .OneOf({"auto", "always", "never"});
   app.Flag(
          "--dtype", e.dtype, kModel,
