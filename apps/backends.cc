@@ -1,5 +1,7 @@
 // `switchyard backends`: lists the available backends, and the backends that are selected for a
 // checkpoint.
+#include "moe/backends.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "engine/config.h"
 #include "engine/features.h"
 #include "model/families/family.h"
-#include "moe/backend_table.h"
 
 namespace switchyard {
 namespace {

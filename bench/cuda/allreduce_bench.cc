@@ -14,7 +14,6 @@
 #include "bench/cuda/gpu_benches.h"
 #include "bench/timing.h"
 #include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_collectives.h"
 #include "core/cuda/runtime.h"
 
 namespace switchyard::bench {

@@ -13,7 +13,7 @@
 #include "bench/cuda/gpu_arrays.cuh"
 #include "bench/cuda/gpu_benches.h"
 #include "bench/cuda/gpu_timing.h"
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 
 namespace switchyard::bench {
 namespace {

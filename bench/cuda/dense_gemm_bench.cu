@@ -9,8 +9,8 @@
 #include "bench/cuda/gpu_arrays.cuh"
 #include "bench/cuda/gpu_benches.h"
 #include "bench/cuda/gpu_timing.h"
-#include "kernels/cuda/dense_gemm.h"
-#include "kernels/cuda/gemm_problem.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/gemm_problem.h"
 
 namespace switchyard::bench {
 namespace {

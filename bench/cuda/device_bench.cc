@@ -12,7 +12,7 @@
 #include "bench/cuda/gpu_benches.h"
 #include "bench/timing.h"
 #include "core/cuda/runtime.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "kernels/device.h"
 #include "kernels/fused_ops.h"
 

@@ -1,6 +1,6 @@
 // The grouped GEMM on one GPU: its time, and its error against float64 sums of sampled elements.
 // "contiguous": groups in blocks of rows, as in prefill. "masked": row counts in device memory, as
-// in decode (grouped_gemm.h). A shape's rows exclude padding.
+// in decode (gemm.h). A shape's rows exclude padding.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -10,7 +10,7 @@
 #include "bench/cuda/gpu_arrays.cuh"
 #include "bench/cuda/gpu_benches.h"
 #include "bench/cuda/gpu_timing.h"
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 namespace switchyard::bench {
 namespace {

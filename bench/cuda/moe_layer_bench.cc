@@ -22,7 +22,7 @@
 #include "comm/device/cuda/peer_memory.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "moe/cuda_moe.h"
 #include "moe/layer.h"
 

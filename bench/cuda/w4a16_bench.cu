@@ -8,8 +8,8 @@
 #include "bench/cuda/gpu_arrays.cuh"
 #include "bench/cuda/gpu_benches.h"
 #include "bench/cuda/gpu_timing.h"
-#include "kernels/cuda/grouped_gemm.h"
-#include "kernels/cuda/w4a16_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/quantized/w4a16_gemm.h"
 
 namespace switchyard::bench {
 namespace {

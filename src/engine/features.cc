@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/cache_rows.h"
-#include "kernels/gpu_formats.h"
+#include "kernels/gpus.h"
 #include "model/families/family.h"
 #include "moe/backends.h"
 #include "moe/gpu_options.h"

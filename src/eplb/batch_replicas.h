@@ -9,7 +9,7 @@
 
 #include "comm/mesh.h"
 #include "eplb/replica_choice.h"
-#include "moe/router/replica_chooser.h"
+#include "moe/router/physical_choice.h"
 #include "moe/router/routing_observer.h"
 
 namespace switchyard {

@@ -11,11 +11,24 @@
 
 #include "core/parallel.h"
 #include "core/tensor.h"
-#include "kernels/device_timer.h"
 #include "kernels/ops.h"
-#include "kernels/row_params.h"
 
 namespace switchyard::kernels {
+
+// Marks positions in the stream of a device without waiting for it. Made by the device, which
+// outlives it. Used by the rank's thread only, never while a pass is captured as a graph.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  // Marks the present end of the stream. Returns the mark's index since the last Resolve. Returns
+  // -1 if too many marks are pending, or if the device has failed; the next op then reports the
+  // failure.
+  virtual int Mark() noexcept = 0;
+  // Waits for the device. Returns the time of each mark in nanoseconds of steady_clock, exact to
+  // some microseconds relative to the host and to half a microsecond among marks. Then no mark is
+  // pending. The result is valid until the next call. Throws errors of enqueued ops.
+  virtual std::span<const int64_t> Resolve() = 0;
+};
 
 class FusedOps;  // kernels/fused_ops.h
 
@@ -78,7 +91,7 @@ class Device {
   // same ops on the same memory, with the same number of sequences.
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
-  // Ops of ops.h and row_params.h, and small ones that have no Params.
+  // Ops of ops.h, and small ones that have no Params.
   virtual void Linear(const LinearParams& p) = 0;
   virtual void LinearGroup(std::span<const LinearParams> parts) = 0;
   virtual void HeadLinear(const HeadLinearParams& p) = 0;

@@ -1,4 +1,4 @@
-#include "kernels/gpu_formats.h"
+#include "kernels/gpus.h"
 
 namespace switchyard::kernels {
 

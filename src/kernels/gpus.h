@@ -1,9 +1,13 @@
-// GPU inventory of this machine, for processes that do not use the GPUs themselves.
+// GPUs of this machine and the formats in which they store weights, for processes that do not use
+// GPUs themselves and for builds without CUDA.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "core/dtype.h"
+#include "quant/formats.h"
 
 namespace switchyard {
 
@@ -19,3 +23,19 @@ struct GpuInfo {
 const std::vector<GpuInfo>& FindGpus();
 
 }  // namespace switchyard
+
+namespace switchyard::kernels {
+
+// The formats in which GPUs store weights. Builds without CUDA have these facts too: they plan
+// memory and print the feature table.
+
+// The stored format on a GPU of this dtype (CudaDeviceOptions::dtype): kF32 and kBF16 stay as they
+// are. So do kF16 on float32 devices and kFp8Block if the weight consists of whole blocks. All
+// other formats are expanded to float32 or bfloat16.
+WeightFormat GpuFormat(WeightFormat format, DType dtype, bool whole_blocks);
+
+// Whether routed experts of this format stay packed on Hopper if their sizes allow it
+// (CudaDeviceOptions::packs_experts).
+bool ExpertsStayPackedOnGpu(WeightFormat format);
+
+}  // namespace switchyard::kernels

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "kernels/cpu/amx/emulated_tiles.h"
 #include "kernels/cpu/amx/permission.h"
-#include "kernels/cpu/amx/tile_traps.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/ops.h"
 

@@ -246,7 +246,7 @@ void Embed(const EmbedParams& p, ThreadPool& pool);
 
 // Instruction sets of the kernels, weakest first; each includes those before it. kAmxEmulated runs
 // the AMX code on AVX-512 CPUs and emulates tile instructions in a SIGILL handler
-// (cpu/amx/tile_traps.h). For tests: never selected automatically, and very slow.
+// (cpu/amx/emulated_tiles.h). For tests: never selected automatically, and very slow.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx, kAmxEmulated };
 // The instruction set of SelectIsa; by default the strongest that this process can use.
 Isa ActiveIsa();
@@ -265,5 +265,36 @@ Isa IsaOf(std::string_view name);
 // Activates IsaOf(name). Not thread-safe; call before ranks start.
 void SelectIsa(std::string_view name);
 std::string_view Name(Isa isa);
+
+// Row gather: y[i, 0..n) = x[row(i), 0..n), row strides `ldx` and `ldy` floats; row(i) = rows[i],
+// or i if `rows` is null.
+struct CopyRowsParams {
+  const float* x = nullptr;
+  int64_t ldx = 0;
+  const int32_t* rows = nullptr;  // [m] or null
+  float* y = nullptr;
+  int64_t ldy = 0;
+  int64_t m = 0, n = 0;
+};
+
+// squares[t] = Σ_i x[t, i]²
+struct SumSquaresParams {
+  const float* x = nullptr;  // [m, n]
+  int64_t m = 0, n = 0;
+  float* squares = nullptr;  // [m]
+};
+
+// x[t, i] = x[t, i] / sqrt(squares[t] / total + eps) · weight[i]: RMS norm with the mean over
+// `total` elements, of which this rank holds n.
+struct ScaleBySquaresParams {
+  float* x = nullptr;  // [m, n]
+  int64_t m = 0, n = 0;
+  const float* squares = nullptr;  // [m]
+  int64_t total = 0;
+  float eps = 1e-6f;
+  const float* weight = nullptr;  // [n]
+};
+
+// Times of work that a device runs asynchronously.
 
 }  // namespace switchyard::kernels

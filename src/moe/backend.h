@@ -12,7 +12,7 @@
 #include "moe/layer_config.h"
 #include "moe/options.h"
 #include "moe/placement/placement.h"
-#include "moe/router/replica_chooser.h"
+#include "moe/router/physical_choice.h"
 #include "moe/router/routing_observer.h"
 #include "moe/rows.h"
 #include "moe/state.h"

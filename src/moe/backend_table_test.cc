@@ -1,8 +1,7 @@
 // The text of `switchyard backends`.
-#include "moe/backend_table.h"
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "moe/backends.h"
 
 namespace switchyard {
 namespace {

@@ -8,18 +8,42 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "moe/dispatchers/dispatcher.h"
 #include "moe/dispatchers/exchange_memory.h"
-#include "moe/dispatchers/fused.h"
 #include "moe/gpu_backends.h"
 #include "moe/options.h"
 #include "moe/permute/permute.h"
 #include "moe/placement/placement.h"
 #include "moe/registry.h"
 #include "moe/runners/runner.h"
+#include "moe/types.h"
 
 namespace switchyard {
+
+// The interface of fused MoE operators: dispatch, experts and combine in one.
+
+// Runs dispatch, experts and combine as one operator. It may process rows as they arrive and never
+// materializes the rows of all experts. It replaces a dispatcher, a runner and their permutes;
+// results are bit-identical to theirs. The rules of Dispatcher apply: all ranks make the same calls
+// in the same order, and a batch's state is in its handle.
+//
+// Owned by the backend. Used by the rank's thread only.
+class FusedExperts {
+ public:
+  virtual ~FusedExperts() = default;
+
+  virtual bool Supports(WeightFormat format) const = 0;
+  // Maximum tokens of one rank in one exchange.
+  virtual int64_t MaxTokens(bool decode) const = 0;
+
+  // x [topk.tokens, H] and `topk` must stay valid and unchanged until End returns.
+  virtual void Begin(const float* x, const TopK& topk, bool decode, DispatchHandle* handle) = 0;
+  // Runs this rank's experts on the rows of all ranks, and waits for the outputs of its own tokens.
+  // y [topk.tokens, H] as from Dispatcher::EndCombine.
+  virtual void End(const ExpertBlock& block, DispatchHandle* handle, float* y) = 0;
+};
 
 class ElasticRanks;
 
@@ -106,5 +130,19 @@ struct MoeBackends {
 
 // The backends of this build.
 MoeBackends BuiltinMoeBackends();
+
+// The table of backends and their pairings that `switchyard backends` prints.
+
+// Returns a text that lists dispatchers, fused operators, and runners with their weight formats. It
+// also shows the permutes that pair each dispatcher with each runner, and the mapping of SGLang's
+// names. `options` selects the modes, which determine the layouts that a dispatcher delivers. The
+// properties are those of backends that are built for one rank with minimal sizes. Error kInvalid
+// if a backend rejects `options`.
+std::string BackendTable(const MoeOptions& options, const MoeBackends& backends);
+
+// Returns a text with the backend that the options select for experts of these formats, and why it
+// was selected. If no backend supports the formats, the text says why.
+std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFormat>& formats,
+                          const MoeBackends& backends);
 
 }  // namespace switchyard

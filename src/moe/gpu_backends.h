@@ -1,7 +1,7 @@
 // The registries of exchanges, runners and permutes that form the MoE path of ranks on GPUs.
 //
 // The interfaces are in moe/cuda, since they use CUDA's headers: RowExchange (row_exchange.h),
-// GpuRunner (gpu_runner.h) and the parameters of GpuPermute (row_order.h, expert_rows.h). A build
+// GpuRunner (gpu_runner.h) and the parameters of GpuPermute (expert_rows.h). A build
 // without CUDA registers the same names, but their factories throw Error kInvalid.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <string>
 
 #include "moe/options.h"
-#include "moe/permute/permute_table.h"
+#include "moe/permute/permute.h"
 #include "moe/registry.h"
 
 struct CUstream_st;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/device_timer.h"
+#include "kernels/device.h"
 #include "profile/options.h"
 #include "profile/trace_file.h"
 

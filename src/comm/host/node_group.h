@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/device/tcp/tcp_world.h"
+#include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/agreement.h"
 #include "comm/net/authenticated_listener.h"
 #include "comm/net/tcp.h"

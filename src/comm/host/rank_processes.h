@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/device/symmetric_memory.h"
-#include "comm/device/tcp/tcp_world.h"
+#include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/heartbeat_watch.h"
 #include "comm/host/node_group.h"
 

@@ -129,7 +129,7 @@ class Branch {
   // side stream joins the capture and must be joined before the capture ends.
   void Fork(cudaStream_t from) const;
   // Later work on `into` also waits for all current work on stream(). The first kernel on `into`
-  // should not use programmatic dependent launch (kernels/cuda/kernel_chain.cuh).
+  // should not use programmatic dependent launch (kernels/cuda/device/kernel_chain.cuh).
   void Join(cudaStream_t into) const;
 
  private:

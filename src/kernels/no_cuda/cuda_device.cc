@@ -1,5 +1,7 @@
 #include "core/error.h"
 #include "kernels/device.h"
+#include "kernels/gpus.h"
+#include "kernels/roofline.h"
 
 namespace switchyard::kernels {
 
@@ -9,4 +11,15 @@ std::unique_ptr<Device> MakeCudaDevice(const CudaDeviceOptions& options) {
 
 int CudaDeviceCount() { return 0; }
 
+GpuCeilings MeasureGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
 }  // namespace switchyard::kernels
+
+namespace switchyard {
+
+const std::vector<GpuInfo>& FindGpus() {
+  static const std::vector<GpuInfo> kNone;
+  return kNone;
+}
+
+}  // namespace switchyard

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kernels/gpu_formats.h"
+#include "kernels/gpus.h"
 #include "model/weights/int4_matrix.h"
 #include "model/weights/source.h"
 #include "quant/panels.h"

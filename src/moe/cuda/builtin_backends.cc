@@ -6,7 +6,6 @@
 #include "moe/cuda/dispatchers/exchange.h"
 #include "moe/cuda/dispatchers/nccl_exchange.h"
 #include "moe/cuda/permute/expert_rows.h"
-#include "moe/cuda/permute/row_order.h"
 
 namespace switchyard {
 namespace cuda {

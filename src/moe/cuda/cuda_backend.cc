@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/cuda/router/select_experts.h"
 #include "moe/dispatchers/token_partition.h"

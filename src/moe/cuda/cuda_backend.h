@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "moe/backend.h"
 #include "moe/backends.h"
 #include "moe/cuda/dispatchers/row_exchange.h"

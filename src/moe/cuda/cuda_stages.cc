@@ -5,15 +5,13 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/cuda_backend.h"
-#include "moe/cuda/permute/row_order.h"
-#include "moe/cuda/router/place_physical.h"
-#include "moe/cuda/router/route_few.h"
+#include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/select_and_order.h"
-#include "moe/cuda/router/shared_slots.h"
-#include "moe/cuda/runners/expert_runner.h"
+#include "moe/cuda/router/select_experts.h"
+#include "moe/cuda/runners/gpu_runner.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {

@@ -8,7 +8,7 @@
 
 #include "comm/device/cuda/collectives.h"
 #include "comm/device/cuda/peer_memory.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "moe/cuda/testing.h"
 
 namespace switchyard::cuda {

@@ -1,6 +1,5 @@
-#include "moe/dispatchers/deepep.h"
-
 #include "core/error.h"
+#include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/deepep_low_latency.h"
 #include "moe/dispatchers/deepep_normal.h"
 

@@ -1,5 +1,3 @@
-#include "moe/dispatchers/flashinfer.h"
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -8,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/combine.h"
 #include "moe/dispatchers/combined_rows.h"
 #include "moe/dispatchers/exchange_slots.h"

@@ -1,11 +1,10 @@
-#include "moe/dispatchers/mooncake.h"
 
 #include <chrono>
 #include <memory>
 
 #include "core/duration.h"
 #include "core/error.h"
-#include "moe/dispatchers/deepep.h"
+#include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/elastic_ranks.h"
 
 namespace switchyard {

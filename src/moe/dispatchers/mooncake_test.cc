@@ -1,6 +1,4 @@
 // Lost ranks that are dead, stopped or only too slow, in each stage.
-#include "moe/dispatchers/mooncake.h"
-
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -13,6 +11,7 @@
 #include "core/log.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/test_exchange.h"
 
 namespace switchyard {

@@ -1,8 +1,7 @@
-#include "moe/dispatchers/none.h"
-
 #include <functional>
 #include <numeric>
 
+#include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/combine.h"
 
 namespace switchyard {

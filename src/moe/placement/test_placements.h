@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "moe/router/replica_chooser.h"
+#include "moe/router/physical_choice.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {

@@ -6,7 +6,6 @@
 
 #include "comm/device/cuda/nccl_group.h"
 #include "comm/device/cuda/nccl_library.h"
-#include "comm/device/cuda/peer_collectives.h"
 #include "core/error.h"
 #include "core/log.h"
 

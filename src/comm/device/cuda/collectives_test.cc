@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "comm/device/cuda/peer_collectives.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
 #include "core/testing.h"

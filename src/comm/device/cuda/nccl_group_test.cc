@@ -9,7 +9,6 @@
 #include <numeric>
 
 #include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_collectives.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
 #include "core/testing.h"

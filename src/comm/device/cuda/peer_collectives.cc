@@ -1,8 +1,7 @@
-#include "comm/device/cuda/peer_collectives.h"
-
 #include <algorithm>
 #include <limits>
 
+#include "comm/device/cuda/collectives.h"
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 

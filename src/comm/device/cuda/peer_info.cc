@@ -1,4 +1,3 @@
-#include "comm/device/cuda/peer_info.h"
 
 #include <unistd.h>
 

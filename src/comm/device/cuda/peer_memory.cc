@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/device/cuda/peer_info.h"
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "core/error.h"

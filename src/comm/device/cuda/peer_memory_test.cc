@@ -9,7 +9,6 @@
 #include <csignal>
 
 #include "comm/device/cuda/collectives.h"
-#include "comm/device/cuda/peer_info.h"
 #include "comm/device/cuda/test_gpu_ranks.h"
 #include "comm/device/test_collectives.h"
 #include "core/testing.h"

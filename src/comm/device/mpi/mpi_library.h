@@ -2,9 +2,14 @@
 #pragma once
 
 #define OMPI_SKIP_MPICXX 1  // the obsolete C++ binding has code of its own in the header
+
 #include <mpi.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
+
+#include "comm/device/symmetric_memory.h"
 
 namespace switchyard::mpi {
 
@@ -44,3 +49,17 @@ struct Library {
 inline const Library& Mpi() { return Library::Get(); }
 
 }  // namespace switchyard::mpi
+
+namespace switchyard {
+
+// Ranks of other processes over MPI. Internal to comm/device/mpi.
+
+// Whether all ranks have exchanged kBye, so that all may call MPI_Finalize.
+struct MpiFinalizeState {
+  std::atomic<bool> complete{false};
+};
+
+// Makes all ranks but `rank` remote ranks of the arena. Requires MPI_THREAD_MULTIPLE.
+void AttachMpiRanks(SharedArena& arena, int rank, std::shared_ptr<MpiFinalizeState> finalize_state);
+
+}  // namespace switchyard

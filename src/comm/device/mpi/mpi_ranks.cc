@@ -1,4 +1,3 @@
-#include "comm/device/mpi/mpi_ranks.h"
 
 #include <fmt/format.h>
 #include <pthread.h>

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "comm/device/mpi/mpi_library.h"
-#include "comm/device/mpi/mpi_ranks.h"
 #include "comm/device/mpi/mpi_wait.h"
 #include "core/check.h"
 #include "core/error.h"

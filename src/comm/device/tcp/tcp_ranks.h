@@ -9,12 +9,30 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "comm/device/symmetric_memory.h"
-#include "comm/device/tcp/tcp_world.h"
 #include "comm/net/tcp.h"
 
 namespace switchyard {
+
+// Listening addresses of the ranks of several hosts.
+
+// Created by node 0 at the rendezvous, the same on every rank. Plain value.
+struct TcpWorld {
+  std::string token;                // key of the connections between the engine's ranks
+  int ranks_per_node = 1;           // rank r is on node r / ranks_per_node
+  std::vector<HostPort> listeners;  // [world]
+
+  int NodeOf(int rank) const { return rank / ranks_per_node; }
+  std::string Describe(int rank) const;  // "rank 2 (node 1, 10.0.0.2)"
+
+  static std::string NewToken();  // 32 random bytes
+  std::string Encode() const;
+  static TcpWorld Decode(std::string_view bytes);  // Error kInvalid if malformed
+};
 
 // Connects a rank to those of the other nodes and attaches them to the arena of its process. All
 // ranks call it at the same time; `listener` is bound to this rank's address in `world`. Both ends

@@ -1,5 +1,4 @@
-#include "comm/device/tcp/tcp_world.h"
-
+#include "comm/device/tcp/tcp_ranks.h"
 #include "comm/net/handshake.h"
 #include "core/error.h"
 #include "core/wire.h"

@@ -1,5 +1,4 @@
 // Decodes instructions as assemblers encode them, and resumes the thread after an emulated one.
-#include "kernels/cpu/amx/tile_traps.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/amx/tile_instruction.h"
+#include "kernels/cpu/amx/emulated_tiles.h"
 #include "kernels/cpu/amx/tiles.h"
 
 namespace switchyard::kernels::cpu::amx {

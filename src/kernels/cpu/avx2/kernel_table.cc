@@ -2,7 +2,6 @@
 
 #include "kernels/cpu/avx2/vec.h"
 #include "kernels/cpu/simd/attention.h"
-#include "kernels/cpu/simd/columns.h"
 #include "kernels/cpu/simd/pointwise.h"
 
 namespace switchyard::kernels::cpu::avx2 {

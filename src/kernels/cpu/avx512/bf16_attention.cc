@@ -13,7 +13,7 @@
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/simd/attention.h"
-#include "kernels/cpu/simd/row_prefetch.h"
+#include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 namespace {

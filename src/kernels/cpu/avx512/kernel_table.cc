@@ -2,7 +2,6 @@
 
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/simd/attention.h"
-#include "kernels/cpu/simd/columns.h"
 #include "kernels/cpu/simd/pointwise.h"
 
 namespace switchyard::kernels::cpu::avx512 {

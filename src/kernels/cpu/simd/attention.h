@@ -11,7 +11,6 @@
 #include "kernels/cpu/simd/key_parts.h"
 #include "kernels/cpu/simd/linear.h"
 #include "kernels/cpu/simd/math.h"
-#include "kernels/cpu/simd/row_prefetch.h"
 #include "kernels/cpu/simd/weighted_rows.h"
 
 namespace switchyard::kernels::cpu::simd {

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "comm/device/cuda/wait.cuh"
-#include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/dispatchers/exchange_launch.h"
 #include "moe/cuda/dispatchers/exchange_places.cuh"
 #include "moe/cuda/dispatchers/row_codec.cuh"

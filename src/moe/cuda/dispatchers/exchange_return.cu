@@ -4,8 +4,8 @@
 // `blocks` blocks takes chunks of kChunkRows rows in token order. In each block kCopyWarps warps
 // copy and one warp schedules chunks and raises flags.
 #include "comm/device/cuda/wait.cuh"
-#include "kernels/cuda/kernel_chain.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
+#include "kernels/cuda/device/ptx.cuh"
 #include "moe/cuda/dispatchers/exchange_launch.h"
 #include "moe/cuda/dispatchers/exchange_rows.cuh"
 

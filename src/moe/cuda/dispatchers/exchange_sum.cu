@@ -1,7 +1,7 @@
 // Combine kernel, receiving side: waits for the returned outputs of each token and sums them in
 // slot or rank order. A block has kSumThreads threads.
 #include "comm/device/cuda/wait.cuh"
-#include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/dispatchers/exchange_launch.h"
 #include "moe/cuda/dispatchers/exchange_rows.cuh"
 

@@ -1,8 +1,8 @@
 // Device functions of the counting sort that orders slots by expert.
 #pragma once
 
-#include "kernels/cuda/grouped_gemm.h"
-#include "moe/cuda/permute/row_order.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "moe/cuda/permute/expert_rows.h"
 
 namespace switchyard::cuda::order {
 

@@ -1,8 +1,7 @@
-#include "moe/cuda/permute/row_order.h"
-
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/testing.h"
 
 namespace switchyard::cuda {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/cuda_device_staging.h"
+#include "kernels/cuda/device/cuda_device.h"
+#include "kernels/cuda/device/cuda_device_weights.h"
 #include "moe/cuda/runners/expert_upload.h"
 #include "moe/cuda/runners/expert_weights.h"
 #include "moe/layer_config.h"

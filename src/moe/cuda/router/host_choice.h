@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
-#include "moe/router/replica_chooser.h"
+#include "moe/router/physical_choice.h"
 
 namespace switchyard::cuda {
 

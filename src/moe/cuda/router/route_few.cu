@@ -2,11 +2,11 @@
 // Each block computes the logits of some columns and stores them in the shared memory of block 0.
 // Block 0 then selects experts, with one warp per token, and orders the rows. This saves the
 // launches and waits of separate kernels.
-#include "kernels/cuda/kernel_chain.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
+#include "kernels/cuda/device/ptx.cuh"
 #include "moe/cuda/permute/row_order.cuh"
-#include "moe/cuda/router/route_few.h"
 #include "moe/cuda/router/router_logits.cuh"
+#include "moe/cuda/router/select_and_order.h"
 #include "moe/cuda/router/select_experts.cuh"
 
 namespace switchyard::cuda {

@@ -1,11 +1,10 @@
 // The kernel for few tokens is bit-identical to the two kernels that it replaces.
-#include "moe/cuda/router/route_few.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/router/select_and_order.h"
 #include "moe/cuda/testing.h"
 

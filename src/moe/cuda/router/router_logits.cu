@@ -2,7 +2,7 @@
 // float32 is split into three bfloat16 parts. A block of kWarps warps computes a tile of 16
 // kRowTiles × 8 kColumnTiles logits; the warps split K, and their partial sums are added in order.
 // Grid: (column tiles, row tiles).
-#include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/router/router_logits.cuh"
 
 namespace switchyard::cuda {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
-#include "kernels/cuda/cuda_device.h"
-#include "moe/cuda/router/routing_record.h"
+#include "kernels/cuda/device/cuda_device.h"
+#include "moe/cuda/router/select_experts.h"
 #include "moe/router/routing_log_shape.h"
 #include "moe/router/routing_observer.h"
 #include "moe/state.h"

@@ -3,7 +3,7 @@
 // expert, with a counting sort in one block (row_order.cuh).
 #include <algorithm>
 
-#include "kernels/cuda/kernel_chain.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/permute/row_order.cuh"
 #include "moe/cuda/router/select_and_order.h"
 #include "moe/cuda/router/select_experts.cuh"

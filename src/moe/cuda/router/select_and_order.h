@@ -6,8 +6,9 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/stream_chain.h"
-#include "moe/cuda/permute/row_order.h"
+#include "kernels/cuda/device/launch.h"
+#include "moe/cuda/permute/expert_rows.h"
+#include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/select_experts.h"
 
 namespace switchyard::cuda {
@@ -21,5 +22,20 @@ constexpr int64_t kMaxTokensToOrder = 512;
 // Returns cudaErrorInvalidValue for unsupported parameters.
 cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
                            uint32_t* arrived, const PdlStream& chain);
+
+// Router logits, expert selection and row order in one kernel, for very few tokens whose rows stay
+// on this rank.
+
+constexpr int64_t kMaxTokensToRoute = 16;
+
+// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens, and bfloat16 router
+// weights. The kernel needs thread-block clusters, so `chain` must have early launch, which only
+// Hopper GPUs support.
+bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain);
+// The results equal those of RouterLogits followed by SelectAndOrder, bit for bit, but the logits
+// are not written. `logits.y` and `choice.logits` are ignored. Returns cudaErrorInvalidValue for
+// unsupported parameters.
+cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExpertsParams& choice,
+                           const RowOrderParams& order, const PdlStream& chain);
 
 }  // namespace switchyard::cuda

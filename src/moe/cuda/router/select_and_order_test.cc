@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/testing.h"
 #include "moe/router/router_fault.h"
 

@@ -6,10 +6,40 @@
 
 #include <cstdint>
 
-#include "moe/cuda/router/routing_record.h"
 #include "moe/gpu_limits.h"
 
 namespace switchyard::cuda {
+
+// Where kernels record the choices of a layer: counts, and in per-token modes the ids.
+
+// Located in device memory at a fixed address, and set before each pass. So recording can start and
+// stop without capturing the pass again.
+struct RoutingControl {
+  int32_t rows = 0;    // number of rows of this rank's group that are recorded; 0: none
+  int32_t active = 0;  // 1: dispatched rows are counted
+};
+
+// All bytes of the ids in rows that this rank has not reported. RoutingLog sets them before a pass.
+constexpr int32_t kUnreportedByte = 0xfe;
+constexpr int32_t kUnreported = static_cast<int32_t>(0xfefefefeu);
+
+// Where kernels record one layer. All pointers are device memory. Kernels add to the counts.
+struct RoutingRecord {
+  const RoutingControl* control = nullptr;  // null: nothing is recorded
+  // This rank reports tokens [begin, end) of the call. Token `begin` is row `first_row` of its
+  // group.
+  int64_t begin = 0, end = 0, first_row = 0;
+  // [num_experts] the physical expert of each logical expert; null: the identity.
+  const int32_t* physical_of = nullptr;
+  int32_t* logical_counts = nullptr;   // [num_experts] or null
+  int32_t* physical_counts = nullptr;  // [num_physical]; set if logical_counts is set
+  int32_t* logical_ids = nullptr;      // [rows, top_k] or null
+  int32_t* physical_ids = nullptr;     // [rows, top_k]; set if logical_ids is set
+};
+
+// sums[i] += counts[i], if control->active.
+cudaError_t AddDispatched(const RoutingControl* control, const int32_t* counts, int experts,
+                          int32_t* sums, cudaStream_t stream);
 
 // Where a selection records faults (moe/router/router_fault.h). It covers tokens [begin, end) of
 // the call. The record of token t is records[index[t - begin]]; an earlier fault in it is kept.
@@ -59,5 +89,20 @@ inline bool SelectsExperts(const SelectExpertsParams& p) {
 // weights NaN, as on CPUs. Results equal those on CPUs except for the last bits of exponentials and
 // sums. Returns cudaErrorInvalidValue for parameters that SelectsExperts rejects.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
+
+// Maps physical experts to the ids that the exchange or this rank's GEMMs read.
+
+struct PlacePhysicalParams {
+  const int32_t* logical = nullptr;   // [tokens, k] −1: none
+  const int32_t* physical = nullptr;  // [tokens, k] −1: none
+  // [num_physical] local id on this rank, or −1. Used if rows are not exchanged. Null: the
+  // identity.
+  const int32_t* local_ids = nullptr;
+  int64_t tokens = 0;
+  int k = 0;
+  int32_t* ids = nullptr;  // [tokens, k]
+  RoutingRecord record;
+};
+cudaError_t PlacePhysical(const PlacePhysicalParams& p, cudaStream_t stream);
 
 }  // namespace switchyard::cuda

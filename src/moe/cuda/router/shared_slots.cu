@@ -4,7 +4,7 @@
 //
 // Tokens are assigned by water-filling: ranks with fewer rows than a common level are filled up to
 // it.
-#include "moe/cuda/router/shared_slots.h"
+#include "moe/cuda/router/router_logits.h"
 
 namespace switchyard::cuda {
 namespace {

@@ -1,5 +1,3 @@
-#include "moe/cuda/router/shared_slots.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/testing.h"
 #include "moe/router/physical_choice.h"
 

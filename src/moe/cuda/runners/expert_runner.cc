@@ -1,11 +1,9 @@
-#include "moe/cuda/runners/expert_runner.h"
-
 #include <algorithm>
 
-#include "kernels/cuda/dense_gemm.h"
-#include "kernels/cuda/grouped_gemm.h"
-#include "kernels/cuda/w4a16_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "moe/cuda/builtin_backends.h"
+#include "moe/cuda/runners/gpu_runner.h"
 #include "moe/cuda/runners/plain_gemm.h"
 #include "moe/runners/expert_parts.h"
 

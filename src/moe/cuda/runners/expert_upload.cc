@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "kernels/cuda/w4a16_pack.h"
+#include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "quant/formats.h"
 
 namespace switchyard::cuda {

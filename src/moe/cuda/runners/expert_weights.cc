@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/cpus.h"
 #include "core/error.h"
-#include "kernels/cuda/w4a16_pack.h"
+#include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "moe/cuda/runners/expert_upload.h"
 #include "quant/formats.h"
 

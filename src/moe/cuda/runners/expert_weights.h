@@ -9,7 +9,7 @@
 
 #include "core/cuda/runtime.h"
 #include "core/dtype.h"
-#include "kernels/cuda/w4a16_layout.h"
+#include "kernels/cuda/quantized/w4a16_layout.h"
 #include "kernels/ops.h"
 #include "moe/cuda/permute/expert_rows.h"
 #include "quant/weight_view.h"
@@ -24,7 +24,7 @@ struct DeviceMatrix {
   DeviceMemory data;
   DeviceMemory scales;  // kFp8: [matrices, ceil(n / 128), ceil(k / 128)] float32
   // Format of packed weights. `data` then has the records of the matrices, and `scales` their
-  // global scales (w4a16_pack.h).
+  // global scales (w4a16_gemm.h).
   std::optional<W4A16Format> packed;
 };
 

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "core/cuda/runtime.h"
 #include "core/dtype.h"
-#include "kernels/cuda/stream_chain.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/ops.h"
 #include "moe/cuda/dispatchers/output_range.h"
 #include "moe/cuda/permute/expert_rows.h"
@@ -82,5 +83,12 @@ class GpuRunner {
                        void* y, const PdlStream& chain,
                        const std::function<void(OutputRange)>& send);
 };
+
+// The built-in expert computation of a rank on its GPU.
+
+// Writes y [tokens, H] float32: the output of the only expert of `shared` for x [tokens, H].
+void RunSharedExpert(const DeviceExperts& shared, const ExpertActivation& activation,
+                     const float* x, int64_t tokens, float* y, ProductBuffers& buffers,
+                     const PdlStream& chain);
 
 }  // namespace switchyard::cuda

@@ -3,7 +3,7 @@
 // kEach × kEach elements. Grid: (ceil(n / kTile), ceil(chunk rows / kTile)).
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/runners/plain_gemm.h"
 
 namespace switchyard::cuda {

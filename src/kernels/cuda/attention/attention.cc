@@ -1,0 +1,87 @@
+#include "kernels/cuda/attention/attention.h"
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "kernels/cuda/attention/attention_launch.h"
+
+namespace switchyard::cuda {
+namespace {
+
+bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte> scratch,
+           const PdlStream& chain) {
+  if (launch.table.num_sequences == 0 || launch.table.num_rows == 0) return;
+  CHECK_GT(launch.kv_heads, 0);
+  CHECK_EQ(launch.heads % launch.kv_heads, 0);
+  CHECK(launch.qk_dim <= 1024 && launch.v_dim <= 512);
+  CHECK(launch.kv_dtype == DType::kF32 || launch.kv_dtype == DType::kBF16 ||
+        launch.kv_dtype == DType::kF16);
+  if (exact || launch.kv_dtype != DType::kBF16) {
+    Check(LaunchSimtAttention(launch, chain.stream), "attention");
+    return;
+  }
+  CHECK(IsAligned(launch.q) && IsAligned(launch.out) && IsAligned(launch.bf16_out));
+  CHECK(IsAligned(launch.k) && IsAligned(launch.v));
+  CHECK(launch.ldq % 4 == 0 && launch.ldo % 4 == 0);
+  CHECK(!launch.bf16_out || launch.ldo % 8 == 0);
+  CHECK_GT(launch.scale, 0.0f);
+  CHECK(IsAligned(scratch.data()));
+  launch.hopper = IsHopper();
+  launch.scratch = reinterpret_cast<float*>(scratch.data());
+  launch.scratch_floats = static_cast<int64_t>(scratch.size() / sizeof(float));
+  cudaError_t error =
+      latent ? StartTiledLatentAttention(launch, chain) : StartTiledAttention(launch, chain);
+  if (error == cudaErrorNotSupported) error = LaunchSimtAttention(launch, chain.stream);
+  Check(error, "attention");
+}
+
+}  // namespace
+
+void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
+               const PdlStream& chain, std::span<std::byte> scratch) {
+  AttentionLaunch launch = {.q = p.q,
+                            .ldq = p.ldq,
+                            .bf16_queries = p.bf16_queries,
+                            .k = p.k_cache,
+                            .v = p.v_cache,
+                            .kv_dtype = p.kv_dtype,
+                            .heads = static_cast<int>(p.heads),
+                            .kv_heads = static_cast<int>(p.kv_heads),
+                            .qk_dim = static_cast<int>(p.head_dim),
+                            .v_dim = static_cast<int>(p.head_dim),
+                            .scale = p.scale,
+                            .window = p.window,
+                            .sinks = p.sinks,
+                            .out = p.out,
+                            .ldo = p.ldo,
+                            .bf16_out = static_cast<__nv_bfloat16*>(p.bf16_out),
+                            .table = table};
+  CHECK(!(p.bf16_out || p.bf16_queries) || AttentionToBFloat16(p, exact));
+  Start(launch, exact, false, scratch, chain);
+}
+
+bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact) {
+  return !exact && p.kv_dtype == DType::kBF16 && (p.head_dim == 64 || p.head_dim == 128) &&
+         IsHopper();
+}
+
+void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
+                     bool exact, const PdlStream& chain, std::span<std::byte> scratch) {
+  AttentionLaunch launch = {.q = p.q,
+                            .ldq = p.ldq,
+                            .k = p.cache,
+                            .v = p.cache,
+                            .kv_dtype = p.kv_dtype,
+                            .heads = static_cast<int>(p.heads),
+                            .kv_heads = 1,
+                            .qk_dim = static_cast<int>(p.lora + p.rope),
+                            .v_dim = static_cast<int>(p.lora),
+                            .scale = p.scale,
+                            .out = p.out,
+                            .ldo = p.ldo,
+                            .table = table};
+  Start(launch, exact, true, scratch, chain);
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,59 @@
+// Attention over a paged KV cache on a GPU. Semantics: kernels/ops.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
+
+namespace switchyard::cuda {
+
+// A batch's sequence table in device memory.
+
+// The table that PassSequences::Set uploads; kernels::SequenceSpan documents the columns. The
+// arrays have fixed addresses, so a captured graph reads the latest upload. A launch may depend on
+// num_sequences, num_rows and max_pages, which are part of the graph's key, but never on KV
+// lengths. Empty sequences (rows 0) are allowed.
+struct SequenceTable {
+  const int32_t* row_begin = nullptr;     // [num_sequences]
+  const int32_t* rows = nullptr;          // [num_sequences]
+  const int32_t* kv_len = nullptr;        // [num_sequences]
+  const int32_t* pages = nullptr;         // [num_sequences, max_pages]; 0 after the last page
+  const int32_t* row_sequence = nullptr;  // [num_rows]; −1: a row of no sequence
+  int32_t num_sequences = 0;
+  int32_t num_rows = 0;  // end of the last sequence's rows
+  int32_t max_pages =
+      0;  // stride of `pages`, CudaDeviceOptions::max_pages: the same in all batches
+  int32_t page_size = 1;
+  // Host-side facts about this batch. Captured launches must not depend on them unless they are
+  // part of the graph's key.
+  int32_t max_rows = 0;    // largest number of rows of a sequence
+  int32_t max_kv_len = 0;  // largest KV length
+};
+
+// Recommended size of `scratch` below; one buffer per stream.
+constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
+
+// Enqueues the kernels and returns. Ignores `sequences` and `page_size` of `p`, because `table` has
+// them. Rows that belong to no sequence are not written.
+//
+// `exact`: float32 products of unrounded inputs. Otherwise tensor cores are used if the cache is
+// kBF16 and the head size is supported (64 and 128; latent 512 + 64). q and the probabilities are
+// then rounded to bfloat16, and q, out and both caches must be aligned to 16 bytes.
+//
+// `scratch`: device memory for partial results of long sequences, aligned to 16 bytes. If it is too
+// small, one block processes all keys of a query: the same bits, more slowly.
+//
+// A row's bits depend only on `exact`, its own query, keys and position. With tensor cores, keys
+// are cut at fixed positions into splits, and splits into blocks of 64 keys. Results of splits are
+// merged in order, whichever block computes them. Scales are positive.
+void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
+               const PdlStream& chain, std::span<std::byte> scratch = {});
+void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
+                     bool exact, const PdlStream& chain, std::span<std::byte> scratch = {});
+// Whether Attention reads `bf16_queries` and writes `bf16_out` for these sizes and this device.
+bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact);
+
+}  // namespace switchyard::cuda

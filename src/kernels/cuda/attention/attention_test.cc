@@ -1,0 +1,239 @@
+#include "kernels/cuda/attention/attention.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/attention/attention_testing.h"
+
+namespace switchyard::cuda {
+namespace {
+
+using kernels::Random;
+using kernels::SameBits;
+
+class CudaAttentionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
+    UseDevice(0);
+  }
+};
+
+// The float32 kernels agree to float32 rounding, tensor cores to bfloat16 rounding of
+// probabilities.
+double Tolerance(bool exact) { return exact ? 2e-5 : 1e-2; }
+
+void ExpectNear(const std::vector<float>& got, const std::vector<float>& want, double tolerance,
+                const std::string& what) {
+  ASSERT_EQ(got.size(), want.size());
+  double worst = 0;
+  size_t at = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double error = std::abs(double{got[i]} - want[i]);
+    if (!(error <= worst)) worst = error, at = i;  // NaN counts
+  }
+  EXPECT_LE(worst, tolerance) << what << " at " << at << ": " << got[at] << ", want " << want[at];
+}
+
+std::string Describe(const AttentionShape& s) {
+  return std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " +
+         std::to_string(s.head_dim) + ", pages of " + std::to_string(s.page_size) + ", window " +
+         std::to_string(s.window) + (s.sinks ? ", sinks" : "") + ", type " +
+         std::string(Name(s.dtype));
+}
+
+AttentionShape RandomShape(Random& random) {
+  AttentionShape shape;
+  shape.kv_heads = random.Pick<int64_t>({1, 2, 3});
+  shape.heads = shape.kv_heads * random.Pick<int64_t>({1, 2, 4, 5, 8, 16});
+  shape.head_dim = random.Pick<int64_t>({64, 80, 96, 128, 192, 64, 128});
+  shape.page_size = random.Pick<int32_t>({1, 16, 64, 48});
+  shape.dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kBF16});
+  shape.window = random.Pick<int32_t>({0, 0, 1, 50, 300});
+  shape.sinks = random.Below(2) == 0;
+  return shape;
+}
+
+TEST_F(CudaAttentionTest, MatchesReference) {
+  Random random(1);
+  for (int i = 0; i < 40; ++i) {
+    const AttentionShape shape = RandomShape(random);
+    const AttentionSequences sequences(random, shape, {1, 70, 333, 600});
+    const std::vector<AttentionChunk> chunks = {{.sequence = 2, .begin = 332, .end = 333},
+                                                {.sequence = 0, .begin = 0, .end = 1},
+                                                {.sequence = 1, .begin = 0, .end = 70},
+                                                {.sequence = 3, .begin = 597, .end = 600},
+                                                {.sequence = 3, .begin = 250, .end = 290}};
+    const std::vector<float> want = sequences.Reference(chunks);
+    for (const bool exact : {true, false}) {
+      ExpectNear(sequences.Run(chunks, exact, kAttentionScratchBytes, 2), want, Tolerance(exact),
+                 Describe(shape) + (exact ? ", exact" : ""));
+    }
+  }
+}
+
+TEST_F(CudaAttentionTest, DecodingMatchesReference) {
+  Random random(2);
+  for (int i = 0; i < 20; ++i) {
+    AttentionShape shape = RandomShape(random);
+    shape.dtype = DType::kBF16;
+    const AttentionSequences sequences(random, shape, {1, 64, 65, 256, 512, 513, 900, 1100});
+    std::vector<AttentionChunk> chunks;
+    for (const int32_t length : {1100, 900, 513, 512, 256, 65, 64, 1})
+      chunks.push_back({static_cast<int>(7 - chunks.size()), length - 1, length});
+    const std::vector<float> want = sequences.Reference(chunks);
+    for (const bool exact : {true, false})
+      ExpectNear(sequences.Run(chunks, exact), want, Tolerance(exact), Describe(shape));
+  }
+}
+
+TEST_F(CudaAttentionTest, PromptsMatchReference) {
+  Random random(8);
+  for (const AttentionShape& shape :
+       {AttentionShape{.heads = 8, .kv_heads = 1, .head_dim = 128},
+        AttentionShape{.heads = 2, .kv_heads = 1, .head_dim = 64, .window = 90, .sinks = true},
+        AttentionShape{.heads = 40, .head_dim = 576, .rope = 64}}) {
+    const AttentionSequences sequences(random, shape, {150, 530});
+    const std::vector<AttentionChunk> chunks = {{0, 0, 150}, {1, 500, 530}};
+    ExpectNear(sequences.Run(chunks, false), sequences.Reference(chunks), Tolerance(false),
+               Describe(shape));
+  }
+}
+
+TEST_F(CudaAttentionTest, BFloat16OutputIsTheRoundedOutput) {
+  Random random(11);
+  for (const int64_t head_dim : {64, 128}) {
+    const AttentionShape shape = {
+        .heads = 8, .kv_heads = 2, .head_dim = head_dim, .sinks = head_dim == 64};
+    const AttentionSequences sequences(random, shape, {1, 200, 300, 700, 4900});
+    if (!sequences.HasBFloat16Output()) GTEST_SKIP() << "requires Hopper";
+    const std::vector<std::vector<AttentionChunk>> batches = {
+        {{0, 0, 1}, {1, 199, 200}, {3, 699, 700}, {4, 4899, 4900}},
+        {{1, 0, 200}, {2, 250, 300}, {4, 4850, 4900}}};
+    for (const std::vector<AttentionChunk>& chunks : batches) {
+      std::vector<float> want = sequences.Run(chunks, false);
+      for (float& x : want) x = ToFloat(ToBF16(x));
+      const std::vector<float> got = sequences.RunToBFloat16(chunks);
+      ASSERT_EQ(got.size(), want.size());
+      EXPECT_TRUE(SameBits(got.data(), want.data(), static_cast<int64_t>(got.size())));
+    }
+  }
+}
+
+// In large batches, one block processes all keys of a short sequence.
+TEST_F(CudaAttentionTest, LargeBatchesHaveTheBitsOfSingleSequences) {
+  Random random(12);
+  const AttentionShape shape = {.heads = 16, .kv_heads = 4, .head_dim = 128};
+  const std::vector<int32_t> lengths = {40, 256, 700, 1100, 4900};
+  const AttentionSequences sequences(random, shape, lengths);
+  const int64_t width = sequences.OutWidth();
+  std::vector<std::vector<float>> alone;
+  for (int s = 0; s < 5; ++s)
+    alone.push_back(sequences.Run({{s, lengths[s] - 1, lengths[s]}}, false));
+  std::vector<AttentionChunk> chunks;
+  for (int i = 0; i < 600; ++i) {
+    const int s = i % 5;
+    chunks.push_back({s, lengths[s] - 1, lengths[s]});
+  }
+  const std::vector<float> all = sequences.Run(chunks, false);
+  for (int i = 0; i < 600; ++i)
+    ASSERT_TRUE(SameBits(all.data() + i * width, alone[i % 5].data(), width)) << i;
+}
+
+// Compares one call for a whole sequence with calls for chunks of it. The chunks have several
+// sizes, are among other sequences, in other cache pages, and run with and without scratch memory.
+void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& random) {
+  const int32_t length = shape.rope > 0 ? 1100 : 700;  // several splits
+  AttentionSequences sequences(random, shape, {length, 90, 270});
+  const int64_t width = sequences.OutWidth();
+  const std::vector<float> whole = sequences.Run({{0, 0, length}}, exact);
+  for (const int32_t chunk : {1, 7, 64, 256, length}) {
+    sequences.LayOut(random);
+    for (int32_t begin = 0; begin < length; begin += chunk) {
+      // Runs all large chunks. Runs small chunks only at block and split boundaries, and some at
+      // random.
+      const int32_t end = std::min(begin + chunk, length);
+      if (chunk < 64 && begin % 64 > 2 && end % 64 > 2 && random.Below(40) != 0) continue;
+      for (const size_t scratch : {kAttentionScratchBytes, size_t{0}}) {
+        std::vector<AttentionChunk> chunks = {{0, begin, end}};
+        if (random.Below(2) == 0) chunks.push_back({1, 0, 90});
+        if (random.Below(2) == 0) chunks.insert(chunks.begin(), {2, 269, 270});
+        const int64_t skip = chunks[0].sequence == 2 ? 1 : 0;
+        const std::vector<float> part =
+            sequences.Run(chunks, exact, scratch, random.Pick<int32_t>({0, 1}));
+        ASSERT_TRUE(SameBits(part.data() + skip * width, whole.data() + begin * width,
+                             (end - begin) * width))
+            << Describe(shape) << ", exact " << exact << ", rows " << begin << " to " << end
+            << ", scratch " << scratch;
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
+  Random random(3);
+  for (const AttentionShape& shape :
+       {AttentionShape{.heads = 8, .kv_heads = 1, .head_dim = 128},
+        AttentionShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 1, .window = 100},
+        AttentionShape{.heads = 40, .kv_heads = 2, .head_dim = 64, .sinks = true},
+        AttentionShape{.heads = 10, .kv_heads = 2, .head_dim = 128, .window = 300, .sinks = true},
+        AttentionShape{.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF16}}) {
+    ExpectSameBitsInAnyChunks(shape, false, random);
+    ExpectSameBitsInAnyChunks(shape, true, random);
+  }
+}
+
+TEST_F(CudaAttentionTest, PartsThatFindNoRoomGiveTheSameBits) {
+  Random random(4);
+  const AttentionShape shape = {.heads = 8, .kv_heads = 2, .head_dim = 128};
+  const AttentionSequences sequences(random, shape, {1500, 600, 1100});
+  const std::vector<AttentionChunk> chunks = {{0, 1499, 1500}, {1, 599, 600}, {2, 1099, 1100}};
+  const std::vector<float> want = sequences.Run(chunks, false);
+  // The sequences have 3, 2 and 3 splits of two key-value heads: 6, 4 and 6 slots. These numbers of
+  // scratch slots suffice for none, some or all of the sequences.
+  for (const size_t slots : {1, 5, 6, 9, 10, 15, 16, 17})
+    EXPECT_TRUE(SameBits(want, sequences.Run(chunks, false, slots * 16 * 130 * sizeof(float))))
+        << slots;
+}
+
+TEST_F(CudaAttentionTest, NothingToDo) {
+  Random random(5);
+  const AttentionSequences sequences(random, {}, {4});
+  EXPECT_TRUE(sequences.Run({}, true).empty());
+  EXPECT_TRUE(sequences.Run({}, false).empty());
+  EXPECT_TRUE(sequences.Run({{0, 4, 4}}, false).empty());
+  EXPECT_TRUE(sequences.Run({{0, 4, 4}}, false, kAttentionScratchBytes, 3).empty());
+}
+
+TEST_F(CudaAttentionTest, LatentMatchesReference) {
+  Random random(6);
+  for (const AttentionShape& shape :
+       {AttentionShape{.heads = 3, .head_dim = 40, .rope = 8, .dtype = DType::kF32},
+        AttentionShape{.heads = 20, .head_dim = 144, .rope = 16, .page_size = 1},
+        AttentionShape{.heads = 5, .head_dim = 576, .rope = 64, .dtype = DType::kF16},
+        AttentionShape{.heads = 1, .head_dim = 576, .rope = 64},
+        AttentionShape{.heads = 16, .head_dim = 576, .rope = 64, .page_size = 64},
+        AttentionShape{.heads = 20, .head_dim = 576, .rope = 64, .page_size = 1},
+        AttentionShape{.heads = 128, .head_dim = 576, .rope = 64, .page_size = 64}}) {
+    const AttentionSequences sequences(random, shape, {1, 70, 1100});
+    for (const std::vector<AttentionChunk>& chunks :
+         {std::vector<AttentionChunk>{{2, 1099, 1100}, {0, 0, 1}, {1, 69, 70}},
+          std::vector<AttentionChunk>{{0, 0, 1}, {2, 1094, 1100}, {1, 0, 9}}}) {
+      const std::vector<float> want = sequences.Reference(chunks);
+      for (const bool exact : {true, false})
+        ExpectNear(sequences.Run(chunks, exact), want, Tolerance(exact),
+                   Describe(shape) + (exact ? ", exact" : ""));
+    }
+  }
+}
+
+TEST_F(CudaAttentionTest, LatentChunksGiveTheSameBits) {
+  Random random(7);
+  for (const int64_t heads : {16, 128}) {
+    const AttentionShape shape = {.heads = heads, .head_dim = 576, .rope = 64};
+    ExpectSameBitsInAnyChunks(shape, false, random);
+  }
+  ExpectSameBitsInAnyChunks({.heads = 9, .head_dim = 576, .rope = 64}, true, random);
+}
+
+}  // namespace
+}  // namespace switchyard::cuda

@@ -1,0 +1,279 @@
+// Sequences with paged caches for the tests of GPU attention. A batch consists of chunks of these
+// sequences.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/cuda/runtime.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/reference.h"
+#include "kernels/testing.h"
+
+namespace switchyard::cuda {
+
+struct AttentionShape {
+  int64_t heads = 1, kv_heads = 1, head_dim = 64;
+  int64_t rope = 0;  // nonzero: latent attention with lora = head_dim − rope
+  int32_t page_size = 16;
+  DType dtype = DType::kBF16;
+  int32_t window = 0;
+  bool sinks = false;
+
+  int64_t out_dim() const { return head_dim - rope; }
+};
+
+// Rows [begin, end) of a sequence that has `end` keys at that time.
+struct AttentionChunk {
+  int sequence = 0;
+  int32_t begin = 0, end = 0;
+};
+
+class AttentionSequences {
+ public:
+  AttentionSequences(kernels::Random& random, const AttentionShape& shape,
+                     std::vector<int32_t> lengths)
+      : shape_(shape), lengths_(std::move(lengths)) {
+    for (const int32_t length : lengths_) {
+      queries_.push_back(Rounded(random.Normal(length * shape.heads * shape.head_dim)));
+      keys_.push_back(random.Normal(length * Width()));
+      values_.push_back(random.Normal(length * Width()));
+    }
+    sinks_ = random.Normal(shape.heads, 2.0f);
+    LayOut(random);
+  }
+
+  // Assigns new pages, among pages of garbage.
+  void LayOut(kernels::Random& random) {
+    const int32_t page_size = shape_.page_size;
+    pages_.clear();
+    int32_t count = 0;
+    for (const int32_t length : lengths_) count += (length + page_size - 1) / page_size;
+    const int32_t spare = 3;
+    const std::vector<int32_t> order = random.Shuffled(count + spare);
+    const int64_t bytes = (count + spare) * page_size * Width() * SizeOf(shape_.dtype);
+    k_.assign(bytes, static_cast<char>(0xff));  // NaN in all three types
+    v_ = k_;
+    const int32_t* next = order.data();
+    for (size_t s = 0; s < lengths_.size(); ++s) {
+      const int32_t length = lengths_[s], own = (length + page_size - 1) / page_size;
+      pages_.emplace_back(next, next + own);
+      next += own;
+      std::vector<int32_t> slots(length);
+      for (int32_t j = 0; j < length; ++j)
+        slots[j] = pages_[s][j / page_size] * page_size + j % page_size;
+      for (auto& [from, to] : {std::pair{&keys_[s], &k_}, std::pair{&values_[s], &v_}})
+        kernels::reference::StoreKv({.x = from->data(),
+                                     .ldx = Width(),
+                                     .m = length,
+                                     .n = Width(),
+                                     .slots = slots.data(),
+                                     .cache = to->data(),
+                                     .dtype = shape_.dtype});
+    }
+  }
+
+  // Output rows of the chunks, concatenated: [rows, heads, out_dim].
+  std::vector<float> Reference(const std::vector<AttentionChunk>& chunks) const {
+    Pass pass = MakePass(chunks, 0);
+    std::vector<float> out(pass.num_rows * OutWidth());
+    if (shape_.rope > 0) {
+      kernels::LatentAttentionParams p = Latent();
+      p.q = pass.queries.data();
+      p.cache = k_.data();
+      p.out = out.data();
+      p.sequences = pass.spans;
+      kernels::reference::LatentAttention(p);
+    } else {
+      kernels::AttentionParams p = Grouped();
+      p.q = pass.queries.data();
+      p.k_cache = k_.data();
+      p.v_cache = v_.data();
+      p.sinks = shape_.sinks ? sinks_.data() : nullptr;
+      p.out = out.data();
+      p.sequences = pass.spans;
+      kernels::reference::Attention(p);
+    }
+    return out;
+  }
+
+  // Whether RunToBFloat16 is supported.
+  bool HasBFloat16Output() const {
+    return shape_.rope == 0 && AttentionToBFloat16(Grouped(), /*exact=*/false);
+  }
+  // Queries and output in bfloat16, without exact arithmetic.
+  std::vector<float> RunToBFloat16(const std::vector<AttentionChunk>& chunks) const {
+    return Run(chunks, false, kAttentionScratchBytes, 0, /*to_bfloat16=*/true);
+  }
+  // The output rows of Reference, computed on the GPU. An empty sequence and `gap` rows that belong
+  // to no sequence precede each chunk. The kernel must not write these rows.
+  std::vector<float> Run(const std::vector<AttentionChunk>& chunks, bool exact,
+                         size_t scratch_bytes = kAttentionScratchBytes, int32_t gap = 0,
+                         bool to_bfloat16 = false) const {
+    const Pass pass = MakePass(chunks, gap);
+    const size_t num_sequences = pass.rows.size();
+    const DeviceMemory q = Upload(to_bfloat16 ? InBFloat16(pass.queries) : pass.queries),
+                       k = Upload(k_), v = Upload(v_), sinks = Upload(sinks_),
+                       row_begin = Upload(pass.row_begin), rows = Upload(pass.rows),
+                       kv_len = Upload(pass.kv_len), pages = Upload(pass.pages),
+                       row_sequence = Upload(pass.row_sequence), scratch(scratch_bytes);
+    constexpr float kUntouched = 77.0f;
+    std::vector<float> all(pass.num_rows * OutWidth(), kUntouched);
+    const DeviceMemory out = Upload(all);
+    const SequenceTable table = {.row_begin = row_begin.as<int32_t>(),
+                                 .rows = rows.as<int32_t>(),
+                                 .kv_len = kv_len.as<int32_t>(),
+                                 .pages = pages.as<int32_t>(),
+                                 .row_sequence = row_sequence.as<int32_t>(),
+                                 .num_sequences = static_cast<int32_t>(num_sequences),
+                                 .num_rows = static_cast<int32_t>(pass.num_rows),
+                                 .max_pages = MaxPages(),
+                                 .page_size = shape_.page_size};
+    const Stream stream;
+    const std::span<std::byte> room(scratch.data(), scratch.bytes());
+    if (shape_.rope > 0) {
+      kernels::LatentAttentionParams p = Latent();
+      p.q = q.as<float>();
+      p.cache = k.data();
+      p.out = out.as<float>();
+      LatentAttention(p, table, exact, stream.get(), room);
+    } else {
+      kernels::AttentionParams p = Grouped();
+      p.q = q.as<float>();
+      p.k_cache = k.data();
+      p.v_cache = v.data();
+      p.sinks = shape_.sinks ? sinks.as<float>() : nullptr;
+      if (to_bfloat16) {
+        p.bf16_out = out.data();
+        p.bf16_queries = true;
+      } else {
+        p.out = out.as<float>();
+      }
+      Attention(p, table, exact, stream.get(), room);
+    }
+    stream.Synchronize();
+    if (to_bfloat16) {
+      std::vector<uint16_t> rounded(all.size());
+      Check(cudaMemcpy(rounded.data(), out.data(), rounded.size() * sizeof(uint16_t),
+                       cudaMemcpyDeviceToHost),
+            "copy of the result");
+      std::ranges::transform(rounded, all.begin(),
+                             [](uint16_t bits) { return ToFloat(BF16{bits}); });
+      return all;
+    }
+    Check(cudaMemcpy(all.data(), out.data(), all.size() * sizeof(float), cudaMemcpyDeviceToHost),
+          "copy of the result");
+    std::vector<float> result;
+    for (int64_t row = 0; row < pass.num_rows; ++row) {
+      const float* from = all.data() + row * OutWidth();
+      if (pass.row_sequence[row] >= 0) {
+        result.insert(result.end(), from, from + OutWidth());
+      } else {
+        for (int64_t i = 0; i < OutWidth(); ++i) EXPECT_EQ(from[i], kUntouched) << row;
+      }
+    }
+    return result;
+  }
+
+  int64_t OutWidth() const { return shape_.heads * shape_.out_dim(); }
+
+ private:
+  // The arrays of SequenceTable, on the host.
+  struct Pass {
+    std::vector<int32_t> row_begin, rows, kv_len, pages, row_sequence;
+    std::vector<float> queries;
+    std::vector<kernels::SequenceSpan> spans;
+    int64_t num_rows = 0;
+  };
+
+  Pass MakePass(const std::vector<AttentionChunk>& chunks, int32_t gap) const {
+    Pass pass;
+    const int64_t width = shape_.heads * shape_.head_dim;
+    const auto add = [&](int32_t rows, int32_t kv_len, const std::vector<int32_t>& pages) {
+      pass.row_begin.push_back(static_cast<int32_t>(pass.num_rows));
+      pass.rows.push_back(rows);
+      pass.kv_len.push_back(kv_len);
+      const size_t begin = pass.pages.size();
+      pass.pages.resize(begin + MaxPages());
+      std::copy_n(pages.begin(), (kv_len + shape_.page_size - 1) / shape_.page_size,
+                  pass.pages.begin() + static_cast<int64_t>(begin));
+    };
+    for (const AttentionChunk& chunk : chunks) {
+      if (gap > 0) {
+        add(0, 0, {});
+        pass.num_rows += gap;
+        pass.row_sequence.insert(pass.row_sequence.end(), gap, -1);
+        pass.queries.resize(pass.num_rows * width, 1.0f);
+      }
+      add(chunk.end - chunk.begin, chunk.end, pages_[chunk.sequence]);
+      pass.spans.push_back({.row_begin = pass.row_begin.back(),
+                            .rows = pass.rows.back(),
+                            .kv_len = chunk.end,
+                            .pages = pages_[chunk.sequence].data()});
+      pass.row_sequence.insert(pass.row_sequence.end(), chunk.end - chunk.begin,
+                               static_cast<int32_t>(pass.rows.size()) - 1);
+      pass.num_rows += chunk.end - chunk.begin;
+      const float* q = queries_[chunk.sequence].data();
+      pass.queries.insert(pass.queries.end(), q + chunk.begin * width, q + chunk.end * width);
+    }
+    return pass;
+  }
+
+  kernels::AttentionParams Grouped() const {
+    return {.ldq = shape_.heads * shape_.head_dim,
+            .kv_dtype = shape_.dtype,
+            .heads = shape_.heads,
+            .kv_heads = shape_.kv_heads,
+            .head_dim = shape_.head_dim,
+            .page_size = shape_.page_size,
+            .scale = Scale(),
+            .window = shape_.window,
+            .ldo = OutWidth()};
+  }
+  kernels::LatentAttentionParams Latent() const {
+    return {.ldq = shape_.heads * shape_.head_dim,
+            .kv_dtype = shape_.dtype,
+            .heads = shape_.heads,
+            .lora = shape_.out_dim(),
+            .rope = shape_.rope,
+            .page_size = shape_.page_size,
+            .scale = Scale(),
+            .ldo = OutWidth()};
+  }
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
+  int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
+  int32_t MaxPages() const { return 8192 / shape_.page_size; }
+
+  // The queries as AttentionParams::bf16_queries describes them, with NaN after each head.
+  std::vector<float> InBFloat16(std::vector<float> queries) const {
+    const int64_t n = shape_.head_dim;
+    for (size_t at = 0; at < queries.size(); at += n) {
+      std::vector<uint16_t> head(2 * n, 0xffff);
+      for (int64_t i = 0; i < n; ++i) head[i] = ToBF16(queries[at + i]).bits;
+      std::memcpy(queries.data() + at, head.data(), n * sizeof(float));
+    }
+    return queries;
+  }
+
+  // Queries representable in bfloat16, so that the reference has the same inputs.
+  static std::vector<float> Rounded(std::vector<float> x) {
+    for (float& value : x) value = ToFloat(ToBF16(value));
+    return x;
+  }
+  template <typename T>
+  static DeviceMemory Upload(const std::vector<T>& from) {
+    DeviceMemory memory(from.size() * sizeof(T) + 16);
+    CopyToDevice(memory.data(), from.data(), from.size() * sizeof(T), "copy to the GPU");
+    return memory;
+  }
+
+  AttentionShape shape_;
+  std::vector<int32_t> lengths_;
+  std::vector<std::vector<float>> queries_, keys_, values_;  // [sequence]
+  std::vector<float> sinks_;
+  std::vector<std::vector<int32_t>> pages_;  // [sequence]
+  std::vector<char> k_, v_;
+};
+
+}  // namespace switchyard::cuda

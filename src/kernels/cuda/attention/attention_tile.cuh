@@ -1,0 +1,179 @@
+// Tensor core attention: FlashAttention over tiles of query rows, with optional splits of the keys
+// (split-KV). The query heads of a key-value head are rows of one tile, so that decode loads each
+// key once. The tile shapes for decode and prefill share every row's arithmetic:
+//   for each split of the keys, for each of its blocks of kKeys at fixed positions:
+//     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
+//     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
+//   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities).
+//   splits are merged in order (attention_merge.cuh)
+// A row's mma.sync result does not depend on the other rows. Masked keys do not change the result:
+// their p is 0.
+#pragma once
+
+#include "kernels/cuda/attention/attention_tile_copies.cuh"
+#include "kernels/cuda/attention/attention_tile_products.cuh"
+#include "kernels/cuda/attention/attention_tile_results.cuh"
+#include "kernels/cuda/attention/attention_tile_softmax.cuh"
+#include "kernels/cuda/device/kernel_chain.cuh"
+
+namespace switchyard::cuda {
+
+// One block's computation of one work item.
+template <typename Shape>
+class TileWorker {
+ public:
+  __device__ TileWorker(const TiledAttention& p, const WorkItemFinder& finder,
+                        const AttentionWorkItem& unit, const TileKeys& keys, char* shared)
+      : p_(p),
+        finder_(finder),
+        unit_(unit),
+        keys_(keys),
+        copies_(p, unit, keys, shared),
+        shared_(ptx::SharedAddress(shared)),
+        shared_bytes_(shared) {}
+
+  // Computes the work item. Meanwhile looks up work item `next` and stores it in `found`.
+  __device__ void Run(int next, AttentionWorkItem& found) {
+    const bool partial = unit_.split >= 0 && keys_.splits > 1;
+    const int split = keys_.first_split + max(unit_.split, 0);
+    if (unit_.split >= keys_.splits) {
+      __syncthreads();
+      Find(next, found);
+      __syncthreads();
+      return;
+    }
+    constexpr KeySplits kSplits = Shape::kSplits;
+    const int begin = partial ? max(keys_.begin, kSplits.Begin(split)) : keys_.begin;
+    const int end = partial ? min(keys_.end, kSplits.Begin(split + 1)) : keys_.end;
+    const int first = begin / Shape::kKeys, last = (end - 1) / Shape::kKeys;
+    rows_ = TileRowsOf(p_, unit_, keys_, p_.launch.table.row_begin[unit_.sequence], thread_);
+    if (threadIdx.x < Shape::kKeys) {
+#pragma unroll
+      for (int i = 0; i < Shape::kStages; ++i)
+        copies_.Slots(i)[threadIdx.x] = copies_.SlotOf(first + i, last);
+    }
+    __syncthreads();
+    // Blocks that contain only keys of earlier steps are copied before WaitForPriorKernels. The
+    // kernels that compute the queries and store the new keys may still run then, but do not write
+    // these keys.
+    const int old_blocks = keys_.first_new / Shape::kKeys - first;
+    const int early = min(max(old_blocks, 0), Shape::kStages - 1);
+    for (int i = 0; i < early; ++i) copies_.LoadKeys(i);
+    WaitForPriorKernels();
+    for (int i = early; i < Shape::kStages - 1; ++i) copies_.LoadKeys(i);
+    copies_.LoadQueries();
+    Find(next, found);
+    part_.Clear();
+    TileEpilogue<Shape> results(p_, unit_, keys_, thread_, rows_);
+    int stage = 0;
+    for (int block = first; block <= last; ++block) {
+      ptx::WaitCopies<Shape::kStages - 2>();
+      if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
+      __syncthreads();  // copies of all threads are visible, and the previous stage is free
+      int slot = 0;
+      if (threadIdx.x < Shape::kKeys) slot = copies_.SlotOf(block + Shape::kStages, last);
+      ProcessKeyBlock(block, stage);
+      if (threadIdx.x < Shape::kKeys) copies_.Slots(stage)[threadIdx.x] = slot;
+      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+      const int this_split = kSplits.Of(block * Shape::kKeys);
+      if (this_split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
+      if (partial) {
+        results.Store(part_);
+      } else {
+        results.Add(part_, this_split == keys_.first_split, block == last);
+        part_.Clear();
+      }
+    }
+    __syncthreads();  // shared memory is free for the next work item
+  }
+
+ private:
+  __device__ void Find(int index, AttentionWorkItem& found) const {
+    if (thread_.warp > 0) return;
+    const AttentionWorkItem unit = finder_.Find(p_.schedule, index);
+    if (thread_.lane == 0) found = unit;
+  }
+
+  // Processes the key block in stage `number` and meanwhile starts the copies of a later block into
+  // the previous stage.
+  __device__ void ProcessKeyBlock(int block, int number) {
+    const uint32_t stage = shared_ + Shape::kQBytes + number * Shape::kStageBytes;
+    const int next = number == 0 ? Shape::kStages - 1 : number - 1;
+    TileScores<Shape> scores;
+    if constexpr (Shape::kHopper) {
+      ScoreByWarpgroup(
+          thread_, shared_, stage, [&] { copies_.LoadKeys(next); }, scores);
+    } else {
+      copies_.LoadKeys(next);
+      Score(thread_, shared_, stage, scores);
+    }
+    if (BlockHasMaskedKeys<Shape>(p_.schedule, keys_, block))
+      Mask(thread_, rows_, block * Shape::kKeys + thread_.FirstKey(), scores);
+    Apply(ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores,
+                          part_.max),
+          part_);
+    uint32_t p[Shape::kKeys / 16][4];
+    if constexpr (Shape::kShares) {
+      ShareProbabilities(thread_, shared_bytes_, scores);
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+        ptx::LoadMatrices(p[k], shared_ + Shape::kPAt +
+                                    SwizzledOffset<Shape::kRows>(thread_.row0 + thread_.lane % 16,
+                                                                 2 * k + thread_.lane / 16));
+    } else {
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[k][i] = PackBf16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+    }
+    if constexpr (Shape::kHopper) {
+      AddValuesByWarpgroup(thread_, shared_ + Shape::kOnesAt, stage, p, part_.sums, part_.weights);
+    } else {
+#pragma unroll
+      for (int k = 0; k < Shape::kKeys / 16; ++k)
+        AccumulateValues(thread_, stage, k, p[k], part_.sums, part_.weights);
+    }
+  }
+  const TiledAttention& p_;
+  const WorkItemFinder& finder_;
+  const AttentionWorkItem& unit_;
+  const TileKeys& keys_;
+  TileLoader<Shape> copies_;
+  const TileThread<Shape> thread_;
+  const uint32_t shared_;
+  char* const shared_bytes_;
+
+  TileRows rows_;
+  TileAccumulator<Shape> part_;
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    TiledAttentionKernel(const __grid_constant__ TiledAttention p) {
+  extern __shared__ __align__(1024) char shared[];
+  AttentionWorkItem& found = *reinterpret_cast<AttentionWorkItem*>(shared + Shape::kUnitAt);
+  if constexpr (Shape::kHopper) {
+    for (int i = threadIdx.x; i < Shape::kOnesBytes / 4; i += Shape::kThreads)
+      reinterpret_cast<uint32_t*>(shared + Shape::kOnesAt)[i] = kBf16Ones;
+  }
+  LaunchDependents();
+  const WorkItemFinder finder(p.schedule);  // used by the first warp
+  if (threadIdx.x < 32) {
+    const AttentionWorkItem first = finder.Find(p.schedule, blockIdx.x);
+    if (threadIdx.x == 0) found = first;
+  }
+  __syncthreads();
+  for (int index = blockIdx.x;; index += gridDim.x) {
+    const AttentionWorkItem unit = found;
+    if (unit.sequence < 0) break;
+    const TileKeys keys = TileKeysOf(p.schedule, unit.sequence, unit.tile);
+    TileWorker<Shape>(p, finder, unit, keys, shared)
+        .Run(index + static_cast<int>(gridDim.x), found);
+  }
+  // A block without work items ends early, so that its SM is free for the next kernel. One block
+  // that waits is enough to keep the order of the kernels.
+  if (blockIdx.x == 0) WaitForPriorKernels();
+}
+
+}  // namespace switchyard::cuda

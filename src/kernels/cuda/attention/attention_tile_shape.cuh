@@ -1,0 +1,90 @@
+// Tile shapes of tensor core attention and their shared memory layout.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/attention_schedule.cuh"
+
+namespace switchyard::cuda {
+
+// A block has kRowGroups · kColumnWarps warps with 16 query rows each. The kColumnWarps warps of
+// the same rows partition the keys in q · kᵀ and the columns in p · v. With kHopper every four
+// warps of the same columns form a warpgroup, use wgmma, and score all keys of their rows. wgmma
+// has mma.sync's accumulator layout. On an H200 its results are bit-identical too: measured up to K
+// = 4096, and tests compare rows of wgmma and mma.sync tiles.
+template <int kQkDim_, int kVDim_, bool kLatent_, int kRowGroups_, int kColumnWarps_, int kStages_,
+          bool kHopper_ = false>
+struct TileShape {
+  static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
+  static constexpr bool kLatent = kLatent_;  // values are a prefix of the keys
+  static constexpr KeySplits kSplits =
+      kLatent ? KeySplits{.fine = 1024, .fine_end = 0, .coarse = 1024}
+              : KeySplits{.fine = 256, .fine_end = 4096, .coarse = 512};
+  static constexpr int kRowGroups = kRowGroups_, kColumnWarps = kColumnWarps_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kHopper = kHopper_;
+
+  static constexpr int kKeys = 64;  // keys per block of keys
+  static constexpr int kRows = 16 * kRowGroups;
+  static constexpr int kThreads = 32 * kRowGroups * kColumnWarps;
+  static constexpr int kWarpKeys = kHopper ? kKeys : kKeys / kColumnWarps;
+  static constexpr int kWarpColumns = kVDim / kColumnWarps;
+
+  // Shared memory, in bytes. Tiles are partitioned into panels with 128 bytes of every row
+  // (SwizzledOffset).
+  static constexpr int kQBytes = kRows * kQkDim * 2;
+  static constexpr int kKBytes = kKeys * kQkDim * 2;
+  static constexpr int kStageBytes = kKBytes + (kLatent ? 0 : kKeys * kVDim * 2);
+  // Warps of the same rows exchange maxima and probabilities through shared memory.
+  static constexpr bool kShares = !kHopper && kColumnWarps > 1;
+  static constexpr int kPBytes = kShares ? kRows * kKeys * 2 : 0;
+  static constexpr int kOnesBytes = kHopper ? 384 : 0;
+  static constexpr int kMaxBytes = kShares ? kColumnWarps * kRows * 4 : 0;
+  static constexpr int kPAt = kQBytes + kStages * kStageBytes, kOnesAt = kPAt + kPBytes;
+  static constexpr int kMaxAt = kOnesAt + kOnesBytes, kUnitAt = kMaxAt + kMaxBytes;
+  static constexpr int kSlotsAt = kUnitAt + 32, kSlotsBytes = kStages * kKeys * 4;
+  static constexpr int kBytes = kSlotsAt + kSlotsBytes;
+
+  static_assert(kSplits.fine % kKeys == 0 && kSplits.coarse % kKeys == 0);
+  static_assert(kSplits.fine_end % kSplits.fine == 0);
+  static_assert(kWarpKeys % 8 == 0 && kWarpColumns % 16 == 0);
+  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0);
+  static_assert(!kHopper || kRowGroups % 4 == 0);
+};
+
+// Byte offset of 16-byte chunk `piece` of a row in a tile of kRows rows. Chunks of a panel are
+// permuted by row to avoid bank conflicts between eight rows of a matrix: TMA's 128-byte swizzle.
+template <int kRows>
+__device__ __forceinline__ uint32_t SwizzledOffset(int row, int piece) {
+  return piece / 8 * (kRows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
+}
+
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// A thread's position in a block.
+template <typename Shape>
+struct TileThread {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int row0 = 0;         // first of the warp's 16 rows
+  int column_warp = 0;  // index among the warps of these rows
+
+  __device__ TileThread() {
+    if constexpr (Shape::kHopper) {
+      row0 = (warp / 4 / Shape::kColumnWarps * 4 + warp % 4) * 16;
+      column_warp = warp / 4 % Shape::kColumnWarps;
+    } else {
+      row0 = warp / Shape::kColumnWarps * 16;
+      column_warp = warp % Shape::kColumnWarps;
+    }
+  }
+  // The lane's two accumulator rows.
+  __device__ int RowOf(int i) const { return row0 + lane / 4 + 8 * i; }
+  __device__ int FirstKey() const { return Shape::kHopper ? 0 : column_warp * Shape::kWarpKeys; }
+};
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,152 @@
+#include "kernels/cuda/device/cuda_device_sequences.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+
+namespace switchyard::cuda {
+
+Graphs::~Graphs() { Clear(); }
+
+void Graphs::Clear() {
+  for (const Entry& entry : entries_) {
+    if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
+  }
+  entries_.clear();
+  by_key_.clear();
+}
+
+Graphs::Entry& Graphs::Find(uint64_t key) {
+  if (const auto found = by_key_.find(key); found != by_key_.end()) {
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return entries_.front();
+  }
+  if (entries_.size() == kMaxGraphs) {
+    Check(cudaStreamSynchronize(stream_), "GPU execution");  // the evicted graph may still run
+    if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
+    by_key_.erase(entries_.back().key);
+    entries_.pop_back();
+  }
+  entries_.push_front({.key = key});
+  by_key_[key] = entries_.begin();
+  return entries_.front();
+}
+
+void Graphs::Run(uint64_t key, const std::function<void()>& pass) {
+  CHECK(!recording_);
+  const bool seen = by_key_.contains(key);
+  if (!seen) {
+    pass();
+    Find(key);
+    return;
+  }
+  Entry& entry = Find(key);
+  if (entry.graph == nullptr) entry.graph = Record(pass);
+  Check(cudaGraphLaunch(entry.graph, stream_), "graph launch");
+}
+
+cudaGraphExec_t Graphs::Record(const std::function<void()>& pass) {
+  // Thread-local mode: other threads (other ranks) may allocate and synchronize during the capture.
+  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+        "begin of graph capture");
+  cudaGraph_t graph = nullptr;
+  recording_ = true;
+  try {
+    pass();
+  } catch (...) {
+    recording_ = false;
+    cudaStreamEndCapture(stream_, &graph);
+    cudaGetLastError();
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
+  recording_ = false;
+  Check(cudaStreamEndCapture(stream_, &graph), "end of graph capture");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  Check(error, "graph instantiation");
+  return exec;
+}
+
+namespace {
+constexpr size_t kInt = sizeof(int32_t);
+}  // namespace
+
+Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
+                     const Graphs& graphs, cudaStream_t stream)
+    : max_tokens_(limits.max_tokens),
+      max_sequences_(limits.max_sequences),
+      max_pages_(limits.max_pages),
+      staging_(staging),
+      graphs_(graphs),
+      stream_(stream),
+      columns_((3 * max_sequences_ + max_tokens_) * kInt),
+      pages_(max_sequences_ * max_pages_ * kInt) {
+  auto* columns = columns_.as<int32_t>();
+  table_.row_begin = columns;
+  table_.rows = columns + max_sequences_;
+  table_.kv_len = columns + 2 * max_sequences_;
+  table_.row_sequence = columns + 3 * max_sequences_;
+  table_.pages = pages_.as<int32_t>();
+  table_.max_pages = static_cast<int32_t>(max_pages_);
+}
+
+void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) {
+  CHECK(!graphs_.recording());
+  const auto count = static_cast<int64_t>(sequences.size());
+  CHECK_LE(count, max_sequences_);
+  CHECK_GT(page_size, 0);
+  SequenceTable& t = table_;
+  t.num_sequences = static_cast<int32_t>(count);
+  t.page_size = page_size;
+  t.num_rows = t.max_rows = t.max_kv_len = 0;
+  for (const kernels::SequenceSpan& s : sequences) {
+    t.num_rows = std::max(t.num_rows, s.row_begin + s.rows);
+    t.max_rows = std::max(t.max_rows, s.rows);
+    t.max_kv_len = std::max(t.max_kv_len, s.kv_len);
+  }
+  CHECK_LE(t.num_rows, max_tokens_);
+  CHECK_LE(CeilDiv(t.max_kv_len, page_size), max_pages_);
+  if (count == 0) return;
+
+  const size_t bytes = (3 * max_sequences_ + t.num_rows) * kInt;
+  auto* columns = static_cast<int32_t*>(staging_.Reserve(bytes));
+  std::memset(columns, 0, 3 * max_sequences_ * kInt);
+  int32_t* row_sequence = columns + 3 * max_sequences_;
+  std::fill_n(row_sequence, t.num_rows, -1);
+  for (int64_t i = 0; i < count; ++i) {
+    const kernels::SequenceSpan& s = sequences[i];
+    columns[i] = s.row_begin;
+    columns[max_sequences_ + i] = s.rows;
+    columns[2 * max_sequences_ + i] = s.kv_len;
+    std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
+  }
+  Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream_),
+        "copy of the sequence table to the GPU");
+
+  // Page tables are copied with the width of the longest one in this batch. One copy has as many of
+  // them as fit a staging segment.
+  const int64_t width = CeilDiv(t.max_kv_len, page_size);
+  if (width == 0) return;
+  const int64_t row_bytes = width * kInt;
+  const auto at_once = static_cast<int64_t>(Staging::kSegmentBytes) / row_bytes;
+  CHECK_GT(at_once, 0);
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    const int64_t rows = std::min(at_once, count - begin);
+    auto* pages = static_cast<int32_t*>(staging_.Reserve(rows * row_bytes));
+    for (int64_t i = 0; i < rows; ++i) {
+      const kernels::SequenceSpan& s = sequences[begin + i];
+      const int64_t own = CeilDiv(s.kv_len, page_size);
+      if (own > 0) std::memcpy(pages + i * width, s.pages, own * kInt);
+      std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
+    }
+    Check(cudaMemcpy2DAsync(pages_.as<int32_t>() + begin * max_pages_, max_pages_ * kInt, pages,
+                            row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream_),
+          "copy of page tables to the GPU");
+  }
+}
+
+}  // namespace switchyard::cuda

@@ -1,0 +1,184 @@
+// Memory, graph capture and sequence tables of a GPU device.
+#include "kernels/device.h"
+
+#include <thread>
+
+#include "core/duration.h"
+#include "kernels/cuda/device/cuda_device.h"
+#include "kernels/cuda/device/device_testing.h"
+
+namespace switchyard::kernels {
+namespace {
+
+TEST_F(DeviceTest, LargeCopiesArriveWholeAndTheSourceMayChangeAtOnce) {
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{1000003}, size_t{9000001}}) {
+    std::vector<uint32_t> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<uint32_t>(i * 2654435761u);
+    const std::vector<uint32_t> expected = values;
+    const std::shared_ptr<void> memory = exact_->Allocate(count * 4);
+    exact_->CopyIn(memory.get(), values.data(), count * 4);
+    std::fill(values.begin(), values.end(), 7u);
+    exact_->CopyOut(values.data(), memory.get(), count * 4);
+    EXPECT_TRUE(values == expected) << count;
+  }
+}
+
+TEST_F(DeviceTest, ManySmallCopiesKeepTheirOrder) {
+  DeviceVector<int32_t> target(*exact_, std::vector<int32_t>(1000, 0));
+  std::vector<int32_t> values(1000);
+  for (int32_t round = 1; round <= 5000; ++round) {
+    std::fill(values.begin(), values.end(), round);
+    exact_->CopyIn(target.data(), values.data(), values.size() * 4);
+  }
+  EXPECT_EQ(target.Read(), values);
+}
+
+TEST_F(DeviceTest, MemoryIsZeroedAndFreedWithItsLastReference) {
+  std::shared_ptr<void> memory = exact_->Allocate(1 << 20);
+  std::vector<uint8_t> bytes(1 << 20, 1);
+  exact_->CopyOut(bytes.data(), memory.get(), bytes.size());
+  EXPECT_TRUE(bytes == std::vector<uint8_t>(1 << 20, 0));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % 256, 0u);
+  std::thread([memory = std::move(memory)]() mutable { memory.reset(); }).join();
+  exact_->Synchronize();
+}
+
+TEST_F(DeviceTest, AReplayedPassReadsTheCurrentMemory) {
+  const int64_t count = 1000;
+  const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));
+  const DeviceVector y(*exact_, std::vector<float>(count, 0.0f));
+  int calls = 0;
+  const auto pass = [&] {
+    ++calls;
+    exact_->AddInPlace(y.data(), x.data(), count);
+  };
+  float sum = 0;
+  for (int round = 1; round <= 10; ++round) {
+    const std::vector<float> values(count, static_cast<float>(round));
+    exact_->CopyIn(x.data(), values.data(), count * 4);
+    exact_->Run(5, pass);
+    sum += static_cast<float>(round);
+    EXPECT_EQ(y.Read(), std::vector<float>(count, sum));
+  }
+  EXPECT_LE(calls, 2);
+  calls = 0;
+  for (int round = 0; round < 3; ++round) exact_->Run(0, pass);
+  EXPECT_EQ(calls, 3);
+}
+
+TEST_F(DeviceTest, MorePassesThanAreKeptAndThoseThatThrow) {
+  const DeviceVector x(*exact_, std::vector<float>(64, 1.0f));
+  const DeviceVector y(*exact_, std::vector<float>(64, 0.0f));
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t key = 1; key <= 100; ++key) {
+      exact_->Run(key, [&] { exact_->AddInPlace(y.data(), x.data(), 64); });
+    }
+  }
+  EXPECT_EQ(y.Read(), std::vector<float>(64, 300.0f));
+  for (int round = 0; round < 4; ++round) {
+    EXPECT_THROW(exact_->Run(7777,
+                             [&] {
+                               exact_->AddInPlace(y.data(), x.data(), 64);
+                               throw Invalid("no");
+                             }),
+                 Error);
+  }
+  bool fails = false;
+  const auto pass = [&] {
+    exact_->AddInPlace(y.data(), x.data(), 64);
+    if (fails) throw Invalid("no");
+  };
+  exact_->Run(7778, pass);
+  fails = true;
+  EXPECT_THROW(exact_->Run(7778, pass), Error);
+  fails = false;
+  exact_->Run(7778, pass);
+  exact_->Run(7778, pass);
+  EXPECT_EQ(y.Read(), std::vector<float>(64, 307.0f));
+}
+
+TEST_F(DeviceTest, ChecksRunAfterWaits) {
+  int checks = 0;
+  cuda::CudaDevice::From(*exact_).AddCheck([&] { ++checks; });
+  exact_->Synchronize();
+  std::vector<float> values(4);
+  const DeviceVector x(*exact_, values);
+  x.Read();
+  EXPECT_EQ(checks, 2);
+}
+
+TEST_F(DeviceTest, AttentionFindsItsSequences) {
+  constexpr int32_t kPage = 16;
+  const int64_t heads = 8, kv_heads = 2, dim = 64, slots = 64 * kPage;
+  const std::vector<float> k = random_.Normal(slots * kv_heads * dim);
+  const std::vector<float> v = random_.Normal(slots * kv_heads * dim);
+  const DeviceVector device_k(*exact_, k), device_v(*exact_, v);
+  const auto host_sequences = cpu_->MakeSequences(), gpu_sequences = exact_->MakeSequences();
+  for (int round = 0; round < 10; ++round) {
+    const std::vector<int32_t> pages = random_.Shuffled(64);
+    std::vector<SequenceSpan> sequences;
+    int32_t rows = 0, used = 0;
+    for (int i = 0; i < 5; ++i) {
+      const auto kv_len = static_cast<int32_t>(1 + random_.Below(12 * kPage));
+      const auto own = static_cast<int32_t>(1 + random_.Below(std::min(kv_len, 60)));
+      sequences.push_back(
+          {.row_begin = rows, .rows = own, .kv_len = kv_len, .pages = pages.data() + used});
+      rows += own;
+      used += (kv_len + kPage - 1) / kPage;
+    }
+    const std::vector<float> q = random_.Normal(rows * heads * dim);
+    std::vector<float> expected(q.size());
+    const DeviceVector device_q(*exact_, q), out(*exact_, expected);
+    AttentionParams p = {.q = q.data(),
+                         .ldq = heads * dim,
+                         .k_cache = k.data(),
+                         .v_cache = v.data(),
+                         .heads = heads,
+                         .kv_heads = kv_heads,
+                         .head_dim = dim,
+                         .scale = 0.125f,
+                         .out = expected.data(),
+                         .ldo = heads * dim};
+    host_sequences->Set(sequences, kPage);
+    cpu_->Attention(p, *host_sequences);
+    p.q = device_q.data();
+    p.k_cache = device_k.data();
+    p.v_cache = device_v.data();
+    p.out = out.data();
+    gpu_sequences->Set(sequences, kPage);
+    exact_->Attention(p, *gpu_sequences);
+    const std::vector<float> got = out.Read();
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
+  }
+}
+
+TEST_F(DeviceTest, MarksOfTheStreamHaveTimesOfTheHost) {
+  const int64_t count = 1 << 24;
+  const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));
+  const std::unique_ptr<DeviceTimer> timer = exact_->MakeTimer();
+  EXPECT_TRUE(timer->Resolve().empty());
+  for (int round = 0; round < 2; ++round) {  // marks are reused
+    exact_->Synchronize();
+    const int64_t before = SteadyNanoseconds();
+    EXPECT_EQ(timer->Mark(), 0);
+    for (int i = 0; i < 20; ++i) exact_->AddInPlace(x.data(), x.data(), count);
+    EXPECT_EQ(timer->Mark(), 1);
+    exact_->AddInPlace(x.data(), x.data(), count);
+    EXPECT_EQ(timer->Mark(), 2);
+    const std::span<const int64_t> times = timer->Resolve();
+    const int64_t after = SteadyNanoseconds();
+    constexpr int64_t kSlack = 1'000'000;  // ns: tolerance for aligning the two clocks
+    ASSERT_EQ(times.size(), 3u);
+    EXPECT_GE(times[0], before - kSlack);
+    EXPECT_LT(times[0], times[1]);
+    EXPECT_LT(times[1], times[2]);
+    EXPECT_LE(times[2], after + kSlack);
+  }
+  for (size_t i = 0; i < cuda::StreamTimer::kMaxMarks; ++i) ASSERT_GE(timer->Mark(), 0);
+  EXPECT_EQ(timer->Mark(), -1);
+  EXPECT_EQ(timer->Resolve().size(), cuda::StreamTimer::kMaxMarks);
+  EXPECT_EQ(cpu_->MakeTimer(), nullptr);
+}
+
+}  // namespace
+}  // namespace switchyard::kernels
