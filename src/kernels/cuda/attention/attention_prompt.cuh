@@ -20,8 +20,6 @@
 #include <cstddef>
 
 #include "kernels/cuda/attention/attention_prompt_copies.cuh"
-#include "kernels/cuda/attention/attention_tile_products.cuh"
-#include "kernels/cuda/attention/attention_tile_results.cuh"
 #include "kernels/cuda/attention/attention_tile_softmax.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"
 

@@ -50,7 +50,7 @@ struct Multiplier {
   }
 
   // FP8 partial sums are scaled and accumulated in float32 every 128 elements, with the operations
-  // of gemm_many_rows_multiply.cuh. Within a stage the next step's wgmma overlaps this promotion.
+  // of gemm_many_rows.cu. Within a stage the next step's wgmma overlaps this promotion.
   __device__ __forceinline__ void Scaled(PipelineState& ring, float (&sums)[kTokens / 2]) const {
     const int lane = thread % 32;
     const auto scale_of = [&](int kb) { return kb < p.k_blocks ? b_scales[kb] : 0.0f; };

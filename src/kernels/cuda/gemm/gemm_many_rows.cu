@@ -7,8 +7,266 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/gemm/gemm_many_rows_multiply.cuh"
-#include "kernels/cuda/gemm/gemm_many_rows_store.cuh"
+#include "kernels/cuda/gemm/gemm_tiles.cuh"
+
+namespace switchyard::cuda::many_rows {
+
+// Tile sizes, tile order and shared memory layout of the many-rows GEMM.
+
+constexpr int kBlockM = kManyRowsTokens;
+constexpr int kCluster = 2;
+constexpr int kConsumers = 2;  // consumer warpgroups, 64 rows of the tile each
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kWaveBlocks = 16;  // row blocks per wave of tiles, for L2 reuse
+
+struct Fp8 {
+  static constexpr bool kScaled = true;
+  static constexpr int kBlockN = kManyRowsWeightsFp8, kStages = 4, kElementBytes = 1, kSlabs = 3;
+};
+struct Bf16 {
+  static constexpr bool kScaled = false;
+  static constexpr int kBlockN = kManyRowsWeightsBf16, kStages = 4, kElementBytes = 2, kSlabs = 2;
+};
+
+// A block's shared memory: pipeline stages between TMA and wgmma, and the output staging of D.
+template <typename Format>
+struct Shared {
+  static constexpr int kSlabs = Format::kSlabs;  // slabs staged at a time
+  alignas(1024) uint8_t a[Format::kStages][kBlockM * kGemmRowBytes];
+  alignas(1024) uint8_t b[Format::kStages][Format::kBlockN * kGemmRowBytes];
+  alignas(1024) uint8_t d[kConsumers][kSlabs][64 * 128];
+  alignas(128) float a_scales[Format::kStages][Format::kScaled ? kBlockM : 32];
+  alignas(8) uint64_t full[Format::kStages];
+  uint64_t empty[Format::kStages];
+
+  static constexpr uint32_t kStageBytes =
+      sizeof(a[0]) + sizeof(b[0]) + (Format::kScaled ? sizeof(a_scales[0]) : 0);
+};
+
+// Kernel arguments other than the tensor maps.
+struct Kernel {
+  const float* b_scales;
+  const float* bias;
+  void* d;
+  int64_t ldd;
+  const int32_t* block_groups;  // null: all rows are in group 0
+  int rows, n;
+  int row_blocks, column_pairs, k_blocks;
+  bool float_output, accumulate;
+};
+
+// Order of the tile pairs of clusters: kWaveBlocks row blocks by all columns, then the next row
+// blocks, so that concurrent reads hit L2.
+struct Tile {
+  int row_block, column_block;
+};
+__device__ __forceinline__ Tile TileOf(const Kernel& p, int index, int block_of_cluster) {
+  const int wave = index / (kWaveBlocks * p.column_pairs);
+  const int first = wave * kWaveBlocks;
+  const int height = min(kWaveBlocks, p.row_blocks - first);
+  const int in_wave = index - first * p.column_pairs;
+  return {first + in_wave % height, in_wave / height * kCluster + block_of_cluster};
+}
+
+__device__ __forceinline__ int GroupOf(const Kernel& p, const Tile& tile) {
+  return p.block_groups ? p.block_groups[tile.row_block] : 0;
+}
+
+// Consumer warpgroups (main loop) of the many-rows GEMM.
+
+// A consumer warpgroup's view of the pipeline stages.
+template <typename Format>
+struct Reader {
+  OperandDescriptors a, b;
+  ptx::SharedAddr full, empty;
+
+  __device__ __forceinline__ Reader(Shared<Format>& shared, int warpgroup)
+      : a(shared.a[0] + warpgroup * 64 * kGemmRowBytes),
+        b(shared.b[0]),
+        full(ptx::Pinned(shared.full)),
+        empty(ptx::Pinned(shared.empty)) {}
+
+  __device__ __forceinline__ ptx::SharedAddr Full(const PipelineState& ring) const {
+    return full.After(ring.stage * sizeof(uint64_t));
+  }
+  template <bool kFp8, int kCount>
+  __device__ __forceinline__ void Start(int stage, bool add, float (&d)[kCount]) const {
+    IssueWgmma<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
+                     b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
+  }
+  // Releases a stage to the producers of both blocks. Each warp arrives separately: a wgmma wait
+  // does not cover other warps' reads of the scales.
+  __device__ __forceinline__ void Release(int stage) const {
+    ptx::BarrierArriveWarpAt(empty.After(stage * sizeof(uint64_t)), kCluster);
+  }
+};
+
+// Weight scales of a tile of 192 columns that begins at a multiple of 64. Its first and last 64
+// columns may be in different blocks of 128; the middle 64 share one of these two blocks.
+struct WeightScales {
+  const float *first, *last;  // scales of step 0
+  bool middle_is_first;
+
+  __device__ WeightScales(const Kernel& p, int group, int column) {
+    const int rows = (p.n + 127) / 128;
+    const float* scales = p.b_scales + int64_t{group} * rows * p.k_blocks;
+    first = scales + int64_t{min(column / 128, rows - 1)} * p.k_blocks;
+    last = scales + int64_t{min((column + 128) / 128, rows - 1)} * p.k_blocks;
+    middle_is_first = column % 128 == 0;
+  }
+};
+
+// Main loop of a tile: the thread's fragment of 64 × kBlockN sums. Element 4j + i is row lane / 4 +
+// 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
+//
+// FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
+// the result is scaled and promoted to float32 registers. Meanwhile the tensor core computes
+// products of the other warpgroup, unless this warpgroup is promoting too. The code between two
+// steps is therefore kept as short as possible. Alternating the warpgroups by barriers costs more
+// than it gains (docs/notes/gpu.md).
+template <typename Format>
+__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
+                                               PipelineState& ring, int group, int column,
+                                               int warpgroup, int thread,
+                                               float (&sums)[Format::kBlockN / 2]) {
+  const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
+  const WeightScales weights(p, group, column);
+  const Reader<Format> reader(shared, warpgroup);
+  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][row]);
+  float part[Format::kBlockN / 2];
+#pragma unroll
+  for (float& sum : sums) sum = 0.0f;
+  bool ready = false;  // whether the next stage is known to be full
+  for (int first = 0; first < p.k_blocks; first += 32) {
+    const int steps = min(p.k_blocks - first, 32);
+    const bool there = lane < steps;  // this lane loads the weight scales of step first + lane
+    const float first_of_lane = there ? weights.first[first + lane] : 0.0f;
+    const float last_of_lane = there ? weights.last[first + lane] : 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < steps; ++i) {
+      const int s = ring.stage;
+      const float b0 = __shfl_sync(~0u, first_of_lane, i);
+      const float b2 = __shfl_sync(~0u, last_of_lane, i);
+      const float b1 = weights.middle_is_first ? b0 : b2;
+      if (!ready) ptx::BarrierWait(reader.Full(ring), ring.parity);
+      const float a0 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0])));
+      const float a1 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0]) + 32));
+      reader.template Start<true>(s, false, part);
+      ring.Next(Format::kStages);
+      ptx::WgmmaWait<0>();
+      reader.Release(s);
+      ready = ptx::BarrierTestWait(reader.Full(ring), ring.parity);
+      ptx::PinRegisters(part);
+      const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
+#pragma unroll
+      for (int j = 0; j < Format::kBlockN / 2; ++j)
+        sums[j] = __fmaf_rn(scales[j / 32][j / 2 % 2], part[j], sums[j]);
+    }
+  }
+}
+
+// bfloat16: the tensor core accumulates over all of K.
+template <typename Format>
+__device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared,
+                                              PipelineState& ring, int warpgroup,
+                                              float (&sums)[Format::kBlockN / 2]) {
+  const Reader<Format> reader(shared, warpgroup);
+  int previous = -1;
+#pragma unroll
+  for (float& sum : sums) sum = 0.0f;
+  for (int kb = 0; kb < p.k_blocks; ++kb, ring.Next(Format::kStages)) {
+    const int s = ring.stage;
+    ptx::BarrierWait(reader.Full(ring), ring.parity);
+    reader.template Start<false>(s, true, sums);
+    ptx::WgmmaWait<1>();  // the previous stage is done
+    if (previous >= 0) reader.Release(previous);
+    previous = s;
+  }
+  ptx::WgmmaWait<0>();
+  ptx::PinRegisters(sums);
+  reader.Release(previous);
+}
+
+// Epilogue of the many-rows GEMM.
+
+template <int kCount>
+__device__ __forceinline__ void AddBias(const Kernel& p, int group, int column, int lane,
+                                        float (&sums)[kCount]) {
+  const float* bias = p.bias + int64_t{group} * p.n;
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    const int c = column + 8 * j + 2 * (lane % 4);
+    const float even = c < p.n ? bias[c] : 0.0f, odd = c + 1 < p.n ? bias[c + 1] : 0.0f;
+    sums[4 * j] = __fadd_rn(sums[4 * j], even);
+    sums[4 * j + 1] = __fadd_rn(sums[4 * j + 1], odd);
+    sums[4 * j + 2] = __fadd_rn(sums[4 * j + 2], even);
+    sums[4 * j + 3] = __fadd_rn(sums[4 * j + 3], odd);
+  }
+}
+
+// Four lanes write 32 contiguous bytes, one memory sector.
+template <int kCount>
+__device__ __forceinline__ void StoreFloats(const Kernel& p, int row, int column, int thread,
+                                            const float (&sums)[kCount]) {
+  const int lane = thread % 32;
+  const bool pairs = p.n % 2 == 0 && p.ldd % 2 == 0;  // D is aligned to 8 bytes
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + thread / 32 * 16 + lane / 4 + half * 8;
+    if (r >= p.rows) continue;
+    float* d = static_cast<float*>(p.d) + r * p.ldd;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const int c = column + 8 * j + 2 * (lane % 4);
+      float2 x = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+      if (pairs && c < p.n) {
+        auto* to = reinterpret_cast<float2*>(d + c);
+        if (p.accumulate) x = {__fadd_rn(to->x, x.x), __fadd_rn(to->y, x.y)};
+        *to = x;
+      } else {
+        if (c < p.n) d[c] = p.accumulate ? __fadd_rn(d[c], x.x) : x.x;
+        if (c + 1 < p.n) d[c + 1] = p.accumulate ? __fadd_rn(d[c + 1], x.y) : x.y;
+      }
+    }
+  }
+}
+
+// Stages slabs of 64 columns in shared memory, with TMA's 128-byte swizzle, and stores them by TMA.
+template <typename Format>
+__device__ __forceinline__ void StoreTile(const CUtensorMap& d_map, Shared<Format>& shared, int row,
+                                          int column, int warpgroup, int thread,
+                                          const float (&sums)[Format::kBlockN / 2]) {
+  constexpr int kSlabs = Shared<Format>::kSlabs;
+  const int lane = thread % 32;
+  const int in_tile = thread / 32 * 16 + lane % 16;  // row whose address this lane provides
+#pragma unroll
+  for (int first = 0; first < Format::kBlockN / 64; first += kSlabs) {
+    if (thread == 0) ptx::WaitStoresRead<0>();
+    ptx::NamedBarrier(1 + warpgroup, 128);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      uint8_t* base = shared.d[warpgroup][slab] + in_tile * 128;
+#pragma unroll
+      for (int chunk = 0; chunk < 8; chunk += 2) {
+        const float* x = &sums[((first + slab) * 8 + chunk) * 4];
+        const int place = (chunk + lane / 16) ^ (in_tile % 8);
+        ptx::StoreMatrices(base + place * 16, Pack(x[0], x[1]), Pack(x[2], x[3]), Pack(x[4], x[5]),
+                           Pack(x[6], x[7]));
+      }
+    }
+    ptx::FenceAsyncProxy();
+    ptx::NamedBarrier(1 + warpgroup, 128);
+    if (thread == 0) {
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab)
+        ptx::StoreBox(&d_map, shared.d[warpgroup][slab], column + (first + slab) * 64,
+                      row + warpgroup * 64);
+      ptx::CommitStores();
+    }
+  }
+}
+
+}  // namespace switchyard::cuda::many_rows
 
 namespace switchyard::cuda {
 namespace many_rows {
