@@ -12,9 +12,23 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "kernels/ops.h"
 #include "train/model.h"
 
 namespace switchyard::train::testing {
+
+// Runs a test with the instruction set of its parameter. Skips it if the CPU lacks that one.
+class IsaTest : public ::testing::TestWithParam<const char*> {
+ public:
+  void SetUp() override {
+    try {
+      kernels::SelectIsa(GetParam());
+    } catch (const std::exception& e) {
+      GTEST_SKIP() << e.what();
+    }
+  }
+  void TearDown() override { kernels::SelectIsa("auto"); }
+};
 
 // config.json for each kind of model, small enough for finite differences.
 inline std::string SmallConfig(std::string_view kind) {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "train/test_training.h"
 
 namespace switchyard::train {
 namespace {
@@ -119,17 +119,8 @@ void ExpectNear(const std::vector<T>& found, const std::vector<double>& wanted, 
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], bound) << what << i;
 }
 
-class AttentionOn : public ::testing::TestWithParam<const char*> {
+class AttentionOn : public testing::IsaTest {
  public:
-  void SetUp() override {
-    try {
-      kernels::SelectIsa(GetParam());
-    } catch (const std::exception& e) {
-      GTEST_SKIP() << e.what();
-    }
-  }
-  void TearDown() override { kernels::SelectIsa("auto"); }
-
   template <typename T>
   void Compare(const std::vector<int32_t>& begins, int32_t window, double bound,
                ProductDtype products = ProductDtype::kFloat32) {

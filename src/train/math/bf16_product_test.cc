@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "kernels/ops.h"
+#include "train/test_training.h"
 
 namespace switchyard::train {
 namespace {
@@ -58,17 +58,7 @@ Product<float> ProductOf(const Shape& s, const Form& form, const float* a, const
           .accumulate = form.accumulate};
 }
 
-class Bf16Products : public ::testing::TestWithParam<const char*> {
- public:
-  void SetUp() override {
-    try {
-      kernels::SelectIsa(GetParam());
-    } catch (const std::exception& e) {
-      GTEST_SKIP() << e.what();
-    }
-  }
-  void TearDown() override { kernels::SelectIsa("auto"); }
-};
+class Bf16Products : public testing::IsaTest {};
 
 // Reference: a chain of float32 multiply-adds over the rounded operands (the product of two
 // bfloat16 is exact in float32). Results are bitwise equal in every form, with and without the

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "train/test_training.h"
 
 namespace switchyard::train {
 namespace {
@@ -21,17 +21,7 @@ struct Form {
   bool a_turned, b_turned, accumulate;
 };
 
-class Products : public ::testing::TestWithParam<const char*> {
- public:
-  void SetUp() override {
-    try {
-      kernels::SelectIsa(GetParam());
-    } catch (const std::exception& e) {
-      GTEST_SKIP() << e.what();
-    }
-  }
-  void TearDown() override { kernels::SelectIsa("auto"); }
-};
+class Products : public testing::IsaTest {};
 
 TEST_P(Products, AreThoseOfTheTextbookAndIndependentOfThreads) {
   std::mt19937 random(1);
