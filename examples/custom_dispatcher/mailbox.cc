@@ -1,6 +1,8 @@
 // A dispatcher on symmetric memory. Every rank publishes its tokens in a mailbox in its own arena.
 // Every rank reads the rows for its experts from all mailboxes, and writes the outputs directly
 // into the arenas of the tokens' ranks.
+#include "mailbox.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -8,7 +10,6 @@
 #include "core/error.h"
 #include "moe/dispatchers/exchange_slots.h"
 #include "moe/rows.h"
-#include "my_backends.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// The complete Switchyard program with additional runners and a dispatcher.
+// The complete Switchyard program with an additional runner.
 #include "apps/main.h"
 
 #include "my_backends.h"
@@ -9,6 +9,5 @@ int main(int argc, char** argv) {
 #ifdef WITH_CUDA
     AddGpuPlainMlp(backends);
 #endif
-    AddMailbox(backends);
   });
 }

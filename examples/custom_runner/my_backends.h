@@ -1,11 +1,9 @@
-// Functions that register this example's backends under the names that flags use.
+// Functions that register this example's runners under the name that --moe-runner-backend uses.
 #pragma once
 
 #include "moe/backends.h"
 
-// --moe-runner-backend plain_mlp
+// plain_mlp for ranks on CPUs
 void AddPlainMlp(switchyard::MoeBackends& backends);
-// --moe-runner-backend plain_mlp for ranks on GPUs
+// plain_mlp for ranks on GPUs
 void AddGpuPlainMlp(switchyard::MoeBackends& backends);
-// --moe-a2a-backend mailbox
-void AddMailbox(switchyard::MoeBackends& backends);

@@ -1,8 +1,9 @@
-"""The installed library: a user's program, built outside the source tree with its own runner and dispatcher, provides all
-features of Switchyard.
+"""The installed library: users' programs, built outside the source tree by the commands of docs/add_runner.md and
+docs/add_dispatcher.md, provide all features of Switchyard with an own runner or dispatcher.
 """
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -40,24 +41,50 @@ def prefix():
     return prefix
 
 
-def build(source, prefix, folder):
-    """Builds a project with the compiler of the library. The folder is kept, so that later runs are fast."""
+def same_compiler():
     same = ["CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_RELEASE"]
     if has_cuda():
         same.append("CMAKE_CUDA_COMPILER")
+    return [f"-D{name}={cache_entry(name)}" for name in same]
+
+
+def build(source, prefix, folder):
+    """Builds a project with the compiler of the library. The folder is kept, so that later runs are fast."""
     run("cmake", "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release",
-        *(f"-D{name}={cache_entry(name)}" for name in same))
+        *same_compiler())
     run("cmake", "--build", folder)
     return folder
 
 
+def follow(page, prefix, folder):
+    """Runs the commands of a page in order. Returns the program that they build and the outputs by command."""
+    shutil.rmtree(folder / "build", ignore_errors=True)
+    for copied in folder.glob("my_*"):
+        shutil.rmtree(copied)
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = {}
+    for command in documented.commands(page):
+        if re.match(r"scripts/setup|cmake --preset|ninja -C build/release|cmake --install", command.text):
+            continue  # tests/e2e/test_commands.py; the library is installed already
+        text = re.sub(r"(?<= )examples/", f"{server.ROOT}/examples/", command.text)
+        text = text.replace("~/switchyard", str(prefix)).replace(" DIR ", f" {server.FIXTURES / 'qwen3_moe'} ")
+        if text.startswith("cmake -S "):
+            cached = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+            text += " " + shlex.join([*same_compiler(), *cached])
+        done = subprocess.run(["bash", "-ec", text], cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        outputs[command.text] = done.stdout
+    return folder / "build/mine/my_switchyard", outputs
+
+
 @pytest.fixture(scope="module")
-def program(prefix):
-    """Builds the example program. The sources are copied, so that the build finds no files of the source tree."""
-    where = BUILD / "tests/install"
-    shutil.rmtree(where / "source", ignore_errors=True)
-    shutil.copytree(server.ROOT / "examples/custom_runner", where / "source")
-    return build(where / "source", prefix, where / "build") / "my_switchyard"
+def runner(prefix):
+    return follow("docs/add_runner.md", prefix, BUILD / "tests/install/runner")
+
+
+@pytest.fixture(scope="module")
+def dispatcher(prefix):
+    return follow("docs/add_dispatcher.md", prefix, BUILD / "tests/install/dispatcher")
 
 
 def test_the_offline_example_builds_with_the_project_of_the_install_page(prefix):
@@ -95,14 +122,32 @@ def test_the_libraries_of_transports_are_loaded_only_if_needed():
             assert {"mpi"} == {m[1] for name in loaded(pid) if (m := transports.match(name))}
 
 
-def test_own_backends_are_listed_beside_the_built_in_ones(program):
-    text = run(program, "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend", "mailbox",
-               "--moe-runner-backend", "plain_mlp")
-    assert "every rank reads the tokens of all" in text
-    assert "mailbox + plain_mlp" in text and "deepep + grouped_mlp" in text
+def test_the_page_of_runners_gives_a_tested_runner(runner):
+    _, outputs = runner
+    (tested,) = [text for command, text in outputs.items() if command.startswith("ctest")]
+    assert "100% tests passed, 0 tests failed out of 1" in tested
+    (listed,) = [text for command, text in outputs.items() if "my_switchyard backends" in command]
+    assert "my_mlp" in listed and "computes the MLP formula row by row" in listed, listed
+
+
+def test_the_page_of_dispatchers_gives_a_tested_dispatcher(dispatcher):
+    _, outputs = dispatcher
+    (tested,) = [text for command, text in outputs.items() if command.startswith("ctest")]
+    assert "100% tests passed, 0 tests failed out of 1" in tested
+    (listed,) = [text for command, text in outputs.items() if "my_switchyard backends" in command]
+    assert "my_exchange" in listed and "every rank reads the tokens of all" in listed, listed
+
+
+def test_own_backends_are_listed_beside_the_built_in_ones(runner, dispatcher):
+    text = run(runner[0], "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend", "deepep",
+               "--moe-runner-backend", "my_mlp")
+    assert "deepep + my_mlp" in text and "deepep + grouped_mlp" in text
     assert "DeepseekV3ForCausalLM" in text
-    assert "--moe-runner-backend plain_mlp: reads fp8-block experts" in text
-    assert "paired with --moe-a2a-backend mailbox by standard → contiguous" in text
+    assert "--moe-runner-backend my_mlp: reads fp8-block experts" in text
+    text = run(dispatcher[0], "backends", "--model-path", server.FIXTURES / "deepseek_v3_fp8", "--moe-a2a-backend",
+               "my_exchange")
+    assert "my_exchange + grouped_mlp" in text
+    assert "paired with --moe-a2a-backend my_exchange by standard → contiguous" in text
 
 
 def serve_and_check(program, monkeypatch, *flags):
@@ -112,23 +157,28 @@ def serve_and_check(program, monkeypatch, *flags):
         check_reference.check(running, fixture)
 
 
-@pytest.mark.parametrize("flags", [("--moe-runner-backend", "plain_mlp"), ()], ids=["own-runner", "own-dispatcher-alone"])
-def test_own_backends_serve(program, monkeypatch, flags):
-    serve_and_check(program, monkeypatch, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "mailbox", *flags)
+def test_own_runner_serves(runner, monkeypatch):
+    serve_and_check(runner[0], monkeypatch, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--moe-runner-backend",
+                    "my_mlp")
 
 
-def test_own_runner_serves_on_a_gpu(program, monkeypatch):
+def test_own_dispatcher_serves(dispatcher, monkeypatch):
+    serve_and_check(dispatcher[0], monkeypatch, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "my_exchange")
+
+
+def test_own_runner_serves_on_a_gpu(runner, monkeypatch):
     if not has_cuda() or not gpus():
         pytest.skip("a GPU and a build with CUDA are needed")
-    serve_and_check(program, monkeypatch, "--device", "cuda", "--moe-runner-backend", "plain_mlp")
+    serve_and_check(runner[0], monkeypatch, "--device", "cuda", "--moe-runner-backend", "my_mlp")
 
 
-def test_own_backends_on_gpus_are_in_the_table_of_features(program):
-    text = run(program, "backends", "--markdown")
+def test_own_backends_are_in_the_table_of_features(runner, dispatcher):
+    text = run(runner[0], "backends", "--markdown")
     gpus_work = "yes | yes | yes" if has_cuda() else "no | no | no"
-    rows = [line for line in text.splitlines() if "`plain_mlp`" in line]
+    rows = [line for line in text.splitlines() if "`my_mlp`" in line]
     assert len(rows) == 1 and rows[0].endswith(f"| yes | yes | {gpus_work} |"), text
-    assert any("`mailbox`" in line and line.endswith("| yes | yes | no | no | no |") for line in text.splitlines()), text
+    text = run(dispatcher[0], "backends", "--markdown")
+    assert any("`my_exchange`" in line and line.endswith("| yes | yes | no | no | no |") for line in text.splitlines()), text
 
 
 def test_own_names_are_refused_elsewhere():
