@@ -109,6 +109,7 @@ Facts CollectFacts(MoeOptions options, const MoeBackends& backends) {
 template <typename Value>
 std::string Listed(const std::vector<Value>& values) {
   std::vector<std::string_view> names;
+  names.reserve(values.size());
   for (const Value value : values) names.push_back(Name(value));
   return Joined(names, ", ");
 }
@@ -153,7 +154,8 @@ void PrintPairs(const Facts& facts, const MoeBackends& backends, Lines out) {
   for (const auto& [a2a, layouts] : facts.delivers) {
     for (const auto& [name, runner] : facts.runners) {
       const std::string way = PermutePath(layouts, runner.layout, backends.permutes);
-      fmt::format_to(out, "  {:<30} {}\n", a2a + " + " + name, way.empty() ? "no permute" : way);
+      fmt::format_to(out, "  {:<30} {}\n", fmt::format("{} + {}", a2a, name),
+                     way.empty() ? "no permute" : way);
     }
   }
   for (const auto& entry : facts.fused_takes)

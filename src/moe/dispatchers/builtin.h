@@ -1,7 +1,13 @@
 // The built-in dispatchers of CPU ranks, by the values of --moe-a2a-backend.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <vector>
+
 #include "moe/backends.h"
+#include "moe/dispatchers/exchange_slots.h"
+#include "moe/dispatchers/rounds.h"
 
 namespace switchyard {
 
@@ -21,6 +27,14 @@ DispatcherBackend NoneBackend();
 // Mode auto uses low_latency for decode batches and normal for others. Error kInvalid names the
 // flag if the mode is unknown.
 DispatcherBackend DeepEpBackend();
+// deepep's normal mode for any group of ranks, instead of the EP group of a RankComm. `experts` and
+// `pool` must outlive the dispatcher.
+std::unique_ptr<Dispatcher> MakeDeepEpNormal(SymmetricMemory& memory, std::vector<int> group,
+                                             const PassRounds& rounds, const ExchangeShape& shape,
+                                             const ExpertMap& experts, ThreadPool& pool,
+                                             const ExchangeSlots::Options& options);
+// Bytes of symmetric memory that it allocates on each rank.
+size_t DeepEpNormalBytes(const PassRounds& rounds, const ExchangeShape& shape, int slots);
 
 // flashinfer: one-sided exchange.
 //

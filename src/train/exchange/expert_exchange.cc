@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "moe/dispatchers/deepep_normal.h"
+#include "moe/dispatchers/builtin.h"
 
 namespace switchyard::train {
 namespace {
@@ -43,17 +43,17 @@ ExpertExchange::ExpertExchange(SymmetricMemory& memory, std::vector<int> group,
   if (!Exchanges(group.size(), config)) return;
   experts_ = std::make_unique<ExpertMap>(config.moe->router.num_experts, size,
                                          /*shared_dispatched=*/false);
-  dispatcher_ = std::make_unique<DeepEpNormal>(
-      memory, std::move(group), RoundsOf(options), ShapeOf(size, config, options), *experts_, pool,
-      ExchangeSlots::Options{.slots = options.in_flight, .pairwise = options.synchronous});
+  dispatcher_ = MakeDeepEpNormal(memory, std::move(group), RoundsOf(options),
+                                 ShapeOf(size, config, options), *experts_, pool,
+                                 {.slots = options.in_flight, .pairwise = options.synchronous});
   ranks_.dispatcher = dispatcher_.get();
 }
 
 size_t ExpertExchange::BytesPerRank(int group_size, const ModelConfig& config,
                                     const ExpertExchangeOptions& options) {
   if (!Exchanges(static_cast<size_t>(group_size), config)) return 0;
-  return DeepEpNormal::Bytes(RoundsOf(options), ShapeOf(group_size, config, options),
-                             options.in_flight);
+  return DeepEpNormalBytes(RoundsOf(options), ShapeOf(group_size, config, options),
+                           options.in_flight);
 }
 
 }  // namespace switchyard::train
