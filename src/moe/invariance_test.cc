@@ -77,6 +77,17 @@ TEST(PlacementInvarianceTest, WithScaledInputs) {
   }
 }
 
+TEST(PlacementInvarianceTest, WithExpertsWithoutComputation) {
+  TestLayer::Spec spec = Spec();
+  spec.zero_experts = 5;
+  const TestLayer layer(spec);
+  for (const DType row_dtype : {DType::kF32, DType::kBF16}) {
+    const auto want = OneRank(layer, Options({"none", "auto"}, row_dtype));
+    for (const A2aChoice& choice : AllToAll())
+      ExpectBits(layer, Options(choice, row_dtype), want, {1, 4});
+  }
+}
+
 TEST(PlacementInvarianceTest, WithRowsAsFp8) {
   const TestLayer layer(Spec());
   MoeOptions options;

@@ -83,6 +83,14 @@ TEST(MoeLayerTest, MatchesReferenceWithScaledInputs) {
       TestLayer({.intermediate = 192, .top_k = 1, .shared = true, .scales_input = true}),
       DType::kF32, {13, 6, 1}, 128, /*everywhere=*/true);
 }
+TEST(MoeLayerTest, MatchesReferenceWithExpertsWithoutComputation) {
+  ExpectReference(TestLayer({.intermediate = 192, .shared = true, .zero_experts = 6}), DType::kF32,
+                  {13, 6, 1}, 128, /*everywhere=*/true);
+}
+TEST(MoeLayerTest, ExpertsWithoutComputationInSeveralRounds) {
+  ExpectReference(TestLayer({.intermediate = 192, .zero_experts = 9}), DType::kF32, {21, 5},
+                  /*capacity=*/2);
+}
 TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});

@@ -70,6 +70,10 @@ void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weight
       const int32_t expert = topk.ids[t * topk.k + j];
       if (expert < 0) continue;
       const float weight = topk.weights[t * topk.k + j];
+      if (expert >= config.router.num_experts) {  // without computation
+        for (int64_t i = 0; i < h; ++i) sum[i] += double{weight} * x[i];
+        continue;
+      }
       Row scaled(x.begin(), x.end());
       if (config.router.scales_input)
         for (float& element : scaled) element *= weight;

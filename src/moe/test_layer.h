@@ -34,6 +34,7 @@ struct TestLayer {
     bool clamped_with_biases = false;  // activation and biases as in gpt-oss
     bool shared = false;               // a shared expert with a gate
     bool scales_input = false;         // routed as in Llama 4; top_k must be 1
+    int zero_experts = 0;              // experts without computation
     int hot_expert = -1;               // if not −1, the first choice of every token
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
@@ -43,6 +44,7 @@ struct TestLayer {
     config.hidden = s.hidden;
     config.router = {.num_experts = s.num_experts,
                      .top_k = s.top_k,
+                     .zero_experts = s.zero_experts,
                      .renormalize = true,
                      .routed_scaling_factor = 1.5f};
     if (s.scales_input)
@@ -51,12 +53,12 @@ struct TestLayer {
                        .scoring = RouterConfig::Scoring::kTopKSigmoid,
                        .scales_input = true};
     if (s.clamped_with_biases) config.activation = kernels::Activation::kSwiGluClamped;
-    whole.router.w = Weight(s.router, s.num_experts, s.hidden);
-    std::vector<float> bias = random.Normal(s.num_experts, 0.1f);
+    const int logits = config.router.num_logits();
+    whole.router.w = Weight(s.router, logits, s.hidden);
+    std::vector<float> bias = random.Normal(logits, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
     whole.router.bias = Keep(bias);
-    if (s.no_experts)
-      whole.router.correction_bias = Keep(std::vector<float>(s.num_experts, -INFINITY));
+    if (s.no_experts) whole.router.correction_bias = Keep(std::vector<float>(logits, -INFINITY));
     for (int e = 0; e < s.num_experts; ++e)
       whole.experts.push_back(Expert(s.format, s.clamped_with_biases));
     if (s.shared) {

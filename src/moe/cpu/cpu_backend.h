@@ -22,12 +22,13 @@ struct CpuMoeState : MoeState {
   using MoeState::MoeState;
 
   Scratch<float> gathered, lane_sums;
-  Scratch<float> logits;  // router logits [round, num_experts]
+  Scratch<float> logits;  // router logits [round, num_logits]
   TopK logical;           // [round, top_k] logical experts that the router selects
   // [round, k] physical experts. Used only if these differ from the logical experts.
   TopK physical;
   const TopK* topk = nullptr;
-  Scratch<float> scaled;  // [round, H] rows times their weights (RouterConfig::scales_input)
+  Scratch<float> scaled;        // [round, H] rows times their weights (RouterConfig::scales_input)
+  Scratch<float> zero_weights;  // [lane tokens] weights of experts without computation
   const float* dispatch_x = nullptr;  // [round, H] the round's rows as the experts receive them
   DispatchHandle handle;
   Dispatched dispatched;
@@ -103,6 +104,7 @@ class CpuMoeBackend : public MoeBackend {
   }
   void StageInputRows(CpuMoeState& state) const;
   void ScaleInputRows(CpuMoeState& state) const;
+  void AddZeroExperts(const CpuMoeState& state, float* own_out) const;
   std::span<std::byte* const> OutputPlaces(CpuMoeState& state) const;
 
   const ExchangeShape exchange_;

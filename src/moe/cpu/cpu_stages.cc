@@ -167,7 +167,7 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const bool scales = config.router.scales_input;
   s.dispatch_x = s.round_x();
   if (!scales) StageInputRows(s);
-  const int experts = config.router.num_experts;
+  const int experts = config.router.num_logits();
   const int64_t tokens = s.round.size();
   float* logits = s.logits.Get(tokens * experts);
   if (tokens > 0)
@@ -181,6 +181,8 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
                     pool_);
   SelectExperts(config.router, logits, tokens, parts.weights.router.correction_bias, &s.logical,
                 pool_);
+  if (config.router.zero_experts > 0)
+    RemoveZeroExperts(config.router, &s.logical, s.zero_weights.Get(s.lane_tokens) + s.round.begin);
   if (scales) {
     ScaleInputRows(s);
     StageInputRows(s);
@@ -306,7 +308,24 @@ void CpuMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   dispatcher_->EndCombine(&s.handle, s.combine_y());
 }
 
+// Adds the input rows of the own tokens, times the weights of their experts without computation.
+void CpuMoeBackend::AddZeroExperts(const CpuMoeState& s, float* own_out) const {
+  const float* weights = s.zero_weights.data() + (s.partitioned ? s.partition.own_in_lane() : 0);
+  const auto body = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (weights[t] == 0.0f) continue;
+      const float* x = s.own_x() + t * s.width;
+      float* y = own_out + t * s.width;
+      for (int64_t i = 0; i < s.width; ++i) y[i] += weights[t] * x[i];
+    }
+  };
+  pool_.RunRanges(s.own.size(), kRowGrain, std::cref(body));
+}
+
 void CpuMoeBackend::AddShared(const MoeLayerParts& layer, MoeState& state, float* own_out) {
+  // Without a partition every rank has all tokens, and an all-reduce follows. So one rank adds.
+  if (layer.config.router.zero_experts > 0 && (state.partitioned || mesh_.tp_rank() == 0))
+    AddZeroExperts(Own(state), own_out);
   if (!Own(layer).weights.has_shared || shared_dispatched()) return;
   kernels::AddInPlace(own_out, Own(state).shared.y.data(), state.own.size() * state.width, pool_);
 }

@@ -53,8 +53,8 @@ float GroupScore(RouterConfig::GroupScore by, std::span<const float> group) {
 
 // Per-thread scratch, kept between calls.
 struct RouterScratch {
-  std::vector<float> scores;  // [num_experts] scores from which the weights are computed
-  // [num_experts] scores by which experts are selected; −∞: not eligible.
+  std::vector<float> scores;  // [num_logits] scores from which the weights are computed
+  // [num_logits] scores by which experts are selected; −∞: not eligible.
   std::vector<float> choice;
   std::vector<float> groups;  // [num_groups]
 };
@@ -107,7 +107,7 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
 
   choice = scores;
   if (correction_bias)
-    for (int e = 0; e < config.num_experts; ++e) choice[e] += correction_bias[e];
+    for (int e = 0; e < config.num_logits(); ++e) choice[e] += correction_bias[e];
   if (config.num_groups > 1) LimitToBestGroups(config, scratch);
 
   for (int j = 0; j < config.top_k; ++j) {
@@ -157,8 +157,9 @@ void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
 
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool) {
-  const int experts = config.num_experts, k = config.top_k;
-  CHECK(k >= 1 && k <= experts);
+  const int experts = config.num_logits(), k = config.top_k;
+  CHECK(k >= 1 && k <= config.num_experts);
+  CHECK(config.zero_experts == 0 || config.num_groups == 1);
   CHECK(config.scoring != RouterConfig::Scoring::kSparseMixer || (k == 2 && !correction_bias));
   CHECK(!config.scales_input || k == 1);
   CHECK(config.num_groups >= 1 && experts % config.num_groups == 0);
@@ -182,6 +183,18 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
       FinishWeights(config, ids, weights);
     }
   });
+}
+
+void RemoveZeroExperts(const RouterConfig& config, TopK* topk, float* weights) {
+  for (int64_t t = 0; t < topk->tokens; ++t) {
+    weights[t] = 0.0f;
+    for (int64_t slot = t * topk->k; slot < (t + 1) * topk->k; ++slot) {
+      if (topk->ids[slot] < config.num_experts) continue;
+      weights[t] += topk->weights[slot];
+      topk->ids[slot] = -1;
+      topk->weights[slot] = 0.0f;
+    }
+  }
 }
 
 }  // namespace switchyard

@@ -27,6 +27,10 @@ struct RouterConfig {
 
   int num_experts = 0;
   int top_k = 0;
+  // Experts without computation: their output is their input row (LongCat-Flash). Their logits
+  // follow those of the experts. The rank that routes a token adds their outputs, so these slots
+  // are not dispatched. Only on CPUs, without groups.
+  int zero_experts = 0;
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = false;  // weights are divided by the sum of the k weights
   // Group-limited routing: experts form num_groups contiguous groups, and only experts of the
@@ -38,6 +42,8 @@ struct RouterConfig {
   // A weight multiplies the expert's input row instead of its output (Llama 4). So rows are scaled
   // before dispatch, and are dispatched with weight 1. Only on CPUs, with k = 1.
   bool scales_input = false;
+
+  int num_logits() const { return num_experts + zero_experts; }
 };
 
 // Selected experts of a batch. Id −1: the slot has no expert (weight 0). The order of slots is the
@@ -53,18 +59,23 @@ struct TopK {
 };
 
 struct RouterWeights {
-  WeightView w;                 // [num_experts, H]
-  const float* bias = nullptr;  // [num_experts], added to the logits; or null
-  // [num_experts], added to the scores for selection only; or null.
+  WeightView w;                 // [num_logits, H]
+  const float* bias = nullptr;  // [num_logits], added to the logits; or null
+  // [num_logits], added to the scores for selection only; or null.
   const float* correction_bias = nullptr;
 };
 
-// Selects experts: logits [tokens, num_experts] → *out. Ties go to the lower id, so that every rank
+// Selects experts: logits [tokens, num_logits] → *out. Ids from num_experts on are experts without
+// computation. Ties go to the lower id, so that every rank
 // selects the same experts. Slots are in order of selection, best first. If a score of a token (a
 // logit, or a logit with its correction bias) is NaN or infinite, the token is marked in
 // TopK::bad_experts. A correction bias of −∞ excludes an expert. If no eligible expert is left for
 // a slot, its id is −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
+
+// Replaces the slots of experts without computation by empty ones (id −1, weight 0). Stores the sum
+// of their weights, in slot order, in weights [tokens].
+void RemoveZeroExperts(const RouterConfig& config, TopK* topk, float* weights);
 
 }  // namespace switchyard

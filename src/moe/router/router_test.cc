@@ -22,7 +22,7 @@ TopK Select(const RouterConfig& config, const std::vector<float>& logits,
             const float* correction_bias = nullptr) {
   ThreadPool pool(2);
   TopK out;
-  SelectExperts(config, logits.data(), logits.size() / config.num_experts, correction_bias, &out,
+  SelectExperts(config, logits.data(), logits.size() / config.num_logits(), correction_bias, &out,
                 pool);
   return out;
 }
@@ -143,6 +143,19 @@ TEST(RouterTest, TopKSigmoidComparesLogits) {
   const TopK negative = Select(config, {-3, -2, -1, -4});
   EXPECT_THAT(negative.ids, ElementsAre(2));
   EXPECT_NEAR(negative.weights[0], 1.0 / (1.0 + std::exp(1.0)), 1e-7);
+}
+
+TEST(RouterTest, SlotsOfExpertsWithoutComputationAreRemoved) {
+  const RouterConfig config{.num_experts = 3, .top_k = 3, .zero_experts = 2};
+  const std::vector<float> bias = {0, 0, 0, 9, 0};
+  TopK out = Select(config, {4, 0, 1, 2, 3, 5, 4, 3, 2, 1}, bias.data());
+  EXPECT_THAT(out.ids, ElementsAre(3, 0, 4, 3, 0, 1));
+  const std::vector<float> before = out.weights;
+  std::vector<float> weights(2);
+  RemoveZeroExperts(config, &out, weights.data());
+  EXPECT_THAT(out.ids, ElementsAre(-1, 0, -1, -1, 0, 1));
+  EXPECT_THAT(out.weights, ElementsAre(0, before[1], 0, 0, before[4], before[5]));
+  EXPECT_THAT(weights, ElementsAre(before[0] + before[2], before[3]));
 }
 
 TEST(RouterTest, TiesGoToTheLowerId) {
