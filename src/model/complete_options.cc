@@ -17,7 +17,7 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
   const TensorNames names = NamesOf(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
   const auto index = config.first_layer + (layer - config.layers.begin());
-  const std::string experts = fmt::format("{}{}.{}.experts.", names.layers, index, names.moe);
+  const std::string experts = LayerPrefix(names, index) + names.moe + ".experts.";
   const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;
 }

@@ -1,6 +1,7 @@
 // The normalised configuration of a model: config.json of every family is read into this.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -64,16 +65,23 @@ struct AttentionConfig {
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
   int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  float latent_scale = 1.0f;  // factor of normed latents; loading includes it in their norm
 };
 
 struct LayerConfig {
   bool moe = false;
+  // A MoE layer of LongCat-Flash, CPUs only. A dense feed-forward reads the same rows as the
+  // router, and its output is added before the next layer. The output of the experts is added after
+  // the next layer, which is dense and in the same pipeline stage.
+  bool shortcut = false;
   bool rope = true;     // false: no rotary embedding (NoPE)
   bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
   int32_t window = 0;   // sliding window; 0: full attention
   // CPUs only, grouped only: attention within chunks of this many positions (AttentionParams::chunk
   // in kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
+
+  bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
 };
 
 struct MoeModelConfig {
@@ -163,6 +171,7 @@ struct ModelConfig {
     return attention.input_width > 0 ? attention.input_width : hidden;
   }
 
+  bool has_shortcuts() const { return std::ranges::any_of(layers, &LayerConfig::shortcut); }
   bool has_moe() const { return moe.has_value(); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
 };

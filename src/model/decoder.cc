@@ -22,10 +22,10 @@ std::optional<Attention> MakeAttention(const LayerContext& context, AttentionCon
 // Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
 std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
                                           const ModelWeights& weights) {
-  if (std::ranges::all_of(context.config.layers, &LayerConfig::moe)) return std::nullopt;
+  if (std::ranges::none_of(context.config.layers, &LayerConfig::dense)) return std::nullopt;
   int64_t middle = 0;
   for (const LayerWeights& layer : weights.layers) {
-    middle = std::max(middle, layer.dense.gate.n);  // 0 in MoE layers
+    middle = std::max(middle, layer.dense.gate.n);  // 0 in layers without it
   }
   return DenseFeedForward(context, middle);
 }
@@ -39,8 +39,10 @@ schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& m
                 .has_embedding = config.has_embedding,
                 .has_head = config.has_head},
       .micro_batches = two_batches ? 2 : 1,
-      // With waterfill the shared expert is one of the dispatched experts.
-      .shared_expert = config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill,
+      // With waterfill the shared expert is one of the dispatched experts. Layers with a shortcut
+      // run their dense feed-forward in its place.
+      .shared_expert = config.has_shortcuts() ||
+                       (config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill),
       .down_under_combine = moe.single_batch_overlap};
   for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
   return shape;
@@ -201,7 +203,11 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
       if (p.moe_in_stages) moe->BeginDispatch(*p.moe);
       break;
     case Phase::kShared:
-      if (p.moe_in_stages) moe->RunShared(*p.moe);
+      if (IsShortcut(layer)) {
+        dense_->Forward(p, weights_.layers[layer].dense, p.normed.data(), p.branch.data());
+      } else if (p.moe_in_stages) {
+        moe->RunShared(*p.moe);
+      }
       break;
     case Phase::kExperts:
       RunExperts(p, layer);
@@ -276,7 +282,7 @@ void Decoder::Route(Pass& p, int layer) const {
   const DispatchRowHook hook(norm.defined() ? moe.InputRows(*p.moe, tokens) : MoeInputBuffer{},
                              c_.config.hidden);
   if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
-  p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, p.branch.data());
+  p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, MoeOutput(p, layer));
   if (!p.moe_in_stages) return;
   p.exchanging = layer;
   moe.Route(*p.moe);
@@ -303,11 +309,14 @@ void Decoder::Finish(Pass& p, int layer) const {
       p.exchanging = -1;
       moe->Scatter(*p.moe);
     } else {
-      moe->Forward(*p.moe, p.normed.data(), TokensOf(p), p.branch.data());
+      moe->Forward(*p.moe, p.normed.data(), TokensOf(p), MoeOutput(p, layer));
     }
     StoreRoutedExperts(p, layer);
   }
-  if (p.rows.tokens > 0) AddBranch(p, weights_.layers[layer].feed_forward_output_norm);
+  if (p.rows.tokens == 0) return;
+  AddBranch(p, weights_.layers[layer].feed_forward_output_norm);
+  if (layer > 0 && IsShortcut(layer - 1))
+    c_.device.AddInPlace(p.residual.data(), p.shortcut.data(), p.rows.tokens * c_.config.hidden);
 }
 
 // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].

@@ -93,6 +93,11 @@ class Decoder {
   void SelectRows(Pass& p, float* to) const;
 
   MoeTokens TokensOf(const Pass& p) const;
+  bool IsShortcut(int layer) const { return c_.config.layers[layer].shortcut; }
+  // Where a MoE layer writes its output.
+  float* MoeOutput(Pass& p, int layer) const {
+    return IsShortcut(layer) ? p.shortcut.data() : p.branch.data();
+  }
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
             const kernels::RowHook* hook = nullptr) const;
   // Writes the norm of the residual stream to `rounded`, or to `normed` if its form is kNone.

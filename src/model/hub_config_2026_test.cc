@@ -310,6 +310,58 @@ TEST(HubConfig, Llama4RefusesWhatItDoesNotCompute) {
             0.0);
 }
 
+constexpr const char* kLongcat = R"({
+    "architectures": ["LongcatFlashForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "attention_method": "MLA", "bos_token_id": 1, "eos_token_id": 2,
+    "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "hidden_size": 6144,
+    "initializer_range": 0.006, "kv_lora_rank": 512, "max_position_embeddings": 131072,
+    "mla_scale_kv_lora": true, "mla_scale_q_lora": true, "model_type": "longcat_flash",
+    "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64, "num_layers": 28,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000.0, "router_bias": false, "routed_scaling_factor": 6.0,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+    "v_head_dim": 128, "vocab_size": 131072, "zero_expert_num": 256,
+    "zero_expert_type": "identity"})";
+
+TEST(HubConfig, LongcatFlash) {
+  const ModelConfig c = ParseModelConfig(kLongcat);
+  EXPECT_EQ(c.num_layers(), 56);
+  EXPECT_EQ(CountMoe(c), 28);
+  EXPECT_TRUE(c.layers[0].shortcut && c.layers[0].dense());
+  EXPECT_FALSE(c.layers[1].moe || c.layers[1].shortcut);
+  EXPECT_EQ(c.moe->router.num_logits(), 768);
+  EXPECT_EQ(c.moe->router.scoring, Scoring::kSoftmax);
+  EXPECT_FALSE(c.moe->router.renormalize);
+  EXPECT_FLOAT_EQ(c.attention.scale, 2.0f / std::sqrt(192.0f));
+  EXPECT_FLOAT_EQ(c.attention.latent_scale, std::sqrt(12.0f));
+  const TensorNames names = NamesOf(c);
+  EXPECT_EQ(LayerPrefix(names, 55), "model.layers.27.");
+  EXPECT_EQ(NamesOfLayer(names, 55).q_b, "self_attn.1.q_b_proj");
+  EXPECT_EQ(NamesOfLayer(names, 54).mlp, "mlps.0");
+}
+
+TEST(HubConfig, LongcatFlashRefusesWhatItDoesNotCompute) {
+  const auto error_with = [](std::string_view settings) {
+    return ErrorOf(std::string(kLongcat).replace(0, 1, fmt::format("{{{},", settings)));
+  };
+  EXPECT_THAT(error_with(R"("norm_topk_prob": true)"), HasSubstr("norm_topk_prob is true"));
+  EXPECT_THAT(error_with(R"("num_hidden_layers": 28)"), HasSubstr("num_hidden_layers is not 56"));
+  EXPECT_THAT(error_with(R"("qk_head_dim": 128)"), HasSubstr("qk_head_dim is not 192"));
+  EXPECT_THAT(error_with(R"("n_shared_experts": 1)"), HasSubstr("n_shared_experts is 1"));
+  const auto without = [](std::string_view setting, std::string_view other) {
+    std::string text = kLongcat;
+    return ErrorOf(text.replace(text.find(setting), setting.size(), other));
+  };
+  EXPECT_THAT(without(R"("router_bias": false)", R"("router_bias": true)"),
+              HasSubstr("router_bias is true"));
+  EXPECT_THAT(without("identity", "zero"), HasSubstr("zero_expert_type is \"zero\""));
+  EXPECT_THAT(without(R"("mla_scale_q_lora": true)", R"("mla_scale_q_lora": false)"),
+              HasSubstr("mla_scale_q_lora is false"));
+  EXPECT_THAT(without("1536", "null"), HasSubstr("q_lora_rank: want a rank"));
+  EXPECT_THAT(without(R"("moe_topk": 12)", R"("moe_topk": 513)"),
+              HasSubstr("moe_topk is 513, more than the 512 experts"));
+}
+
 TEST(HubConfig, TrinityMini) {
   const ModelConfig c = ParseModelConfig(R"({
     "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 0,

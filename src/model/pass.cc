@@ -20,6 +20,7 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
       residual(context.device, max_tokens * context.config.hidden),
       normed(context.device, residual.size()),
       branch(context.device, residual.size()),
+      shortcut(context.device, context.config.has_shortcuts() ? residual.size() : 0),
       joined(context.device, context.config.attention.input_width * max_tokens),
       scratch(context.device, scratch_floats),
       index_(index),
@@ -105,6 +106,7 @@ void Pass::KeepLogitRows() {
   if (rows.logit_rows < rows.tokens) {
     KeepLogitRows(residual);
     KeepLogitRows(normed);
+    if (shortcut.size() > 0) KeepLogitRows(shortcut);
     for (const int64_t array : {kPositions, kSlots})
       for (size_t i = 0; i < kept.size(); ++i) Array(array)[i] = Array(array)[kept[i]];
     kept_sequences_.clear();

@@ -103,7 +103,8 @@ class Pass {
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each
-  Activations joined;  // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
+  Activations shortcut;  // outputs of experts that wait for the next layer [T, H], or empty
+  Activations joined;    // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
   bool branch_pending = false;
   LayerScratch scratch;
   bool projected = false;         // attention's projections have run in this layer

@@ -149,6 +149,7 @@ class PassSizes {
     const auto rows = static_cast<double>(rows_);
     double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
     bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
+    if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
     return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());
@@ -243,7 +244,7 @@ class PassSizes {
 
   double CpuMoe() const {
     const double k = c_.moe->router.top_k, lane = Lane(), hidden = static_cast<double>(c_.hidden);
-    double bytes = lane * (c_.moe->router.num_experts * sizeof(float) + 2 * k * 8);
+    double bytes = lane * (c_.moe->router.num_logits() * sizeof(float) + 2 * k * 8);
     // Row lists of the experts: three int32 for each row of an expert.
     bytes += ExpertRows() * 3 * sizeof(int32_t);
     const bool none = o_.moe.a2a_backend == "none";
@@ -253,6 +254,7 @@ class PassSizes {
     bytes += tile * (hidden + ExpertWidth()) * sizeof(float);
     if (none && o_.moe.row_dtype != DType::kF32)  // rounded input rows
       bytes += lane * (mesh_.dp() > 1 ? mesh_.ep() : 1) * hidden * sizeof(float);
+    if (c_.moe->router.zero_experts > 0) bytes += lane * sizeof(float);
     if (c_.moe->router.scales_input) bytes += lane * hidden * sizeof(float);
     if (c_.moe->shared_intermediate > 0) {
       const bool whole = o_.load.replicated_shared_expert;

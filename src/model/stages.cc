@@ -30,12 +30,12 @@ double AttentionCost(const ModelConfig& model) {
 double LayerCost(const ModelConfig& model, const LayerConfig& layer) {
   const auto hidden = static_cast<double>(model.hidden);
   const double attention = AttentionCost(model);
-  if (!layer.moe || !model.moe)
-    return attention + 3 * hidden * static_cast<double>(model.intermediate);
+  const double dense = layer.dense() ? 3 * hidden * static_cast<double>(model.intermediate) : 0.0;
+  if (!layer.moe || !model.moe) return attention + dense;
   const MoeModelConfig& moe = *model.moe;
   const auto width =
       static_cast<double>(moe.router.top_k * moe.intermediate + moe.shared_intermediate);
-  return attention + hidden * (3 * width + static_cast<double>(moe.router.num_experts));
+  return attention + dense + hidden * (3 * width + static_cast<double>(moe.router.num_logits()));
 }
 
 // The cost of a split so far. Of two splits with the same largest stage, the more even one is
@@ -59,13 +59,20 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   for (int s = 1; s < stages; ++s) {
     for (int n = s + 1; n <= layers; ++n) {
       for (int last = 1; last <= n - s; ++last) {
+        if (model.layers[n - last - 1].shortcut) continue;
         const SplitCost& rest = best[s - 1][n - last];
+        if (rest.last == 0) continue;  // no split
         const double cost = sum[n] - sum[n - last];
         const SplitCost split{std::max(rest.largest, cost), rest.squares + cost * cost, last};
         if (split.Beats(best[s][n])) best[s][n] = split;
       }
     }
   }
+  if (best[stages - 1][layers].last == 0)
+    throw Invalid(
+        "--pp-size {}: {} of the {} layers need the same stage as the next one, so there are fewer "
+        "stages",
+        stages, std::ranges::count_if(model.layers, &LayerConfig::shortcut), layers);
   std::vector<int> sizes(stages);
   int left = layers;
   for (int s = stages - 1; s >= 0; --s) {
@@ -75,7 +82,9 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   return sizes;
 }
 
-void CheckSizes(std::span<const int> sizes, int stages, int64_t layers, const std::string& name) {
+void CheckSizes(const ModelConfig& model, std::span<const int> sizes, int stages,
+                const std::string& name) {
+  const int64_t layers = model.num_layers();
   const std::string text = Joined(sizes, ",");
   if (std::ssize(sizes) != stages)
     throw Invalid("{} {}: want {} numbers, one for each stage (--pp-size)", name, text, stages);
@@ -84,6 +93,13 @@ void CheckSizes(std::span<const int> sizes, int stages, int64_t layers, const st
   const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (sum != layers)
     throw Invalid("{} {}: the sum is {}, but the model has {} layers", name, text, sum, layers);
+  int64_t end = 0;
+  for (const int size : sizes) {
+    end += size;
+    if (model.layers[end - 1].shortcut)
+      throw Invalid("{} {}: layers {} and {} are parts of one block and need the same stage", name,
+                    text, end - 1, end);
+  }
 }
 
 }  // namespace
@@ -93,7 +109,7 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
   if (stages > model.num_layers())
     throw Invalid("--pp-size {}: the model has {} layers, and each stage needs at least 1", stages,
                   model.num_layers());
-  if (!sizes.empty()) CheckSizes(sizes, stages, model.num_layers(), name);
+  if (!sizes.empty()) CheckSizes(model, sizes, stages, name);
   const std::vector<int> chosen =
       sizes.empty() ? SizesByCost(model, stages) : std::vector<int>(sizes.begin(), sizes.end());
   std::vector<schedule::LayerRange> ranges;

@@ -60,6 +60,20 @@ TEST(SplitLayers, FirstHasTheEmbeddingAndLastTheHead) {
   }
 }
 
+TEST(SplitLayers, KeepsALayerWithAShortcutAndTheNextOneTogether) {
+  ModelConfig model = Dense(8);
+  model.moe = MoeModelConfig{.router = {.num_experts = 4, .top_k = 2}, .intermediate = 8};
+  for (int i = 0; i < 8; i += 2) model.layers[i].moe = model.layers[i].shortcut = true;
+  EXPECT_THAT(SizesOf(SplitLayers(model, 4)), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2, std::vector<int>{6, 2})), ElementsAre(6, 2));
+  EXPECT_THAT(ErrorOf([&] {
+                SplitLayers(model, 2, std::vector<int>{5, 3});
+              }),
+              HasSubstr("5,3: layers 4 and 5 are parts of one block and need the same stage"));
+  EXPECT_THAT(ErrorOf([&] { SplitLayers(model, 5); }),
+              HasSubstr("--pp-size 5: 4 of the 8 layers need the same stage as the next one"));
+}
+
 TEST(SplitLayers, RefusesSizesThatDoNotFit) {
   const auto error_of = [](int stages, const std::vector<int>& sizes) {
     return ErrorOf([&] { SplitLayers(Dense(5), stages, sizes); });

@@ -78,10 +78,8 @@ ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
     const LayerWeights& layer = w.layers[i];
     const bool latent = few.attention.kind == AttentionConfig::Kind::kLatent;
     formats.attention = FormatOf(latent ? layer.latent.o.w : layer.grouped.o.w, rows);
-    if (!few.layers[i].moe) {
-      formats.dense = FormatOf(layer.dense.gate, rows);
-      continue;
-    }
+    if (few.layers[i].dense()) formats.dense = FormatOf(layer.dense.gate, rows);
+    if (!few.layers[i].moe) continue;
     formats.router = FormatOf(layer.moe.router.w);
     formats.experts = FormatOf(layer.moe.experts.front().gate, rows);
     if (layer.moe.has_shared) formats.shared = FormatOf(layer.moe.shared.gate, rows);
@@ -123,7 +121,12 @@ double StepCosts::DistinctRanks() const {
   double ranks = r_.mesh.ep;
   if (router.num_groups > 1 && router.topk_groups > 0)
     ranks = std::max(1.0, ranks * router.topk_groups / router.num_groups);
-  return ranks * (1 - std::pow(1 - 1 / ranks, router.top_k));
+  return ranks * (1 - std::pow(1 - 1 / ranks, ExpertsOfToken()));
+}
+
+double StepCosts::ExpertsOfToken() const {
+  const RouterConfig& router = m_.moe->router;
+  return static_cast<double>(router.top_k) * router.num_experts / router.num_logits();
 }
 
 void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
@@ -197,16 +200,16 @@ void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   const double lane = Lane(shape);
   const auto hidden = static_cast<double>(m_.hidden);
   Small(Part::kRouter, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
-  Product(Part::kRouter, f_.router, lane, router.num_experts, hidden, cost, t_.op_seconds);
-  Small(Part::kRouter, lane * router.num_experts * 2 * kFloat, cost, t_.cuda ? 2.5 : 1);
-  cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_experts * t_.select_seconds);
+  Product(Part::kRouter, f_.router, lane, router.num_logits(), hidden, cost, t_.op_seconds);
+  Small(Part::kRouter, lane * router.num_logits() * 2 * kFloat, cost, t_.cuda ? 2.5 : 1);
+  cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_logits() * t_.select_seconds);
 }
 
 // Adds the cost of gate, up and activation to *up, and of the down projection to *down.
 void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const RouterConfig& router = m_.moe->router;
   const double world = World(shape), physical = router.num_experts + r_.redundant;
-  const double local = physical / r_.mesh.ep, k = router.top_k;
+  const double local = physical / r_.mesh.ep, k = ExpertsOfToken();
   const double mean = world * k / r_.mesh.ep;  // rows of a rank
   double rows = mean;
   if (r_.mesh.ep > 1) {
@@ -291,7 +294,7 @@ void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, dou
 
 void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
-  const double k = m_.moe->router.top_k, lane = Lane(shape);
+  const double k = ExpertsOfToken(), lane = Lane(shape);
   if (exchanges()) {  // the token's rank sums its top-k slots
     Small(Part::kCombine, lane * hidden * (k * SizeOf(r_.row_dtype) + kFloat), cost);
   } else {
@@ -374,7 +377,11 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       }
       break;
     case Phase::kShared:
-      Shared(shape, &cost.compute);
+      if (m_.has_shortcuts()) {
+        Dense(shape, &cost.compute);
+      } else {
+        Shared(shape, &cost.compute);
+      }
       break;
     case Phase::kExperts:
       if (!moe) {
@@ -385,7 +392,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       break;
     case Phase::kCombine:
       if (exchanges())
-        Exchange(Part::kCombine, m_.moe->router.top_k, hidden * SizeOf(r_.row_dtype), Lane(shape),
+        Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), Lane(shape),
                  &cost.transfer);
       break;
     case Phase::kDown:

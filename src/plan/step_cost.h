@@ -130,6 +130,8 @@ class StepCosts {
   double Lane(const StepShape& shape) const;  // tokens that a rank routes
   double World(const StepShape& shape) const { return shape.rows * r_.mesh.dp; }
   double DistinctRanks() const;
+  // Expected number of a token's slots whose experts compute, if routing is even.
+  double ExpertsOfToken() const;
 
   const ModelConfig& m_;
   const ModelFormats& f_;

@@ -21,7 +21,7 @@ const std::vector<Operation>& ProgramOf(const ModelConfig& model, bool two, bool
   std::string key(two ? "2" : "1");
   key += decode ? 'd' : 'p';
   key += model.has_moe() && model.moe->shared_intermediate > 0 ? 's' : '-';
-  for (const LayerConfig& layer : model.layers) key += layer.moe ? 'm' : '.';
+  for (const LayerConfig& layer : model.layers) key += layer.shortcut ? 'x' : layer.moe ? 'm' : '.';
   auto [entry, added] = known.try_emplace(std::move(key));
   if (added) {
     schedule::ServeShape shape = ServeShapeOf(model, {}, two);

@@ -43,6 +43,8 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(c.moe && c.moe->router.scales_input, "a router that scales the inputs of experts");
   refuse(std::ranges::any_of(c.layers, [](const LayerConfig& l) { return l.chunk > 0; }),
          "an attention within chunks");
+  refuse(names.blocks > 1 || c.has_shortcuts(), "a layer with several attention blocks");
+  refuse(c.moe && c.moe->router.zero_experts > 0, "a router of experts without computation");
   refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");

@@ -20,6 +20,12 @@ LAYOUTS = {
     "normal": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
     "low_latency": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
 }
+# Layouts of families whose layers the decoder runs in another way.
+MORE = {
+    "dp": ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-a2a-backend", "deepep"],
+    "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
+    "stages": ["--pp-size", 2],
+}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
@@ -43,3 +49,8 @@ def cases():
 @pytest.mark.parametrize("name, layout", cases())
 def test_equals_transformers(tmp_path, name, layout):
     check(name, tmp_path, *LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("layout", MORE)
+def test_shortcut_layers_equal_transformers(tmp_path, layout):
+    check("longcat_flash", tmp_path, *MORE[layout])

@@ -22,7 +22,8 @@ DType ReadDType(const ConfigReader& reader) {
 
 }  // namespace
 
-void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config) {
+void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config,
+                std::string_view layers) {
   config->vocab_size = reader.Int({"vocab_size"}, 1, kMaxVocab);
   config->hidden = reader.Int({"hidden_size"}, 1, kMaxWidth);
   config->max_position = reader.Int({"max_position_embeddings"}, 1, kMaxPosition);
@@ -30,7 +31,7 @@ void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig
       static_cast<float>(reader.DoubleOr({"rms_norm_eps"}, default_norm_eps, 0.0, 1.0));
   config->tie_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config->dtype = ReadDType(reader);
-  config->layers.assign(reader.Int({"num_hidden_layers"}, 1, kMaxCount), LayerConfig{});
+  config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
   const std::string act = reader.StringOr({"hidden_act"}, "silu");
   if (act != "silu" && act != "swish") {
     throw Invalid("{} is \"{}\"; only silu is supported", reader.Where("hidden_act"), act);

@@ -14,9 +14,10 @@ constexpr int64_t kMaxCount = int64_t{1} << 14;  // layers, heads, experts
 constexpr int64_t kMaxPosition = 1'000'000'000;
 
 // Reads vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings and
-// torch_dtype. Adds one dense full-attention layer for each of num_hidden_layers. Error if
-// hidden_act is not SiLU.
-void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config);
+// torch_dtype. Adds one dense full-attention layer for each of num_hidden_layers, or of the key
+// `layers`. Error if hidden_act is not SiLU.
+void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config,
+                std::string_view layers = "num_hidden_layers");
 
 // Reads intermediate_size, the width of dense layers.
 void ReadDenseIntermediate(const ConfigReader& reader, ModelConfig* config);

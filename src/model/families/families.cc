@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -16,7 +18,7 @@ std::vector<Family> Collect() {
         LlamaFamily(),        QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
         Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
         FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
-        BailingMoeV2Family(), Llama4Family()}) {
+        BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;
@@ -30,6 +32,23 @@ constexpr Wrapper kWrappers[] = {
 };
 
 }  // namespace
+
+std::string LayerPrefix(const TensorNames& names, int64_t layer) {
+  return fmt::format("{}{}.", names.layers, layer / names.blocks);
+}
+
+TensorNames NamesOfLayer(const TensorNames& names, int64_t layer) {
+  TensorNames own = names;
+  if (names.blocks == 1) return own;
+  const std::string block = std::to_string(layer % names.blocks);
+  for (std::string* name : {&own.input_norm, &own.post_attention_norm, &own.q_a, &own.q_a_norm,
+                            &own.q_b, &own.kv_a, &own.kv_a_norm, &own.kv_b, &own.o, &own.mlp}) {
+    const size_t at = name->find('#');
+    CHECK(at != std::string::npos);
+    name->replace(at, 1, block);
+  }
+  return own;
+}
 
 std::span<const Wrapper> Wrappers() { return kWrappers; }
 

@@ -18,6 +18,9 @@ struct TensorNames {
   std::string final_norm = "model.norm.weight";
   std::string head = "lm_head.weight";
   std::string layers = "model.layers.";  // followed by the layer's number and a dot
+  // Blocks of attention and feed-forward in a layer of the checkpoint. Each block is a layer here.
+  // In names in a layer, "#" stands for the number of the block (NamesOfLayer).
+  int blocks = 1;
 
   // Norms of the input of attention and of the feed-forward, and of their output. Empty: none.
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";
@@ -66,6 +69,11 @@ inline std::string CorrectionBiasName(const TensorNames& names, const std::strin
   return prefix + (names.correction_bias_name.empty() ? names.router + ".e_score_correction_bias"
                                                       : names.correction_bias_name);
 }
+
+// The prefix of the names of layer `layer` of the model: "model.layers.3.".
+std::string LayerPrefix(const TensorNames& names, int64_t layer);
+// The names in layer `layer` of the model, without "#".
+TensorNames NamesOfLayer(const TensorNames& names, int64_t layer);
 
 struct Family {
   std::string_view architecture;  // "Qwen3MoeForCausalLM"
@@ -119,5 +127,6 @@ std::span<const Family> Mistral4Family();
 std::span<const Family> AfmoeFamily();
 std::span<const Family> BailingMoeV2Family();
 std::span<const Family> Llama4Family();
+std::span<const Family> LongcatFlashFamily();
 
 }  // namespace switchyard

@@ -104,10 +104,9 @@ class Assembler {
     } else {
       Latent(p, layer);
     }
-    if (!config_.layers[i].moe) {
+    if (config_.layers[i].dense())
       FeedForward(p + "dense.", [&](const auto& w) { return layer(w).dense; });
-      return;
-    }
+    if (!config_.layers[i].moe) return;
     Same(p + "router", [&](const auto& w) { return layer(w).moe.router.w; });
     Same(p + "shared_gate", [&](const auto& w) { return layer(w).moe.shared_gate; });
     if (config_.moe->shared_intermediate != 0) {
@@ -116,7 +115,7 @@ class Assembler {
     for (const auto& [role, pointer] : {std::pair{"router_bias", &RouterWeights::bias},
                                         {"correction", &RouterWeights::correction_bias}}) {
       const float* first = layer(ranks_[0]).moe.router.*pointer;
-      if (first) Append(&out_[p + role], {first, first + config_.moe->router.num_experts});
+      if (first) Append(&out_[p + role], {first, first + config_.moe->router.num_logits()});
     }
     Experts(p, layer);
   }

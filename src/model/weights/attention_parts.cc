@@ -86,6 +86,8 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
   w.kv_a = parts.Rows(prefix + names.kv_a, latent, hidden, {0, latent}, a.qkv_bias, kLatentKeys);
   w.kv_a_norm = parts.Norm(prefix + names.kv_a_norm + ".weight", a.kv_lora_rank, "kv_lora_rank");
+  if (a.latent_scale != 1.0f)
+    for (int64_t i = 0; i < a.kv_lora_rank; ++i) w.kv_a_norm.data<float>()[i] *= a.latent_scale;
 
   // kv_b_proj has, for each head, nope rows for keys, then v rows for values.
   const int64_t per_head = a.qk_nope_head_dim + a.v_head_dim;

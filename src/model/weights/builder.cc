@@ -86,7 +86,8 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
     bytes.router += router;
     bytes.shared += shared;
     bytes.experts += meter.Next() - router - shared;
-  } else {
+  }
+  if (config.layers[index].dense()) {
     const std::string mlp = prefix + names.mlp;
     const Range part =
         mesh.replicated_dense()
@@ -144,7 +145,12 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
     w.embedding = parts.Vocabulary(names.embedding, config.vocab_size, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
-  for (int64_t i = 0; i < config.num_layers(); ++i) w.layers.push_back(BuildLayer(parts, i, bytes));
+  const TensorNames all = names;
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
+    names = NamesOfLayer(all, config.first_layer + i);  // `parts` borrows it
+    w.layers.push_back(BuildLayer(parts, i, bytes));
+  }
+  names = all;
   meter.Next();
   if (config.has_head) {
     if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);

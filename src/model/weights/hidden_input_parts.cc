@@ -45,7 +45,7 @@ void UseEagleNames(const Parts& parts, TensorNames* names) {
 std::string LayerPrefix(const Parts& parts, int64_t index) {
   const ModelConfig& config = parts.config();
   if (config.eagle) return parts.names().layers;
-  return fmt::format("{}{}.", parts.names().layers, config.first_layer + index);
+  return LayerPrefix(parts.names(), config.first_layer + index);
 }
 
 void UseHiddenInputNames(const Parts& parts, TensorNames* names) {

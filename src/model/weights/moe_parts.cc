@@ -14,7 +14,7 @@ constexpr std::string_view kExpertKeys = "num_experts, hidden_size, moe_intermed
 // `block`: the prefix of the MoE block.
 RouterWeights BuildRouter(Parts& parts, const std::string& block, std::vector<Tensor>* owned) {
   const std::string prefix = block + parts.names().router;
-  const int64_t experts = parts.config().moe->router.num_experts;
+  const int64_t experts = parts.config().moe->router.num_logits();
   const auto vector = [&](const std::string& name) {
     owned->push_back(
         parts.Vector({.name = name, .n = experts, .range = {0, experts}, .keys = "num_experts"}));

@@ -24,7 +24,7 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
         "multiple",
         attention_ranks, a.kv_heads);
   }
-  const bool has_dense = std::ranges::any_of(config.layers, [](const auto& l) { return !l.moe; });
+  const bool has_dense = std::ranges::any_of(config.layers, &LayerConfig::dense);
   if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
     throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,
                   config.intermediate);

@@ -28,12 +28,12 @@ bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_
 
 void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
                const std::set<std::string, std::less<>>& used) {
-  const std::string layers = NamesOf(config).layers;
+  const TensorNames names = NamesOf(config);
   if (config.is_mtp || config.eagle) return;  // the target's tensors, or d2t and t2d
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
-    if (IsExtraLayer(name, layers, config.num_layers())) {
+    if (IsExtraLayer(name, names.layers, config.num_layers() / names.blocks)) {
       ++extra;
     } else {
       LOG_DEBUG("{}: tensor \"{}\" is not used", tensor.file, name);
@@ -97,7 +97,7 @@ size_t ExpertBytes(const ModelConfig& config, const Mesh& mesh, const LoadOption
   std::vector<Tensor> owned;
   const int32_t expert = 0;
   const auto number = config.first_layer + (layer - config.layers.begin());
-  BuildExperts(parts, fmt::format("{}{}.", names.layers, number), {&expert, 1}, &owned);
+  BuildExperts(parts, LayerPrefix(names, number), {&expert, 1}, &owned);
   return static_cast<size_t>(std::llround(parts.bytes()));
 }
 

@@ -34,6 +34,10 @@ LONG = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, original_max_p
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.15, logits_scaling=0.7)
 VISION = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, pos_emb_height=2,
               pos_emb_width=2, pos_emb_time=2)
+LONGCAT = dict(vocab_size=512, hidden_size=32, num_layers=2, num_attention_heads=4, max_position_embeddings=256,
+               bos_token_id=None, eos_token_id=511, pad_token_id=None, torch_dtype="bfloat16", kv_lora_rank=16,
+               q_lora_rank=20, qk_rope_head_dim=8, head_dim=8, qk_nope_head_dim=12, v_head_dim=12,
+               ffn_hidden_size=40)
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0,
               original_max_position_embeddings=24)
 LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
@@ -126,6 +130,13 @@ FAMILIES = {
                                                      layer_types=["full_attention", "chunked_attention", "full_attention",
                                                                   "chunked_attention"]),
                                            vision=LLAMA4_VISION, tie_word_embeddings=False)),
+    "longcat_flash": ("LongcatFlash", dict(**LONGCAT, n_routed_experts=8, zero_expert_num=4, moe_topk=4,
+                                           expert_ffn_hidden_size=16, rope_theta=10000.0)),
+    "longcat_flash_yarn": ("LongcatFlash", dict(**{**LONGCAT, "num_layers": 1}, n_routed_experts=6, zero_expert_num=0,
+                                                moe_topk=2, expert_ffn_hidden_size=20, attention_bias=True,
+                                                routed_scaling_factor=2.5, tie_word_embeddings=True,
+                                                rope_parameters={key: value for key, value in YARN.items()
+                                                                 if key != "llama_4_scaling_beta"})),
 }
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig"}
@@ -142,6 +153,8 @@ def configuration(kind, settings):
     if kind == "Llama4" and "text" not in settings:
         kind = "Llama4Text"
     cls = getattr(transformers, kind + "Config")
+    if kind == "LongcatFlash":
+        return cls(**settings)
     if "text" not in settings:
         return cls(**{**SMALL, **settings})
     text = getattr(transformers, TEXTS[kind])(**{**SMALL, **settings["text"]})
@@ -167,6 +180,12 @@ def save_kimi(model, stored):
     safetensors.torch.save_file(weights, stored / "model.safetensors")
     model.config.architectures = ["KimiK25ForConditionalGeneration"]
     model.config.save_pretrained(stored)
+
+
+def as_published(weights, config):
+    """The published LongCat-Flash has no weights of experts without computation. transformers 5.24 requires some."""
+    return {key: value for key, value in weights.items()
+            if ".mlp.experts." not in key or int(key.split(".")[5]) < config.n_routed_experts}
 
 
 def fill(model, seed):
@@ -237,6 +256,9 @@ def make(name, folder):
         again, info = cls.from_pretrained(
             stored, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"], info
+    if kind == "LongcatFlash":
+        weights = as_published(weights, config)
+        safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
     # Llama4ForConditionalGeneration of transformers 5.24 requires images; its decoder computes the same logits.
@@ -251,7 +273,7 @@ def make(name, folder):
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
 KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GptOss",
-        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
+        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
         "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
 
 
