@@ -270,8 +270,9 @@ class PassSizes {
   // get at most twice its even share.
   double GpuMoe() const {
     const int groups = std::max(1, 2 * mesh_.dp() / mesh_.ep());
-    return static_cast<double>(rows_) * groups * (c_.moe->router.top_k + 1) *
-           static_cast<double>(c_.hidden + c_.moe->intermediate) * sizeof(float);
+    const double scaled = c_.moe->router.scales_input ? Lane() * c_.hidden * sizeof(float) : 0;
+    return scaled + static_cast<double>(rows_) * groups * (c_.moe->router.top_k + 1) *
+                        static_cast<double>(c_.hidden + c_.moe->intermediate) * sizeof(float);
   }
 
   const ModelConfig& c_;
