@@ -19,7 +19,7 @@ LoadBalanceMethod ParseLoadBalanceMethod(std::string_view name) {
 
 int DpController::Open(std::optional<int32_t> pinned, int64_t tokens) {
   CheckGroup(pinned);
-  const int group = pinned ? *pinned : Choose();
+  const int group = pinned && !absent_[*pinned] ? *pinned : Choose();
   ++loads_[group].requests;
   loads_[group].tokens += tokens;
   return group;
@@ -40,21 +40,29 @@ void DpController::Close(int group, int64_t tokens) {
 
 void DpController::Reset(int groups) {
   loads_.assign(static_cast<size_t>(groups), {});
+  absent_.assign(static_cast<size_t>(groups), false);
   turn_ = 0;
 }
 
+void DpController::SetAbsent(std::span<const int> groups) {
+  absent_.assign(loads_.size(), false);
+  for (const int group : groups) absent_.at(static_cast<size_t>(group)) = true;
+  CHECK(std::ranges::find(absent_, false) != absent_.end());
+}
+
 int DpController::Choose() {
-  const auto first = loads_.begin();
+  std::vector<int> groups;  // that serve
+  for (int group = 0; group < std::ssize(loads_); ++group) {
+    if (!absent_[group]) groups.push_back(group);
+  }
   switch (method_) {
     case LoadBalanceMethod::kRoundRobin:
-      return static_cast<int>(turn_++ % loads_.size());
+      return groups[turn_++ % groups.size()];
     case LoadBalanceMethod::kTotalRequests:
-      return static_cast<int>(std::ranges::min_element(loads_, {}, &Load::requests) - first);
+      return *std::ranges::min_element(groups, {}, [&](int g) { return loads_[g].requests; });
     case LoadBalanceMethod::kTotalTokens:
-      return static_cast<int>(
-          std::ranges::min_element(loads_, {},
-                                   [](const Load& l) { return std::tuple(l.tokens, l.requests); }) -
-          first);
+      return *std::ranges::min_element(
+          groups, {}, [&](int g) { return std::tuple(loads_[g].tokens, loads_[g].requests); });
   }
   CheckFailed(__FILE__, __LINE__, "unknown load balance method");
 }

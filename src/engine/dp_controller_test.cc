@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <random>
+
 #include "core/error.h"
 
 namespace switchyard {
@@ -56,6 +59,37 @@ TEST(DpController, PinsOnlyToGroupsThatExist) {
   EXPECT_THROW(controller.Open(2, 1), Error);
   EXPECT_THROW(controller.Open(-1, 1), Error);
   EXPECT_EQ(controller.loads()[1].requests, 1);
+}
+
+TEST(DpController, NeverChoosesAnAbsentGroup) {
+  std::mt19937 random(9);
+  for (const Method method : {Method::kRoundRobin, Method::kTotalRequests, Method::kTotalTokens}) {
+    for (int round = 0; round < 50; ++round) {
+      const int groups = 2 + static_cast<int>(random() % 7);
+      DpController controller(groups, method);
+      std::vector<int> absent;
+      for (int group = 1; group < groups; ++group) {
+        if (random() % 2 == 0) absent.push_back(group);
+      }
+      controller.SetAbsent(absent);
+      std::vector<int> opened(groups);
+      for (int i = 0; i < 4 * groups; ++i) {
+        std::optional<int32_t> pinned;
+        if (i % 4 == 3) pinned = static_cast<int32_t>(random() % groups);
+        const int group = controller.Open(pinned, 3);
+        ++opened[group];
+        if (pinned && !controller.absent(*pinned)) {
+          EXPECT_EQ(group, *pinned);
+        }
+      }
+      for (int group = 0; group < groups; ++group)
+        EXPECT_EQ(opened[group] == 0, std::ranges::count(absent, group) == 1) << group;
+      controller.SetAbsent({});  // the others are the least busy
+      if (!absent.empty() && method != Method::kRoundRobin) {
+        EXPECT_EQ(controller.Open(std::nullopt, 1), absent.front());
+      }
+    }
+  }
 }
 
 TEST(DpController, NamesAreThoseOfTheFlag) {
