@@ -41,6 +41,8 @@ struct EngineConfig {
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size, --pp-size
   MeshShape mesh;
+  // --elastic-ep-backend: none, or mooncake: while a lost rank loads, the others serve without it
+  std::string elastic_ep_backend = "none";
   std::string pp_layer_partition;  // --pp-layer-partition: "12,12,13"; empty: SplitLayers decides
   // --pp-max-micro-batch-size: maximum number of decoding requests in one pass, over all attention
   // groups; 0: an equal part of the decoding requests

@@ -9,6 +9,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/active_layout.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
@@ -158,6 +159,9 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
     need.activations += rank.passes() * ranks;
     need.symmetric += rank.exchange * ranks;
   }
+  // Without a rank, the others load its experts, while its new process loads all of its weights.
+  if (config.elastic_ep_backend != "none" && CopiesWeights(config, plan))
+    need.weights += stages[0].weights.experts;
   // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));
@@ -419,6 +423,12 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     plan.symmetric_bytes_per_rank +=
         SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
+  if (config.elastic_ep_backend != "none") {
+    if (const std::string why = WhyRanksServeTogether(config, plan); !why.empty())
+      throw Invalid("--elastic-ep-backend {}: {}", config.elastic_ep_backend, why);
+    plan.symmetric_bytes_per_rank =
+        std::max(plan.symmetric_bytes_per_rank, SymmetricBytesWithoutARank(config, plan));
+  }
   plan.num_pages = ChoosePages(config, plan, PageMemoryOf(machine, config, plan, stages));
   plan.kv_bytes_per_rank =
       static_cast<size_t>(plan.num_pages * config.page_size) * static_cast<size_t>(kv_per_token);

@@ -21,6 +21,8 @@ constexpr int64_t kMaxBatchTokens = 1 << 20;
 void CheckFlags(const EngineConfig& c) {
   Mesh(c.mesh, 0);  // throws if the sizes do not divide each other
   ParseLoadBalanceMethod(c.load_balance_method);
+  if (c.elastic_ep_backend != "none" && c.elastic_ep_backend != "mooncake")
+    throw Invalid("--elastic-ep-backend {}: want none or mooncake", c.elastic_ep_backend);
   Validate(c.eplb);
   Validate(c.recorder);
   if (c.page_size < 1 || c.page_size > kLargestPage)

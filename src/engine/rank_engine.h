@@ -212,7 +212,8 @@ class RankEngine {
 struct RankLoopIo {
   std::function<std::vector<ControlMessage>(std::chrono::milliseconds)> receive;  // leader only
   std::function<void(const EngineMessage&)> send;                                 // leader only
-  // Connects to the front of the next epoch. Leader only; null: there is one epoch.
+  // Connects to the front of the next epoch, of which this rank is the leader; with an empty
+  // endpoint, only closes the present connection. Null: there is one epoch.
   std::function<RankLoopIo(const std::string& endpoint)> reconnect;
 };
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,

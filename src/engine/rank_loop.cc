@@ -6,9 +6,11 @@
 #include <thread>
 #include <utility>
 
+#include "comm/device/test_faults.h"
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/active_layout.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
@@ -63,8 +65,8 @@ int64_t MicroBatchOfGroup(const EngineConfig& config) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh, profile::Profiler* profiler, Drafter* drafter,
-                                  PageRecords* records) {
+                                  const Mesh& mesh, int group, profile::Profiler* profiler,
+                                  Drafter* drafter, PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,
@@ -89,7 +91,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .adapt_drafts = plan.drafts.adapts,
           .max_forced = plan.max_forced,
           .simulate_acceptance = config.speculative.simulate_acceptance,
-          .group = mesh.dp_rank(),
+          .group = group,
           .profiler = profiler};
 }
 
@@ -131,9 +133,12 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   return made;
 }
 
-// Loads the model and serves during one epoch. Only `kept` outlives the epoch.
-void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
-                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io, Kept* kept) {
+// Loads the model and serves during one epoch. Only `kept` outlives the epoch. `config` and
+// `whole`: of the active ranks. `rank`: in the arena. `group`: the rank's attention group if all
+// ranks are active. `weights`: if they are loaded already.
+void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank, int group,
+                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io,
+                  std::shared_ptr<const ModelWeights> weights, Kept* kept) {
   kernels::SelectIsa(config.cpu_isa);
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
@@ -148,14 +153,14 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (links) options.stage_rows = &links->rows();
-  options.load.progress = LoadingProgress(rank, io, *comm->memory, keeps_weights);
+  options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
-  options.weights = kept->model.weights();
+  options.weights = std::move(weights);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;
@@ -172,15 +177,15 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   std::optional<StagedForward> staged;
   if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config), config.page_size);
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
-  RankEngine engine(EngineOptions(config, plan, comm->mesh, &profiler, drafting.drafter.get(),
-                                  pages ? &pages->records : nullptr),
+  RankEngine engine(EngineOptions(config, plan, comm->mesh, group, &profiler,
+                                  drafting.drafter.get(), pages ? &pages->records : nullptr),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   comm->all().Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),
              ResidentBytes() / kMiB, resident / kMiB);
-  if (rank == 0)
+  if (comm->mesh.rank() == 0)
     io.send(RankReady{.total_pages = plan.num_pages,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
@@ -450,6 +455,33 @@ bool CanContinue(const std::exception& error, const SharedArena& arena, const Ke
          arena.AbortReason() == known->what() && kept.model.weights();
 }
 
+// Serves during the present epoch, in which the rank is active.
+void ServeEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
+                const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io, Kept* kept) {
+  const int group = Mesh(config.mesh, rank).dp_rank();
+  const std::vector<int> active = arena->ActiveRanks();
+  if (std::ssize(active) == arena->world()) {
+    kept->model.DropExperts();
+    LoadAndServe(config, plan, rank, group, arena, io, kept->model.weights(), kept);
+    return;
+  }
+  const ActiveLayout layout = LayoutOfActive(config, plan, active);
+  const auto check = [&] {
+    if (arena->aborted()) throw Error(ErrorKind::kPeer, arena->AbortReason());
+  };
+  LoadAndServe(layout.config, layout.plan, rank, group, arena, io,
+               kept->model.WeightsOfActive(layout, rank, active, check), kept);
+}
+
+// Loads the weights of this rank while the present epoch runs without it.
+void LoadWhileAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, Kept* kept) {
+  if (kept->model.weights()) return;
+  kernels::SelectIsa(config.cpu_isa);
+  if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
+  kept->model.Load(config, plan, rank);
+  LOG_INFO("this rank has loaded its weights and waits");
+}
+
 }  // namespace
 
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -457,21 +489,27 @@ void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
   Kept kept;
   RankLoopIo current = io;
   for (;;) {
+    const uint32_t epoch = arena->epoch();
     try {
-      LoadAndServe(config, plan, rank, arena, current, &kept);
-      return;
+      if (arena->Active(rank)) {
+        ServeEpoch(config, plan, rank, arena, current, &kept);
+        return;
+      }
+      LoadWhileAbsent(config, plan, rank, &kept);
     } catch (const std::exception& error) {
       if (!CanContinue(error, *arena, kept)) {
         arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
         const auto* known = dynamic_cast<const Error*>(&error);
-        if (rank == 0)
+        if (current.send)
           current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
         throw;
       }
     }
-    LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
-    const std::string endpoint = arena->WaitForEpoch(rank);
-    if (current.reconnect) current = current.reconnect(endpoint);
+    if (kept.model.weights() && arena->aborted())
+      LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
+    const std::string endpoint = arena->WaitForEpoch(rank, epoch);
+    const bool leads = arena->ActiveRanks().front() == rank;
+    if (current.reconnect) current = current.reconnect(leads ? endpoint : std::string());
   }
 }
 

@@ -32,7 +32,8 @@ struct ArenaHeader {
     std::atomic<uint64_t> beats;
     // Milliseconds for which the rank may compute without a heartbeat; 0: no limit.
     std::atomic<uint32_t> heartbeat_timeout_ms;
-    std::atomic<uint32_t> waits;  // 1: the rank waits for the next epoch
+    std::atomic<uint32_t> waits_after;  // the rank waits for the epoch after this one
+    std::atomic<uint32_t> absent;       // 1: the epoch runs without the rank
   };
 
   uint64_t magic;

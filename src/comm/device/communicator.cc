@@ -260,8 +260,9 @@ std::unique_ptr<RankComm> RankComm::Create(std::shared_ptr<SharedArena> arena,
                                            const MeshShape& shape, int rank,
                                            SymmetricMemory::Options options) {
   auto comm = std::make_unique<RankComm>();
-  comm->mesh = Mesh(shape, rank);
   comm->memory = std::make_unique<SymmetricMemory>(std::move(arena), rank, options);
+  CHECK_LE(shape.world(), comm->memory->world());
+  comm->mesh = Mesh(shape, comm->memory->rank());
   comm->tp = std::make_unique<Communicator>(*comm->memory, comm->mesh.TpGroup(), "tp");
   comm->ep = std::make_unique<Communicator>(*comm->memory, comm->mesh.EpGroup(), "ep");
   comm->moe_tp = std::make_unique<Communicator>(*comm->memory, comm->mesh.MoeTpGroup(), "moe-tp");

@@ -72,6 +72,7 @@ struct RankComm {
   // All ranks of the engine.
   Communicator& all() const { return world ? *world : *tp; }
 
+  // `shape`: the layout of the active ranks of the arena's epoch. `rank`: in the arena.
   static std::unique_ptr<RankComm> Create(std::shared_ptr<SharedArena> arena,
                                           const MeshShape& shape, int rank,
                                           SymmetricMemory::Options options = {});

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <random>
 #include <thread>
+#include <vector>
 
 #include "comm/device/staged_rounds.h"
 #include "comm/device/test_collectives.h"
@@ -27,6 +29,38 @@ TEST_P(CommunicatorSizesTest, CollectivesOfAnyLength) {
     Communicator comm(memory, World(memory.world()), "tp", kStaging);
     RandomCollectives(comm, kStaging).Run(200);
   });
+}
+
+// Collectives among the active ranks of an epoch are those of a world without the others.
+TEST(CommunicatorTest, CollectivesSkipAbsentRanks) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 12; ++round) {
+    const int world = 2 + static_cast<int>(random() % 7);
+    std::vector<int> absent, active;
+    for (int rank = 0; rank < world; ++rank) (random() % 3 == 0 ? absent : active).push_back(rank);
+    if (active.empty()) {
+      active.push_back(absent.back());
+      absent.pop_back();
+    }
+    const auto arena = SharedArena::Create(world, kBytes);
+    arena->EnableEpochs();
+    arena->BeginEpoch("", absent);
+    EXPECT_EQ(arena->ActiveRanks(), active);
+    const MeshShape shape{.tp = static_cast<int>(active.size()),
+                          .ep = static_cast<int>(active.size()),
+                          .dp = static_cast<int>(active.size())};
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < active.size(); ++i) {
+      threads.emplace_back([&, i] {
+        const auto comm = RankComm::Create(arena, shape, active[i], kOptions);
+        EXPECT_EQ(comm->mesh.rank(), static_cast<int>(i));
+        EXPECT_EQ(comm->ep->size(), static_cast<int>(active.size()));
+        RandomCollectives(*comm->ep, Communicator::kStagingBytes).Run(10);
+      });
+    }
+    threads.clear();
+    for (const int rank : absent) EXPECT_FALSE(arena->Joined(rank));
+  }
 }
 
 // Large staging buffers: one-shot and two-shot all-reduce, in one round and in several.

@@ -239,14 +239,27 @@ std::string SharedArena::AbortReason() const {
 
 void SharedArena::EnableEpochs() { impl_->header().epoch.store(1); }
 
-bool SharedArena::has_epochs() const { return impl_->header().epoch.load() != 0; }
+uint32_t SharedArena::epoch() const { return impl_->header().epoch.load(); }
 
 bool SharedArena::Waits(int rank) const {
   CHECK(rank >= 0 && rank < world());
-  return impl_->header().ranks[rank].waits.load() != 0;
+  return has_epochs() && impl_->header().ranks[rank].waits_after.load() == epoch();
 }
 
-void SharedArena::BeginEpoch(std::string_view endpoint) {
+bool SharedArena::Active(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return impl_->header().ranks[rank].absent.load() == 0;
+}
+
+std::vector<int> SharedArena::ActiveRanks() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world(); ++rank) {
+    if (Active(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> absent) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
   // Clears the notes and the ranks' arenas. The header and the kept memory keep their contents.
@@ -257,8 +270,9 @@ void SharedArena::BeginEpoch(std::string_view endpoint) {
     rank.sleeping_on.store(0);
     rank.beats.store(0);
     rank.heartbeat_timeout_ms.store(0);
-    rank.waits.store(0);
+    rank.absent.store(0);
   }
+  for (const int rank : absent) header.ranks[rank].absent.store(1);
   header.abort_reason.fill('\0');
   header.abort_state.store(ArenaHeader::kRunning);
   header.endpoint.fill('\0');
@@ -267,16 +281,19 @@ void SharedArena::BeginEpoch(std::string_view endpoint) {
   FutexWakeAll(reinterpret_cast<uint32_t*>(&header.epoch));
 }
 
-std::string SharedArena::WaitForEpoch(int rank) {
+std::string SharedArena::WaitForEpoch(int rank, uint32_t last) {
   constexpr std::chrono::seconds kMaxSleep{10};
   ArenaHeader& header = impl_->header();
   CHECK(rank >= 0 && rank < world() && has_epochs());
-  const uint32_t epoch = header.epoch.load();
-  header.ranks[rank].beats.store(0);
-  header.ranks[rank].heartbeat_timeout_ms.store(0);
-  header.ranks[rank].waits.store(1);
-  while (header.epoch.load() == epoch)
-    FutexWait(reinterpret_cast<uint32_t*>(&header.epoch), epoch, kMaxSleep);
+  // An absent rank may call this function after the next epoch has begun, and then takes part in
+  // it.
+  if (header.epoch.load() == last) {
+    header.ranks[rank].beats.store(0);
+    header.ranks[rank].heartbeat_timeout_ms.store(0);
+    header.ranks[rank].waits_after.store(last);
+  }
+  while (header.epoch.load() == last)
+    FutexWait(reinterpret_cast<uint32_t*>(&header.epoch), last, kMaxSleep);
   return {header.endpoint.data(), strnlen(header.endpoint.data(), header.endpoint.size())};
 }
 

@@ -71,10 +71,10 @@ struct Peer {
   std::vector<ByteRange> written;  // ranges of the image written since the last Raise
 };
 
-size_t CountRemote(const RemoteRanks* remote, int world) {
-  size_t count = 0;
-  for (int rank = 0; remote != nullptr && rank < world; ++rank) count += remote->IsRemote(rank);
-  return count;
+size_t CountRemote(const RemoteRanks* remote, std::span<const int> members) {
+  if (remote == nullptr) return 0;
+  return static_cast<size_t>(
+      std::ranges::count_if(members, [&](int rank) { return remote->IsRemote(rank); }));
 }
 
 }  // namespace
@@ -85,28 +85,33 @@ struct SymmetricMemory::Impl {
       : arena(std::move(arena_in)),
         shared(shared_in),
         rank(rank_in),
+        members(arena->ActiveRanks()),
+        index(static_cast<int>(std::ranges::lower_bound(members, rank) - members.begin())),
         options(options_in),
-        spins(shared.world <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0),
+        spins(std::ssize(members) <= sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0),
         faults(TestFaults::FromEnvironment(rank_in)),
-        images(CountRemote(shared.remote.get(), shared.world) * shared.bytes_per_rank),
-        peers(static_cast<size_t>(shared.world)) {
+        images(CountRemote(shared.remote.get(), members) * shared.bytes_per_rank),
+        peers(members.size()) {
+    CHECK(arena->Active(rank));
     std::byte* image = images.start();
-    for (int r = 0; r < shared.world; ++r) {
-      Peer& peer = peers[r];
-      peer.remote = shared.remote != nullptr && shared.remote->IsRemote(r);
-      peer.base =
-          peer.remote ? std::exchange(image, image + shared.bytes_per_rank) : shared.At(r, 0);
+    for (size_t i = 0; i < members.size(); ++i) {
+      Peer& peer = peers[i];
+      peer.remote = shared.remote != nullptr && shared.remote->IsRemote(members[i]);
+      peer.base = peer.remote ? std::exchange(image, image + shared.bytes_per_rank)
+                              : shared.At(members[i], 0);
     }
   }
 
   std::shared_ptr<SharedArena> arena;
   SharedArena::Impl& shared;
-  int rank;
+  const int rank;                  // in the arena
+  const std::vector<int> members;  // the active ranks; peers have the same order
+  const int index;                 // of this rank in `members`
   Options options;
   int spins;  // 0 if ranks outnumber cores: the peer may need this core
   const std::unique_ptr<TestFaults> faults;  // null outside of tests
   Images images;
-  std::vector<Peer> peers;  // [world]
+  std::vector<Peer> peers;
   size_t used = 0;
 
   void Beat() const {
@@ -116,7 +121,7 @@ struct SymmetricMemory::Impl {
 
   Peer& PeerOf(int r) {
     CHECK_GE(r, 0);
-    CHECK_LT(r, shared.world);
+    CHECK_LT(r, std::ssize(members));
     return peers[r];
   }
 
@@ -156,8 +161,8 @@ SymmetricMemory::SymmetricMemory(std::shared_ptr<SharedArena> arena, int rank, O
 
 SymmetricMemory::~SymmetricMemory() = default;
 
-int SymmetricMemory::rank() const { return impl_->rank; }
-int SymmetricMemory::world() const { return impl_->shared.world; }
+int SymmetricMemory::rank() const { return impl_->index; }
+int SymmetricMemory::world() const { return static_cast<int>(impl_->members.size()); }
 size_t SymmetricMemory::bytes_used() const { return impl_->used; }
 
 size_t SymmetricMemory::Allocate(size_t bytes, size_t alignment) {
@@ -196,7 +201,8 @@ void SymmetricMemory::Fetch(int rank, size_t offset, size_t bytes, const char* s
   if (!peer.remote || bytes == 0) return;
   const size_t capacity = impl_->shared.bytes_per_rank;
   CHECK(offset <= capacity && bytes <= capacity - offset);
-  impl_->shared.remote->Fetch(rank, peer.base, {offset, bytes}, stage, impl_->options.timeout);
+  impl_->shared.remote->Fetch(impl_->members[rank], peer.base, {offset, bytes}, stage,
+                              impl_->options.timeout);
 }
 
 void SymmetricMemory::TestFault(std::string_view point) const {
@@ -207,18 +213,18 @@ void SymmetricMemory::Raise(int rank, size_t flag_offset, uint32_t value) {
   TestFault("post");
   Peer& peer = impl_->PeerOf(rank);
   if (!peer.remote) {
-    impl_->shared.Raise(rank, flag_offset, value);
+    impl_->shared.Raise(impl_->members[rank], flag_offset, value);
     return;
   }
   CHECK(flag_offset % alignof(uint32_t) == 0 &&
         flag_offset + sizeof value <= impl_->shared.bytes_per_rank);
-  impl_->shared.remote->Put(rank, peer.base, peer.written, flag_offset, value,
+  impl_->shared.remote->Put(impl_->members[rank], peer.base, peer.written, flag_offset, value,
                             impl_->options.timeout);
   peer.written.clear();
 }
 
 bool SymmetricMemory::Reached(size_t flag_offset, uint32_t value) {
-  const std::atomic_ref<uint32_t> flag(*impl_->shared.Flag(rank(), flag_offset));
+  const std::atomic_ref<uint32_t> flag(*impl_->shared.Flag(impl_->rank, flag_offset));
   return AtOrPast(flag.load(std::memory_order_acquire), value);
 }
 
@@ -248,8 +254,9 @@ void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const c
   const auto timeout = impl_->options.timeout;
   if (WaitFor(flag_offset, value, idle ? kNoTimeout : timeout)) return;
   throw Error(ErrorKind::kTimeout,
-              fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", rank(),
-                          std::chrono::duration<double>(timeout).count(), peer, stage, value));
+              fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", impl_->rank,
+                          std::chrono::duration<double>(timeout).count(), impl_->members.at(peer),
+                          stage, value));
 }
 
 bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
@@ -259,24 +266,24 @@ void SymmetricMemory::CheckAborted() const {
 }
 
 void SymmetricMemory::StartHeartbeat() {
-  impl_->shared.header().ranks[rank()].beats.store(1, std::memory_order_relaxed);
+  impl_->shared.header().ranks[impl_->rank].beats.store(1, std::memory_order_relaxed);
 }
 
 void SymmetricMemory::Beat() { impl_->Beat(); }
 
 void SymmetricMemory::StopHeartbeat() {
-  impl_->shared.header().ranks[rank()].beats.store(0, std::memory_order_relaxed);
+  impl_->shared.header().ranks[impl_->rank].beats.store(0, std::memory_order_relaxed);
   if (impl_->shared.remote != nullptr) impl_->shared.remote->SendBeats(0);
 }
 
 void SymmetricMemory::SetHeartbeatTimeout(std::chrono::milliseconds time) {
   const auto limited = std::clamp<int64_t>(time.count(), 0, std::numeric_limits<uint32_t>::max());
-  impl_->shared.header().ranks[rank()].heartbeat_timeout_ms.store(static_cast<uint32_t>(limited),
-                                                                  std::memory_order_relaxed);
+  impl_->shared.header().ranks[impl_->rank].heartbeat_timeout_ms.store(
+      static_cast<uint32_t>(limited), std::memory_order_relaxed);
 }
 
 void SymmetricMemory::RecordRequests(std::span<const uint64_t> ids) {
-  RequestRecord& record = impl_->shared.requests(rank());
+  RequestRecord& record = impl_->shared.requests(impl_->rank);
   record.count.store(RequestRecord::kUnknown);
   if (ids.size() > record.ids.size()) return;
   std::ranges::copy(ids, record.ids.begin());

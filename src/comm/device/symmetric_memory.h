@@ -41,7 +41,7 @@ class SharedArena {
   int world() const;
   size_t bytes_per_rank() const;
 
-  // The number of attached ranks; the parent waits until it reaches world().
+  // The number of attached ranks.
   int joined() const;
   bool Joined(int rank) const;
   // Makes every current and later wait of every rank throw Error kPeer with `reason`. The first
@@ -58,13 +58,19 @@ class SharedArena {
   // ranks then begin again with new communicators. The parent calls EnableEpochs before it starts
   // ranks. It calls BeginEpoch when each rank either waits or has ended. BeginEpoch clears the
   // memory of all ranks and marks them as not joined. Waiting ranks receive `endpoint`.
+  //
+  // An epoch may run without the ranks `absent`, which load meanwhile. Then absent ranks take no
+  // part, and SymmetricMemory numbers the other ranks from 0 without gaps.
   void EnableEpochs();
-  bool has_epochs() const;
-  void BeginEpoch(std::string_view endpoint);
+  bool has_epochs() const { return epoch() != 0; }
+  uint32_t epoch() const;  // number of the present epoch; 0: epochs are not enabled
+  void BeginEpoch(std::string_view endpoint, std::span<const int> absent = {});
   bool Waits(int rank) const;
-  // In a rank that has destroyed its SymmetricMemory: waits for the next epoch, without a deadline.
+  bool Active(int rank) const;           // whether the present epoch runs with the rank
+  std::vector<int> ActiveRanks() const;  // ascending
+  // In a rank that has no SymmetricMemory: waits for the epoch after `last`, without a deadline.
   // Returns the endpoint that was given to BeginEpoch.
-  std::string WaitForEpoch(int rank);
+  std::string WaitForEpoch(int rank, uint32_t last);
 
   // The kept memory of a rank, used by this rank only. It outlives epochs and the rank's process: a
   // new process finds the bytes that the previous process wrote. Initially zero; empty if the arena
@@ -111,9 +117,13 @@ class SymmetricMemory {
     // and the stage.
     std::chrono::milliseconds timeout{300'000};
   };
+  // `rank`: in the arena; active in the present epoch.
   SymmetricMemory(std::shared_ptr<SharedArena> arena, int rank, Options options);
   ~SymmetricMemory();
 
+  // This rank's number among the active ranks of the epoch, and the number of active ranks. All
+  // ranks in the functions below are such numbers. They are those of the arena if all ranks are
+  // active.
   int rank() const;
   int world() const;
 

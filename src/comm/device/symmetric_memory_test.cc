@@ -106,7 +106,8 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
     arena->Abort("rank 0 has ended");
   }
   std::string endpoint;
-  std::thread rank([&] { endpoint = SharedArena::FromFd(dup(arena->fd()))->WaitForEpoch(1); });
+  std::thread rank(
+      [&] { endpoint = SharedArena::FromFd(dup(arena->fd()))->WaitForEpoch(1, arena->epoch()); });
   while (!arena->Waits(1)) std::this_thread::yield();
   EXPECT_EQ(arena->beats(1), 0u);
   arena->BeginEpoch("the front");

@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <new>
+#include <thread>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -44,6 +46,11 @@ void TestFaults::At(std::string_view point) const {
   if (access(path.c_str(), R_OK) != 0) return;
   std::ifstream file(path);
   std::string how{std::istreambuf_iterator<char>(file), {}};
+  if (how == "hold") {
+    while (access(path.c_str(), R_OK) == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return;
+  }
   if (!how.starts_with(kAlways)) {
     if (unlink(path.c_str()) == 0) Fail(how);
   } else {

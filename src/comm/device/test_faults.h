@@ -14,7 +14,8 @@ namespace switchyard {
 // - kill, segv, abort, bus, stop: raises that signal;
 // - exit: ends the process with exit code 0;
 // - throw: throws std::bad_alloc;
-// - spin: loops forever.
+// - spin: loops forever;
+// - hold: waits until the file is removed.
 // If the text begins with "always ", the file is not removed. Owned by the rank's SymmetricMemory,
 // used by the rank's thread only.
 class TestFaults {

@@ -48,6 +48,48 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
+// The leader is the first active rank. An absent rank takes part once it waits.
+TEST(RankEpochsTest, AnEpochRunsWithoutRanksThatLoad) {
+  RankGroup group(4, "epochs", kLong, {}, {}, {}, /*epochs=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
+  const auto begin = [&](bool runs_without) {
+    socket->Send("wake");  // the leader waits for a message
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    const auto started =
+        ranks.BeginEpoch(endpoint, [=](const std::vector<int>&) { return runs_without; });
+    EXPECT_TRUE(ranks.WaitJoined());
+    socket->Send("hello");
+    EXPECT_EQ(socket->Receive(kLong), "rank 0 heard hello");
+    return started;
+  };
+  EXPECT_TRUE(ranks.WaitJoined());
+  size_t exits = 0;
+  for (const std::vector<int>& victims : {std::vector<int>{1}, {0}, {0, 2}, {3}}) {
+    for (const int victim : victims) kill(PidOf(victim), SIGKILL);
+    group.Exits(exits += victims.size());
+    EXPECT_EQ(begin(true), victims);
+    EXPECT_EQ(ranks.Absent(), victims);
+    while (!ranks.AbsentWait()) std::this_thread::sleep_for(milliseconds(1));
+    ranks.Retire({}, "the missing ranks have loaded");
+    EXPECT_TRUE(begin(true).empty());
+    EXPECT_TRUE(ranks.Absent().empty());
+  }
+  // All ranks take part if the others cannot serve alone.
+  kill(PidOf(2), SIGKILL);
+  group.Exits(exits + 1);
+  EXPECT_EQ(begin(false), std::vector<int>{2});
+  EXPECT_TRUE(ranks.Absent().empty());
+  kill(PidOf(1), SIGKILL);
+  group.Exits(exits + 2);
+  EXPECT_EQ(begin(true), std::vector<int>{1});
+  socket->Send("end");
+  EXPECT_TRUE(ranks.WaitEnded(kLong));
+}
+
 // Kept memory is cleared after a fault signal, because the process may have overwritten any memory
 // before it ended. SIGKILL is no fault: it comes from outside.
 TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {

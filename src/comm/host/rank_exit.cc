@@ -39,6 +39,7 @@ void SetProcessTitle(int argc, char** argv, const std::string& title) {
 }
 
 bool RankExit::ByItself() const {
+  if (absent) return false;
   switch (signal) {
     case 0:
     case SIGSEGV:

@@ -85,6 +85,7 @@ struct RankProcesses::Impl {
   // If set, the watcher's thread begins an epoch and fulfills the promise with the ranks that it
   // has started.
   std::optional<std::promise<std::vector<int>>> next_epoch;
+  RunsWith runs_with;  // of the next epoch
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
   std::vector<std::string> environment;
@@ -169,6 +170,7 @@ void RankProcesses::Impl::Wake() const {
 // except by SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
   std::optional<std::promise<std::vector<int>>> request;
+  std::vector<int> absent, others;
   bool damaged = false;
   {
     const std::lock_guard lock(mutex);
@@ -179,10 +181,13 @@ void RankProcesses::Impl::BeginEpoch() {
         exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
     exits.clear();
     killed = false;
+    for (const Child& child : children)
+      (child.ended || !arena->Waits(child.rank) ? absent : others).push_back(child.rank);
   }
   try {
+    if (absent.empty() || others.empty() || !runs_with || !runs_with(others)) absent.clear();
     if (damaged) arena->ClearKept();
-    arena->BeginEpoch(options.control_endpoint);
+    arena->BeginEpoch(options.control_endpoint, absent);
     request->set_value(SpawnMissing());
   } catch (...) {
     request->set_exception(std::current_exception());
@@ -277,6 +282,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     exit.stopped_seconds = children[child].stopped_seconds;
     exit.hung_seconds = children[child].hung_seconds;
     exit.reason = arena->AbortReason();
+    exit.absent = !arena->Active(exit.rank);
     children[child].ended = true;
     const bool is_clean = exit.signal == 0 && exit.code == 0;
     is_news = !killed && !children[child].retired && !(end_expected && is_clean);
@@ -361,7 +367,8 @@ bool RankProcesses::WaitJoined() {
     }
     missing.clear();
     for (const auto& child : impl_->children) {
-      if (!impl_->arena->Joined(child.rank)) missing.push_back(child.rank);
+      if (impl_->arena->Active(child.rank) && !impl_->arena->Joined(child.rank))
+        missing.push_back(child.rank);
     }
     if (missing.empty()) return true;
     if (impl_->options.give_up && impl_->options.give_up()) return false;
@@ -394,6 +401,9 @@ void RankProcesses::ExpectEnd() {
 bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
   impl_->end_expected = true;
+  for (Impl::Child& child : impl_->children) {  // an absent rank receives no shutdown message
+    if (!child.ended && !impl_->arena->Active(child.rank)) impl_->Retire(child);
+  }
   const auto all_ended = [&] { return impl_->AllEnded(); };
   if (impl_->changed.wait_for(lock, timeout, all_ended)) return !impl_->killed;
   impl_->Kill();
@@ -422,7 +432,9 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
   using Clock = std::chrono::steady_clock;
   RankProcesses::Impl& my = *impl_;
   const auto settled = [&](const Impl::Child& child) {
-    return child.reported || (!child.retired && my.arena->Waits(child.rank));
+    if (child.reported) return true;
+    // An absent rank may load for long, and continues in the next epoch.
+    return !child.retired && (my.arena->Waits(child.rank) || !my.arena->Active(child.rank));
   };
   std::unique_lock lock(my.mutex);
   const auto give_up = Clock::now() + wait;
@@ -430,7 +442,8 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
     my.changed.wait_for(lock, kPoll);
   my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
-    if (!child.ended && !my.arena->Waits(child.rank)) my.Retire(child);
+    if (!child.ended && !my.arena->Waits(child.rank) && my.arena->Active(child.rank))
+      my.Retire(child);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
 }
@@ -444,16 +457,30 @@ void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why
   }
 }
 
-std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint) {
+std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint,
+                                           RunsWith runs_with) {
   std::future<std::vector<int>> started;
   {
     const std::lock_guard lock(impl_->mutex);
     CHECK(impl_->options.epochs && !impl_->closing);
     impl_->options.control_endpoint = control_endpoint;
+    impl_->runs_with = std::move(runs_with);
     started = impl_->next_epoch.emplace().get_future();
   }
   impl_->Wake();
   return started.get();
+}
+
+std::vector<int> RankProcesses::Absent() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < impl_->arena->world(); ++rank) {
+    if (!impl_->arena->Active(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool RankProcesses::AbsentWait() const {
+  return std::ranges::all_of(Absent(), [this](int rank) { return impl_->arena->Waits(rank); });
 }
 
 void RankProcesses::KillAll() {

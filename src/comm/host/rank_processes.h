@@ -32,11 +32,13 @@ struct RankExit {
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
   std::string reason;
+  bool absent = false;  // the epoch ran without this rank, which was loading
 
   // "rank 1 (pid 4711) was killed by signal 9 (SIGKILL)"
   std::string Describe() const;
   // Whether the rank ended by a fault signal or an exit, so that its own work may be the cause. A
-  // SIGKILL comes from outside: from a user, the kernel's out-of-memory killer, or the watchdog.
+  // SIGKILL comes from outside: from a user, the kernel's out-of-memory killer, or the watchdog. An
+  // absent rank computes no requests.
   bool ByItself() const;
 };
 
@@ -77,9 +79,9 @@ class RankProcesses {
   RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit);
   ~RankProcesses();  // kills and reaps the remaining ranks
 
-  // Waits until every rank of this node has attached to the arena. Error kTimeout names the ranks
-  // that have not attached; Error kPeer names a rank that ended. Returns early, with false, when
-  // give_up returns true.
+  // Waits until every active rank of this node has attached to the arena. Error kTimeout names the
+  // ranks that have not attached; Error kPeer names a rank that ended. Returns early, with false,
+  // when give_up returns true.
   bool WaitJoined();
   // The rank of this node with the longest time since its last heartbeat, and that time.
   RankSilence LongestSilence() const;
@@ -93,17 +95,23 @@ class RankProcesses {
   // Kills the remaining ranks and waits for their end. False if one has not ended by the timeout.
   bool Kill(std::chrono::milliseconds timeout);
   std::vector<int> Running() const;  // pids of the ranks of this node that have not ended
-  // With epochs, after an abort: waits until each rank has ended or waits for the next epoch. Kills
-  // the ranks that have done neither within `wait`. Returns false if a killed rank has not ended
-  // within `end`.
+  // With epochs, after an abort: waits until each active rank has ended or waits for the next
+  // epoch. Kills the active ranks that have done neither within `wait`. Returns false if a killed
+  // rank has not ended within `end`.
   bool Settle(std::chrono::milliseconds wait, std::chrono::milliseconds end);
   // Ends `ranks` on purpose: aborts the arena with `why`, which ends the epoch of the other ranks,
   // and kills `ranks`. These exits are expected, so OnExit is not called for them. Call Settle
   // next.
   void Retire(const std::vector<int>& ranks, const std::string& why);
   // Call after Settle: begins the next epoch, and starts and returns the ranks that have ended.
-  // Clears the kept memory of all ranks if a rank has ended by a fault signal.
-  std::vector<int> BeginEpoch(const std::string& control_endpoint);
+  // Clears the kept memory of all ranks if a rank has ended by a fault signal. The ranks that have
+  // ended, and those that still load, are absent from the epoch if `runs_with` returns true for the
+  // others. Otherwise, and without `runs_with`, all ranks are active. Called on another thread.
+  using RunsWith = std::function<bool(const std::vector<int>& ranks)>;
+  std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {});
+  // The ranks that the epoch runs without, and whether all of them wait for the next epoch.
+  std::vector<int> Absent() const;
+  bool AbsentWait() const;
 
  private:
   struct Impl;

@@ -86,9 +86,10 @@ bool AddsUp(const RankSpec& spec, Communicator& tp) {
   return sum == static_cast<float>((1 << spec.world) - 1);
 }
 
-// Rank 0 receives messages from the parent, broadcasts them and answers; all end after "end".
+// The first rank receives messages from the parent, broadcasts them and answers; all end after
+// "end".
 int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
-  if (spec.rank != 0) {
+  if (tp.rank() != 0) {
     while (tp.Broadcast("", /*idle=*/true) != "end") {
     }
     return kGood;
@@ -105,14 +106,16 @@ int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
 int ServeEpochs(RankSpec& spec) {
   prctl(PR_SET_NAME, RankName(spec.rank).c_str());
   for (;;) {
+    const uint32_t epoch = spec.arena->epoch();
     try {
+      if (!spec.arena->Active(spec.rank)) throw Error(ErrorKind::kPeer, "absent");
       SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
       Communicator tp(memory, World(memory), "tp", 4096);
       return ServeUntilEnd(spec, tp);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kPeer) return kWrong;
     }
-    spec.control_endpoint = spec.arena->WaitForEpoch(spec.rank);
+    spec.control_endpoint = spec.arena->WaitForEpoch(spec.rank, epoch);
   }
 }
 

@@ -404,7 +404,8 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   if (!Parse(app, args, a)) return std::nullopt;
   CheckDisaggregationFlags(app, a);
   CheckObserveFlags(app, a.observe);
-  for (const char* flag : {"--enable-elastic-ep", "--max-rank-deaths", "--rank-stall-timeout"}) {
+  for (const char* flag : {"--enable-elastic-ep", "--elastic-ep-backend", "--max-rank-deaths",
+                           "--rank-stall-timeout"}) {
     if (!app.Given(flag)) continue;
     if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);
     a.restart_flags.emplace_back(flag);

@@ -14,6 +14,11 @@ void AddElasticFlags(CommandLine& app, ServerArgs& a, const char* group) {
       "The default if all ranks are processes of one host. With --nnodes, set it on all "
       "nodes. Refused under mpirun and srun, with GPUs of several nodes, and with --pp-size");
   app.Switch("--disable-elastic-ep", a.disable_elastic_ep, group, "Ends the server if a rank ends");
+  app.Flag("--elastic-ep-backend", a.engine.elastic_ep_backend, group,
+           "none | mooncake. mooncake: while a lost rank loads, the other ranks serve without it "
+           "and load its experts that they lack. With every --moe-a2a-backend but none; needs "
+           "--enable-dp-attention, equal --tp-size, --ep-size and --dp-size, and "
+           "--moe-dense-tp-size 1. On CPUs");
   app.Flag("--max-rank-deaths", a.max_rank_deaths, group,
            "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
   app.Flag(

@@ -268,12 +268,16 @@ void Front::OnMessage(const EngineMessage& message) {
     LOG_ERROR("a rank failed: {}", failure->what);
   } else {
     Questions::OnResponse answer;
+    std::optional<EngineMessage> report;
     {
       std::lock_guard lock(mutex_);
       answer = questions_.Take(message);
-      if (const auto* stats = std::get_if<StatsReport>(&message)) last_stats_ = stats->groups;
+      if (const auto* stats = std::get_if<StatsReport>(&message)) {
+        last_stats_ = StatsOfAllGroups(stats->groups);
+        report = StatsReport{.ticket = stats->ticket, .groups = last_stats_};
+      }
     }
-    if (answer) answer(message);
+    if (answer) answer(report ? *report : message);
   }
 }
 

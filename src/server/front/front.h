@@ -166,6 +166,9 @@ class Front {
   // ranks. If the number changes, the open requests are balanced over the new groups. A request
   // pinned to group g, which no longer exists, moves to group g modulo `groups`.
   void PauseForChange(std::chrono::steady_clock::time_point since, int groups);
+  // While paused: the attention groups that the next epoch runs without. Their open requests move
+  // to the other groups.
+  void SetAbsentGroups(std::span<const int> groups);
   // Whether the present ranks have sent an output, or have nothing to do.
   bool Progressed() const;
   // Holds back the requests that arrive from now on until EndHold, also in later epochs. The
@@ -227,6 +230,7 @@ class Front {
   std::vector<EngineStats> HeldStats() const;  // requires mutex_
   int EndedWithoutAnswer(const RanksEnd& end);
   void Regroup(int groups);  // requires mutex_
+  std::vector<EngineStats> StatsOfAllGroups(std::vector<EngineStats> serving) const;
   bool IsCause(const Open& suspect, const RanksEnd& end, int no_output_ends) const;
   void Deliver(const RequestOutput& output, metrics::Clock::time_point now);
   void Take(Open& open, const RequestOutput& output, const std::string& overdue,
@@ -265,6 +269,7 @@ class Front {
   mutable std::mutex mutex_;  // guards all members below; never held while a callback runs
   std::condition_variable idle_;
   DpController controller_;
+  int absent_groups_ = 0;
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<std::string, int> names_;  // number of open generations of each name

@@ -296,6 +296,40 @@ TEST_F(FrontChangeTest, RequestsContinueInOtherGroups) {
   EXPECT_EQ(front->history().epoch, 3);
 }
 
+// While group 1 is absent, its requests run in the other groups. They stay there when it is back.
+TEST_F(FrontChangeTest, RequestsOfAnAbsentGroupMove) {
+  BeginWithGroups(3);
+  for (int i = 0; i < 6; ++i) Submit(9);
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 1, 2, 0, 1, 2));
+  Steps(2);
+  front->Pause({.why = "rank 1 was killed", .time = Clock::now()});
+  ranks.Restart();
+  front->SetAbsentGroups(std::vector<int>{1});
+  front->Resume();
+  EXPECT_EQ(front->history().absent, 1);
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 0, 2, 0, 2, 2));
+  EXPECT_THAT(front->open_by_group(), ElementsAre(3, 0, 3));
+
+  std::vector<EngineStats> stats;
+  front->Stats([&](const std::vector<EngineStats>& groups) { stats = groups; });
+  const uint64_t ticket = std::get<GetStats>(ranks.sent.back()).ticket;
+  front->OnMessage(StatsReport{.ticket = ticket, .groups = {{.running = 3}, {.running = 4}}});
+  ASSERT_THAT(stats, SizeIs(3));
+  EXPECT_EQ(stats[0].running, 3);
+  EXPECT_EQ(stats[1].running, 0);
+  EXPECT_EQ(stats[2].running, 4);
+
+  Steps(2);
+  front->PauseForChange(Clock::now(), 3);
+  ranks.Restart();
+  front->SetAbsentGroups({});
+  front->Resume();
+  EXPECT_THAT(GroupsSent(), ElementsAre(0, 0, 2, 0, 2, 2));
+  EXPECT_EQ(front->history().absent, 0);
+  RunOut();
+  for (const auto& [id, client] : clients) ExpectWhole(id, 9);
+}
+
 TEST_F(FrontChangeTest, APinnedRequestMovesOnlyIfItsGroupIsRemoved) {
   BeginWithGroups(4);
   GenerationSpec spec;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/check.h"
 #include "core/log.h"
 #include "server/front/front.h"
 #include "server/front/open_generation.h"
@@ -223,6 +224,30 @@ void Front::Regroup(int groups) {
   }
 }
 
+void Front::SetAbsentGroups(std::span<const int> groups) {
+  std::lock_guard lock(mutex_);
+  if (lost_) return;
+  CHECK(paused_);
+  controller_.SetAbsent(groups);
+  absent_groups_ = static_cast<int>(groups.size());
+  for (const auto& [id, open] : open_) {
+    if (open->ending || !controller_.absent(open->group)) continue;
+    controller_.Close(open->group, open->tokens);
+    open->group = controller_.Open(std::nullopt, open->tokens);
+  }
+}
+
+// Statistics of all groups from those of the groups that serve. Requires mutex_.
+std::vector<EngineStats> Front::StatsOfAllGroups(std::vector<EngineStats> serving) const {
+  if (absent_groups_ == 0) return serving;
+  std::vector<EngineStats> all(controller_.loads().size());
+  size_t next = 0;
+  for (int group = 0; group < std::ssize(all); ++group) {
+    if (!controller_.absent(group) && next < serving.size()) all[group] = serving[next++];
+  }
+  return all;
+}
+
 void Front::PauseForChange(Clock::time_point since, int groups) {
   {
     std::lock_guard lock(mutex_);
@@ -236,7 +261,10 @@ void Front::PauseForChange(Clock::time_point since, int groups) {
   if (answered_) no_output_ends_ = 0;
   questions_.OnChange();
   for (const auto& [id, open] : open_) open->sent = false;
-  if (std::ssize(controller_.loads()) != groups) Regroup(groups);
+  if (std::ssize(controller_.loads()) != groups) {
+    Regroup(groups);
+    absent_groups_ = 0;
+  }
 }
 
 bool Front::Progressed() const {
@@ -317,6 +345,7 @@ RankHistory Front::history() const {
   return {.epoch = epoch_,
           .deaths = deaths_,
           .changes = changes_,
+          .absent = absent_groups_,
           .pause_seconds = pause_seconds_ + since(paused_since_),
           .paused_for = since(paused_since_),
           .held_for = since(held_since_)};

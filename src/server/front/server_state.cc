@@ -32,7 +32,7 @@ bool RanksRespond(const Service& service, ServerState state) {
 
 int ServingRanks(const Service& service, const RankHistory& history) {
   const bool serve = history.paused_for == 0 && RanksRespond(service, StateOf(service, history));
-  return serve ? service.sizes().mesh.world() : 0;
+  return serve ? service.sizes().mesh.world() - history.absent : 0;
 }
 
 Json GroupStatsJson(const EngineStats& stats) {

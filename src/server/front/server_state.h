@@ -28,7 +28,7 @@ ServerState StateOf(const Service& service, const RankHistory& history);
 // of them has no recent heartbeat. While they restart, the front responds for them.
 bool RanksRespond(const Service& service, ServerState state);
 
-// Number of ranks that serve now: those of the layout, or 0, because a pass needs all ranks.
+// Number of ranks that serve now: those of the layout without absent ranks, or 0 in a pause.
 int ServingRanks(const Service& service, const RankHistory& history);
 
 // Statistics of an attention group in JSON responses.

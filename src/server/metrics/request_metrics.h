@@ -17,7 +17,8 @@ namespace switchyard {
 struct RankHistory {
   int64_t epoch = 1;
   int64_t deaths = 0;   // ends of ranks that were followed by a restart, or by the server's end
-  int64_t changes = 0;  // pauses for planned restarts and changes of the layout
+  int64_t changes = 0;  // pauses for planned restarts, returns of ranks and changes of the layout
+  int absent = 0;       // ranks of the layout that load while the others serve
   double pause_seconds = 0;  // total time without serving ranks, from the first start on
   double paused_for = 0;     // seconds since the present pause began; 0: no pause
   double held_for = 0;       // seconds for which requests have been held back; 0: none are

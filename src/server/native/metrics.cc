@@ -25,7 +25,7 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
   const LayoutSizes sizes = service.sizes();
   page.Gauge("switchyard_ranks", "Ranks of the present layout", {}, sizes.mesh.world());
   page.Gauge("switchyard_serving_ranks",
-             "Ranks that serve now: those of the layout, or 0 because each pass needs all", {},
+             "Ranks that serve now: 0 in a pause, fewer than switchyard_ranks while some load", {},
              ServingRanks(service, history));
   const ElasticRanks* ranks = service.elastic;
   const RankWeights* owner = service.weights;

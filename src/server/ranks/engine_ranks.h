@@ -54,6 +54,9 @@ class EngineRanks : public RankLink {
   // kPeer if a rank has not ended after the timeout.
   RankHost::Ending Reap(std::chrono::milliseconds timeout);
   void ClearKept() { host_->ClearKept(); }  // RankHost::ClearKept
+  // RankHost::Absent, RankHost::AbsentHaveLoaded
+  std::vector<int> Absent() const { return host_->Absent(); }
+  bool AbsentHaveLoaded() const { return host_->AbsentHaveLoaded(); }
   // Kills ranks that still run, and joins the reader. After this call there are no more events, and
   // messages to the ranks have no effect. Does not wait until the rank processes have ended.
   void Close();
@@ -101,10 +104,11 @@ class EngineRanks : public RankLink {
 class RankLayout {
  public:
   virtual ~RankLayout() = default;
-  // Starts the ranks of the next epoch. Polls `give_up` while it waits, and returns null if
+  // Starts the ranks of the next epoch. `may_be_absent`: the epoch may run without the ranks that
+  // have ended, until they have loaded. Polls `give_up` while it waits, and returns null if
   // `give_up` returned true. If it throws an Error, the layout is not started again.
   virtual std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
-                                             std::function<bool()> give_up) = 0;
+                                             std::function<bool()> give_up, bool may_be_absent) = 0;
   // Ends the processes that wait for the next epoch, and frees their memory. Call after the
   // destruction of the epoch's EngineRanks.
   virtual void Release() {}

@@ -175,7 +175,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
                                         std::move(on_exit));
   }
   if (membership.ranks) {
-    membership.ranks->BeginEpoch(endpoint, std::move(on_exit));
+    membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with);
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.

@@ -33,6 +33,7 @@ struct Membership {
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};
+  RankProcesses::RunsWith runs_with;  // of RankProcesses::BeginEpoch
 
   static RestartOptions Of(const ServerArgs& args, bool restarts);
 };

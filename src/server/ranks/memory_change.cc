@@ -17,7 +17,10 @@ using Clock = std::chrono::steady_clock;
 
 // While memory is released, requests wait in the front.
 void Supervisor::ResumeFront() {
-  if (!released_.any()) front_.Resume();
+  if (released_.any()) return;
+  absent_ = ranks_->Absent();
+  front_.SetAbsentGroups(absent_);  // each rank is an attention group
+  front_.Resume();
 }
 
 // Waits until the requests that are open now have ended. On return, requests that have arrived

@@ -149,6 +149,12 @@ bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& w
   return true;
 }
 
+// Begins an epoch with all ranks, after the absent ones have loaded.
+bool Supervisor::Rejoin() {
+  ChangeOutcome outcome;
+  return RestartSome({}, fmt::format("return of rank {}", Joined(absent_, ", ")), &outcome);
+}
+
 // Loads the new ranks while the present ranks serve. Returns null, with the reason in `outcome`, if
 // the new ranks fail to load or a present rank ends before they have loaded.
 std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change, uint64_t* number,

@@ -48,8 +48,12 @@ std::vector<int> RanksWatchedFrom(int first, int count, int world) {
 }
 
 RankLoopIo LeaderIo(const std::string& endpoint) {
-  const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
   RankLoopIo io;
+  if (endpoint.empty()) {
+    io.reconnect = LeaderIo;
+    return io;
+  }
+  const auto socket = std::make_shared<ControlSocket>(ControlSocket::Connect(endpoint));
   // Returns all messages that have arrived, because the next call follows only after an engine
   // step.
   io.receive = [socket](std::chrono::milliseconds timeout) {
@@ -102,7 +106,8 @@ bool ProcessHost::Settle(std::chrono::milliseconds timeout) {
   return processes_.Settle(kSettleTime, timeout);
 }
 
-void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit) {
+void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,
+                             RankProcesses::RunsWith runs_with) {
   {
     const std::lock_guard lock(mutex_);
     exits_.clear();
@@ -111,9 +116,11 @@ void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit) {
     const std::lock_guard lock(report_mutex_);
     on_exit_ = std::move(on_exit);
   }
-  const std::vector<int> started = processes_.BeginEpoch(endpoint);
-  if (std::ssize(started) < arena_->world())
+  const std::vector<int> started = processes_.BeginEpoch(endpoint, std::move(runs_with));
+  if (!started.empty() && std::ssize(started) < arena_->world())
     LOG_INFO("rank {} is started again; the others keep their weights", Joined(started, ", "));
+  if (const std::vector<int> absent = Absent(); !absent.empty())
+    LOG_INFO("the others serve without rank {} until it has loaded", Joined(absent, ", "));
 }
 
 ProcessHost::~ProcessHost() {

@@ -19,7 +19,8 @@
 
 namespace switchyard {
 
-// Control connection of the leader. Connects to the front's endpoint.
+// Control connection of the leader. Connects to the front's endpoint. With an empty endpoint, of a
+// rank that may become the leader of a later epoch.
 RankLoopIo LeaderIo(const std::string& endpoint);
 
 class RankHost {
@@ -60,6 +61,9 @@ class RankHost {
     return true;
   }
   virtual Ending HowEnded() const { return {}; }
+  // The ranks that the epoch runs without, and whether all of them can join the next epoch.
+  virtual std::vector<int> Absent() const { return {}; }
+  virtual bool AbsentHaveLoaded() const { return false; }
   // Call after Kill. Clears the memory that ranks keep for the next epoch in addition to their
   // weights (SharedArena::Kept).
   virtual void ClearKept() {}
@@ -94,7 +98,9 @@ class ProcessHost : public RankHost {
   }
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
-  void BeginEpoch(const std::string& endpoint, OnExit on_exit);
+  void BeginEpoch(const std::string& endpoint, OnExit on_exit, RankProcesses::RunsWith runs_with);
+  std::vector<int> Absent() const override { return processes_.Absent(); }
+  bool AbsentHaveLoaded() const override { return processes_.AbsentWait(); }
   void ClearKept() override { arena_->ClearKept(); }
   void Discard() override { discarded_ = true; }
 
@@ -136,6 +142,8 @@ class EpochHost : public RankHost {
     return ranks_->Settle(timeout);
   }
   Ending HowEnded() const override { return ranks_->HowEnded(); }
+  std::vector<int> Absent() const override { return ranks_->Absent(); }
+  bool AbsentHaveLoaded() const override { return ranks_->AbsentHaveLoaded(); }
   void ClearKept() override { ranks_->ClearKept(); }
   void Discard() override { ranks_->Discard(); }
 

@@ -23,6 +23,7 @@ RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, 
   io.reconnect = [reconnect = std::move(io.reconnect), arena, timeout](const std::string& next) {
     return WatchParent(reconnect(next), arena, timeout);
   };
+  if (!io.receive) return io;  // not the leader
   io.receive = [receive = std::move(io.receive), arena = std::move(arena), timeout,
                 silence = Silence(kMaxGap)](std::chrono::milliseconds wait) mutable {
     silence.Sample(arena->parent_beats(), Silence::Clock::now());
@@ -49,10 +50,9 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
   }
-  RankLoopIo io;
-  if (spec.rank == 0)
-    io = WatchParent(LeaderIo(spec.control_endpoint), spec.arena,
-                     job.config.watchdog_timeout_seconds);
+  const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
+  const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),
+                                    spec.arena, job.config.watchdog_timeout_seconds);
   RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io);
   return 0;
 }

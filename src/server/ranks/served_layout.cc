@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/verify_files.h"
+#include "engine/active_layout.h"
 #include "engine/config.h"
 #include "engine/speculative/draft_model.h"
 #include "model/weights.h"
@@ -93,7 +94,8 @@ ServedLayout::ServedLayout(const ServedRanks& served, RankJob job, std::vector<F
       restarts_(checks) {}
 
 std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
-                                                 std::function<bool()> give_up) {
+                                                 std::function<bool()> give_up,
+                                                 bool may_be_absent) {
   if (std::exchange(restarts_, true)) {
     if (const std::string changes = DescribeChanges(weights_); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
@@ -104,10 +106,15 @@ std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
       membership_ = *std::move(membership);
     }
   }
+  RestartOptions restart = served_.restart;
+  if (may_be_absent && job_.config.elastic_ep_backend != "none")
+    restart.runs_with = [this](const std::vector<int>& ranks) {
+      return CanServe(job_.config, job_.plan, ranks);
+    };
   return std::make_unique<EngineRanks>(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
         return StartRanks(
-            served_.launch, membership_, job_, served_.restart, endpoint,
+            served_.launch, membership_, job_, restart, endpoint,
             WithChangedFiles(weights_, std::move(on_exit)),
             [&cancelled = served_.cancelled, give_up] { return cancelled || give_up(); },
             served_.on_arena);

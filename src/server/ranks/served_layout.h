@@ -52,8 +52,8 @@ class ServedLayout : public RankLayout {
                Membership membership, bool checks);
 
   // Error kResource if the weight files have changed.
-  std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
-                                     std::function<bool()> give_up) override;
+  std::unique_ptr<EngineRanks> Start(EngineRanks::Events events, std::function<bool()> give_up,
+                                     bool may_be_absent) override;
   void Release() override { membership_.ranks.reset(); }
   int groups() const override { return job_.config.mesh.dp; }
   const RankJob& job() const { return job_; }

@@ -53,14 +53,16 @@ Supervisor::~Supervisor() {
 
 // The front accepts messages from one thread at a time. Ranks that load beside the present ranks
 // send only their loading progress, which does not change any request of the front.
-std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* number) {
+std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* number,
+                                               bool may_be_absent) {
   {
     const std::lock_guard lock(mutex_);
     *number = ++started_;
   }
-  return layout.Start({.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
-                       .on_lost = [this, id = *number](const RanksEnd& end) { OnEnd(id, end); }},
-                      [this] { return stopping_ || (beside_ && interrupted_); });
+  return layout.Start(
+      {.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
+       .on_lost = [this, id = *number](const RanksEnd& end) { OnEnd(id, end); }},
+      [this] { return stopping_ || (beside_ && interrupted_); }, may_be_absent);
 }
 
 void Supervisor::Send(const std::vector<ControlMessage>& messages) {
@@ -108,14 +110,21 @@ std::optional<RanksEnd> Supervisor::TakeEnd() {
 
 void Supervisor::Run() {
   pthread_setname_np(pthread_self(), "supervisor");
+  constexpr std::chrono::milliseconds kPoll{5};
   for (bool serving = true; serving;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || ends_.contains(present_) || pending_; });
+      // A rank that has loaded writes to shared memory, which does not notify `changed_`.
+      const auto wakes = [this] {
+        return stopping_ || ends_.contains(present_) ||
+               (absent_.empty() ? pending_.has_value() : ranks_->AbsentHaveLoaded());
+      };
+      if (absent_.empty()) changed_.wait(lock, wakes);
+      while (!wakes()) changed_.wait_for(lock, kPoll);
       if (stopping_) break;
     }
     std::optional<RanksEnd> end = TakeEnd();
-    serving = end ? Restart(*std::move(end)) : Change();
+    serving = end ? Restart(*std::move(end)) : absent_.empty() ? Change() : Rejoin();
   }
   {
     const std::lock_guard lock(mutex_);
@@ -172,7 +181,7 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       if (ranks_ && no_output_ends > kNoOutputEndsWithoutDelay) ranks_->ClearKept();
       Drop();
       if (end && !end->by_itself()) Delay(no_output_ends);
-      end = StartAgain();
+      end = StartAgain(/*may_be_absent=*/end.has_value());
       if (stopping_) {
         Drop();  // ends ranks that may still load
         return false;
@@ -235,10 +244,10 @@ void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<Ran
 // Starts new ranks. If one of them ended while they loaded, returns how they ended. Throws if
 // another start would fail too: the ranks did not join in time, or the leader found the checkpoint
 // or a flag invalid.
-std::optional<RanksEnd> Supervisor::StartAgain() {
+std::optional<RanksEnd> Supervisor::StartAgain(bool may_be_absent) {
   const auto start = Clock::now();
   uint64_t number = 0;
-  std::unique_ptr<EngineRanks> started = Start(*layout_, &number);
+  std::unique_ptr<EngineRanks> started = Start(*layout_, &number, may_be_absent);
   if (!started) return std::nullopt;  // the server is stopping
   {
     const std::lock_guard lock(mutex_);

@@ -25,8 +25,9 @@ inline constexpr char kShuttingDown[] = "the server is shutting down";
 
 // Owned by `serve` on node 0, for the life of the server. Owns the ranks of the present epoch. If a
 // rank ends, a thread of this object pauses the front, ends the epoch of the other ranks, starts
-// the next epoch with a new control socket, and resumes the front. The same thread makes planned
-// changes. Public members may be called from any thread.
+// the next epoch with a new control socket, and resumes the front. If this epoch runs without ranks
+// that load, the next one begins when they have loaded. The same thread makes planned changes, once
+// no rank is absent. Public members may be called from any thread.
 class Supervisor : public RankLink {
  public:
   struct Options {
@@ -76,7 +77,8 @@ class Supervisor : public RankLink {
     PlannedChange change;
     OnChanged done;
   };
-  std::unique_ptr<EngineRanks> Start(RankLayout& layout, uint64_t* number);
+  std::unique_ptr<EngineRanks> Start(RankLayout& layout, uint64_t* number,
+                                     bool may_be_absent = false);
   void OnEnd(uint64_t number, const RanksEnd& end);
   std::optional<RanksEnd> TakeEnd();
   void Run();
@@ -87,7 +89,8 @@ class Supervisor : public RankLink {
   std::unique_ptr<EngineRanks> Detach();
   void Drop() { Detach().reset(); }
   void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);
-  std::optional<RanksEnd> StartAgain();
+  std::optional<RanksEnd> StartAgain(bool may_be_absent = false);
+  bool Rejoin();
   void Stop();
   // Planned changes (planned_change.cc, memory_change.cc). A bool result is true if ranks serve, or
   // if their memory is released.
@@ -138,6 +141,7 @@ class Supervisor : public RankLink {
   // Used by thread_ only. While memory is released, the front stays paused. EndsRanks says whether
   // there are ranks.
   MemoryTags released_;
+  std::vector<int> absent_;  // ranks that the present epoch runs without; used by thread_ only
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended
   std::thread thread_;
 };

@@ -59,6 +59,62 @@ TEST_F(SupervisorTest, RanksThatEndByThemselvesWhileTheyLoadAreRestarted) {
   EXPECT_THAT(Lost(), AllOf(HasSubstr("exit code 0"), HasSubstr("exit code 1")));
 }
 
+// Three ranks, each of which is an attention group.
+class AbsentRanksTest : public SupervisorTest {
+ protected:
+  AbsentRanksTest() : SupervisorTest(3) {}
+  // The ranks of an epoch load. Returns the groups of the requests that they then receive.
+  std::vector<int32_t> Begin(size_t epoch) {
+    Host(epoch).Send(RankReady{});
+    std::vector<int32_t> sent;
+    for (const ControlMessage& message : Host(epoch).Receive())
+      sent.push_back(std::get<EngineRequest>(message).group.value_or(-1));
+    return sent;
+  }
+};
+
+TEST_F(AbsentRanksTest, ALostRankReturnsWhenItHasLoaded) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  const uint64_t id = Submit(9);
+  for (int i = 0; i < 2; ++i) Submit(9);
+  absent = {1};
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Begin(2), ElementsAre(0, 2, 2));
+  EXPECT_EQ(front.history().absent, 1);
+  // A planned change waits until no rank is absent.
+  std::promise<ChangeOutcome> done;
+  EXPECT_TRUE(supervisor->Begin({.what = "the planned restart of rank 0", .rounds = {{0}}},
+                                [&](const ChangeOutcome& outcome) { done.set_value(outcome); }));
+  Host(2).Send(Token(id, 11));
+  WaitForTokens(1);
+  Host(2).absent_have_loaded = true;
+  Host(3).Send(RankReady{});  // then the planned restart begins
+  EXPECT_THAT(Begin(4), ElementsAre(0, 2, 2));
+  EXPECT_EQ(done.get_future().get().error, "");
+  EXPECT_EQ(front.history().absent, 0);
+  EXPECT_EQ(front.history().deaths, 1);
+  EXPECT_THAT(retired, ElementsAre(ElementsAre(), ElementsAre(0)));
+}
+
+TEST_F(AbsentRanksTest, AnotherRankEndsBeforeTheAbsentOneHasLoaded) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  for (int i = 0; i < 3; ++i) Submit(9);
+  absent = {1};
+  Host(1).End("rank 1 was killed", kKilled);
+  EXPECT_THAT(Begin(2), ElementsAre(0, 2, 2));
+  absent = {0, 1};
+  Host(2).End("rank 0 was killed", kKilled);
+  EXPECT_THAT(Begin(3), ElementsAre(2, 2, 2));
+  EXPECT_EQ(front.history().absent, 2);
+  absent = {};  // the last rank cannot serve alone, so the next epoch has all ranks
+  Host(3).End("rank 2 was killed", kKilled);
+  EXPECT_THAT(Begin(4), ElementsAre(2, 2, 2));
+  EXPECT_EQ(front.history().absent, 0);
+  EXPECT_EQ(front.history().deaths, 3);
+}
+
 TEST_F(SupervisorTest, AnErrorOfRanksThatLoadIsFinal) {
   Start({.restarts = true});
   supervisor->Watch();

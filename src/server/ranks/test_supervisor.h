@@ -50,6 +50,8 @@ class FakeHost : public RankHost {
   }
   bool Kill(std::chrono::milliseconds) override { return can_be_killed; }
   Ending HowEnded() const override { return ending_; }
+  std::vector<int> Absent() const override { return absent; }
+  bool AbsentHaveLoaded() const override { return absent_have_loaded; }
 
   void Send(const EngineMessage& message) { socket_.Send(EncodeMessage(message)); }
   std::vector<ControlMessage> Receive() {
@@ -58,6 +60,8 @@ class FakeHost : public RankHost {
     return bytes ? DecodeControl(*bytes) : std::vector<ControlMessage>();
   }
   std::atomic<bool> can_be_killed{true};
+  std::vector<int> absent;  // set before the host is used
+  std::atomic<bool> absent_have_loaded{false};
   void Fails(Ending ending) { ending_ = std::move(ending); }  // a rank failed, not reported yet
   // Call it last: the host may then be destroyed.
   void End(const std::string& why, Ending ending) {
@@ -79,21 +83,22 @@ inline const RankHost::Ending kFailed = {.failed = {1}, .batch = std::vector<uin
 
 class SupervisorTest : public ::testing::Test, public RankLink {
  protected:
+  explicit SupervisorTest(int first_groups = 1) : groups(first_groups) {}
   void Send(const std::vector<ControlMessage>& messages) override { supervisor->Send(messages); }
 
   // A layout whose ranks are FakeHosts. With `fails`, they cannot be started.
   class FakeLayout : public RankLayout {
    public:
     FakeLayout(SupervisorTest& test, int groups) : test_(test), groups_(groups) {}
-    std::unique_ptr<EngineRanks> Start(EngineRanks::Events events,
-                                       std::function<bool()> give_up) override {
+    std::unique_ptr<EngineRanks> Start(EngineRanks::Events events, std::function<bool()> give_up,
+                                       bool may_be_absent) override {
       if (fails) throw Error(ErrorKind::kResource, "no memory");
       const auto join = [this, give_up = std::move(give_up)] {
         while (!joins && !give_up()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return joins.load();
       };
       return std::make_unique<EngineRanks>(
-          [this, join](const std::string& endpoint, RankHost::OnExit on_exit) {
+          [this, join, may_be_absent](const std::string& endpoint, RankHost::OnExit on_exit) {
             auto host = std::make_unique<FakeHost>(
                 endpoint, std::move(on_exit),
                 [this](FakeHost& host, const std::vector<int>& ranks) {
@@ -103,6 +108,7 @@ class SupervisorTest : public ::testing::Test, public RankLink {
                 },
                 join, ended);
             const std::lock_guard lock(test_.mutex);
+            if (may_be_absent) host->absent = test_.absent;
             test_.hosts.push_back(host.get());
             test_.changed.notify_all();
             return host;
@@ -122,11 +128,12 @@ class SupervisorTest : public ::testing::Test, public RankLink {
   };
 
   void Start(Supervisor::Options options) {
-    supervisor = std::make_unique<Supervisor>(
-        options, front, std::make_shared<FakeLayout>(*this, 1), [this](const std::string& why) {
-          front.OnRanksLost(why);
-          lost.set_value(why);
-        });
+    supervisor =
+        std::make_unique<Supervisor>(options, front, std::make_shared<FakeLayout>(*this, groups),
+                                     [this](const std::string& why) {
+                                       front.OnRanksLost(why);
+                                       lost.set_value(why);
+                                     });
     Host(1).Send(RankReady{});
     const std::atomic<bool> never{false};
     EXPECT_TRUE(supervisor->WaitReady([](const LoadProgress&) {}, never).has_value());
@@ -161,16 +168,21 @@ class SupervisorTest : public ::testing::Test, public RankLink {
     return {{{.id = id, .new_tokens = {token}}}};
   }
 
+  const int groups;  // attention groups of the first layout
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<FakeHost*> hosts;             // hosts of all epochs, ended ones included
   std::vector<std::vector<int>> retired;    // ranks of planned restarts
   std::optional<RankHost::Ending> failure;  // how a rank fails during the next planned restart
+  std::vector<int> absent;  // ranks that the next epoch after the end of a rank runs without
   std::vector<int32_t> tokens;
   std::promise<std::string> lost;
   std::unique_ptr<Tokenizer> tokenizer =
       Tokenizer::FromFile(SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe/tokenizer.json");
-  Front front{*this, *tokenizer, {.vocab_size = 512, .context_length = 64, .cache_tokens = 1024}};
+  Front front{*this,
+              *tokenizer,
+              {.vocab_size = 512, .context_length = 64, .cache_tokens = 1024},
+              DpController(groups, LoadBalanceMethod::kRoundRobin)};
   std::unique_ptr<Supervisor> supervisor;  // destroyed first
 };
 

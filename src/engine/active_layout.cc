@@ -1,0 +1,122 @@
+#include "engine/active_layout.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/format.h"
+#include "core/log.h"
+#include "engine/cpu_binding.h"
+#include "engine/host_memory.h"
+#include "engine/memory_plan.h"
+#include "model/complete_options.h"
+#include "moe/placement/active_placement.h"
+
+namespace switchyard {
+namespace {
+
+// The placement as --init-expert-location.
+std::string LocationOf(std::span<const ExpertPlacement> placements) {
+  std::vector<std::string> rows;
+  for (const ExpertPlacement& placement : placements)
+    rows.push_back(fmt::format("[{}]", fmt::join(placement.physical_to_logical(), ",")));
+  return fmt::format("{{\"physical_to_logical_map\":[{}]}}", fmt::join(rows, ","));
+}
+
+// Bytes of the experts that all active ranks together have to load, and of the weights of the
+// absent ranks.
+double BytesToLoad(const EngineConfig& config, const EnginePlan& plan,
+                   const std::vector<int>& active) {
+  const ModelOptions options =
+      CompleteOptions(plan.model, MakeModelOptions(config, plan), config.mesh);
+  double experts = 0;
+  for (const ExpertPlacement& placement : options.load.placements) {
+    std::vector<bool> held(static_cast<size_t>(placement.num_logical()), false);
+    for (const int rank : active) {
+      const Range own = ExpertsOfRank(placement.num_physical(), config.mesh.ep, rank);
+      for (int place = own.begin; place < own.end; ++place)
+        held[placement.physical_to_logical()[place]] = true;
+    }
+    experts += static_cast<double>(std::ranges::count(held, false));
+  }
+  const auto absent = static_cast<double>(config.mesh.tp - std::ssize(active));
+  return experts *
+             static_cast<double>(ExpertBytes(plan.model, Mesh(config.mesh, 0), options.load)) +
+         absent * static_cast<double>(plan.weight_bytes_per_rank);
+}
+
+}  // namespace
+
+std::string WhyRanksServeTogether(const EngineConfig& config, const EnginePlan& plan) {
+  const MeshShape& mesh = config.mesh;
+  if (plan.cuda) return "ranks on GPUs restart together";
+  if (!plan.model.has_moe()) return "the model has no experts";
+  if (mesh.pp > 1 || mesh.tp < 2 || mesh.ep != mesh.tp || mesh.dp != mesh.tp || mesh.dense_tp != 1)
+    return "each rank needs whole attention and dense layers: want --tp-size, --ep-size and "
+           "--dp-size equal and at least 2, --enable-dp-attention and --moe-dense-tp-size 1";
+  if (config.moe.a2a_backend == "none" || config.moe.combine_rows != "slot")
+    return "outputs must not depend on the placement of experts: want another "
+           "--moe-a2a-backend than none, and --moe-combine-rows slot";
+  if (plan.ranks_of_host < mesh.tp) return "all ranks must be on one host";
+  if (config.eplb.enable) return "with --enable-eplb, ranks do not keep their weights";
+  if (plan.draft) return "a draft model is not supported";
+  if (config.disaggregated()) return "--disaggregation-mode is not supported";
+  return {};
+}
+
+ActiveLayout LayoutOfActive(const EngineConfig& config, const EnginePlan& plan,
+                            std::span<const int> active) {
+  const ModelOptions options =
+      CompleteOptions(plan.model, MakeModelOptions(config, plan), config.mesh);
+  const std::vector<ExpertPlacement> placements =
+      PlacementsOfActive(options.load.placements, config.mesh.ep, active);
+  ActiveLayout layout{config, plan};
+  const int ranks = static_cast<int>(active.size());
+  layout.config.mesh.tp = layout.config.mesh.ep = layout.config.mesh.dp = ranks;
+  layout.config.moe.num_redundant_experts =
+      placements[0].num_physical() - placements[0].num_logical();
+  layout.config.moe.init_expert_location = LocationOf(placements);
+  // An explicit list has CPUs of all ranks.
+  if (config.cpu_bind != "auto" && config.cpu_bind != "none") {
+    std::vector<std::string> lists;
+    const auto all = ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
+    for (const int rank : active) lists.push_back(FormatCpuList(all[rank]));
+    layout.config.cpu_bind = fmt::format("{}", fmt::join(lists, "|"));
+  }
+  layout.plan.ranks_of_host = ranks;
+  // The running requests of the absent ranks run on the others.
+  const auto running = static_cast<int32_t>(std::min<int64_t>(
+      plan.num_pages, (int64_t{plan.max_running_requests} * config.mesh.tp + ranks - 1) / ranks));
+  layout.plan.max_batch_tokens += running - plan.max_running_requests;
+  layout.plan.max_running_requests = running;
+  return layout;
+}
+
+size_t SymmetricBytesWithoutARank(const EngineConfig& config, const EnginePlan& plan) {
+  std::vector<int> active(static_cast<size_t>(config.mesh.tp) - 1);
+  std::iota(active.begin(), active.end(), 0);
+  const ActiveLayout layout = LayoutOfActive(config, plan, active);
+  return SymmetricBytesPerRank(plan.model, MakeModelOptions(layout.config, layout.plan),
+                               layout.config.mesh);
+}
+
+bool CanServe(const EngineConfig& config, const EnginePlan& plan, const std::vector<int>& active) {
+  const ActiveLayout layout = LayoutOfActive(config, plan, active);
+  const size_t exchange = SymmetricBytesPerRank(
+      plan.model, MakeModelOptions(layout.config, layout.plan), layout.config.mesh);
+  if (exchange > plan.symmetric_bytes_per_rank) {
+    LOG_INFO("ranks {} cannot serve alone: the exchange needs {} bytes, and {} are planned",
+             Joined(active, ", "), exchange, plan.symmetric_bytes_per_rank);
+    return false;
+  }
+  if (!CopiesWeights(config, plan)) return true;
+  const double need = BytesToLoad(config, plan, active);
+  const auto available = static_cast<double>(ReadHostMemory().available);
+  if (need <= available) return true;
+  LOG_INFO("ranks {} cannot serve alone: {:.0f} MiB would be loaded, and {:.0f} MiB are available",
+           Joined(active, ", "), need / (1 << 20), available / (1 << 20));
+  return false;
+}
+
+}  // namespace switchyard
