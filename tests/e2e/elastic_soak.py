@@ -3,6 +3,7 @@ stable.
 
     python elastic_soak.py 1000              # kills
     python elastic_soak.py 100 changes       # kills, restarts of ranks and other numbers of ranks, also at the same time
+    python elastic_soak.py 300 absent        # kills of ranks that serve or load; the others serve without them
 """
 import os
 import pathlib
@@ -122,6 +123,29 @@ def soak_changes(steps, seed=1):
         assert server.stop() == 0
 
 
+def soak_absent(kills, seed=1):
+    r = random.Random(seed)
+    with Server(YARDLING, *FLAGS, "--tp", 4, "--ep", 4, "--dp-size", 4, "--enable-dp-attention", "--moe-a2a-backend",
+                "deepep", "--moe-dense-tp-size", 1, "--elastic-ep-backend", "mooncake", "--max-rank-deaths",
+                "1000000/60") as server:
+        clients = Clients(server)
+        clients.start()
+        fewest = 4
+        for _ in range(kills):
+            kill_one(server, r.random())
+            for _ in range(r.choice([1, 1, 20])):  # often before the last rank has loaded
+                fewest = min(fewest, metric(server, "switchyard_serving_ranks") or 4)  # 0: in a pause
+                time.sleep(0.005)
+            clients.check()
+        clients.finish()
+        wait_until(lambda: metric(server, "switchyard_serving_ranks") == 4)
+        deaths = metric(server, "switchyard_rank_deaths_total")
+        assert settled_descriptors(server)[1] == 1
+        print(f"{kills} kills, {deaths:.0f} ends of epochs, {metric(server, 'switchyard_epoch'):.0f} epochs, at least "
+              f"{fewest:.0f} ranks served, {sum(clients.answers)} requests, 0 errors")
+        assert server.stop() == 0
+
+
 def kill_one(server, which):
     ranks = server.ranks()
     try:
@@ -131,4 +155,4 @@ def kill_one(server, which):
 
 
 if __name__ == "__main__":
-    (soak_changes if sys.argv[2:] == ["changes"] else soak)(int(sys.argv[1]))
+    {"changes": soak_changes, "absent": soak_absent}.get("".join(sys.argv[2:]), soak)(int(sys.argv[1]))
