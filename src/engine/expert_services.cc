@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/error.h"
+
 namespace switchyard {
 namespace {
 
@@ -64,6 +66,50 @@ void ExpertServices::AddTo(ModelOptions* options) const {
   options->observer = observers.get();
   options->chooser = replicas.get();
   options->movable_experts = manager != nullptr;
+}
+
+namespace {
+
+constexpr char kNoRecorder[] =
+    "expert counting is disabled: start with --expert-distribution-recorder-mode or "
+    "--enable-expert-distribution-metrics";
+
+// Returns the text of an Error kInvalid in the result, because this error occurs on every rank.
+// Rethrows other errors.
+RecordResult Record(const RecordExperts& requested, ExpertRecorder* recorder) {
+  RecordResult result{.ticket = requested.ticket};
+  try {
+    if (!recorder) throw Invalid("{}", kNoRecorder);
+    if (requested.action == RecordAction::kStart) result.changed = recorder->Start();
+    if (requested.action == RecordAction::kStop) result.changed = recorder->Stop();
+    if (requested.action == RecordAction::kDump) result.dump = recorder->Dump();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kInvalid) throw;
+    result.dump.error = error.what();
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
+                                           ExpertRecorder* recorder, bool is_leader) {
+  std::vector<EngineMessage> answers;
+  for (const ControlMessage& message : messages) {
+    if (const auto* record = std::get_if<RecordExperts>(&message)) {
+      RecordResult result = Record(*record, recorder);
+      if (is_leader) answers.emplace_back(std::move(result));
+    } else if (const auto* get = std::get_if<GetExpertLoad>(&message)) {
+      ExpertLoadReport report{.ticket = get->ticket};
+      if (recorder) {
+        report.load = recorder->Load();
+      } else {
+        report.error = kNoRecorder;
+      }
+      if (is_leader) answers.emplace_back(std::move(report));
+    }
+  }
+  return answers;
 }
 
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,

@@ -46,6 +46,11 @@ struct ExpertServices {
   };
 };
 
+// Applies the messages for the recorder. Returns the answers on rank 0 and nothing on other ranks.
+// Collective.
+std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
+                                           ExpertRecorder* recorder, bool is_leader);
+
 // Applies the messages for EPLB, on every rank. Returns the answers on rank 0 and nothing on other
 // ranks. If `eplb` is null, the answers are refusals.
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,

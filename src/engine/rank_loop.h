@@ -26,11 +26,6 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    profile::Profiler* profiler = nullptr, StageLinks* links = nullptr,
                    const ModelWeights* weights = nullptr);
 
-// Applies the messages for the recorder. Returns the answers on rank 0 and nothing on other ranks.
-// Collective.
-std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& messages,
-                                           ExpertRecorder* recorder, bool is_leader);
-
 // Compares the fingerprint of each batch over the attention group, then passes the batch to
 // `model`. If fingerprints differ, a bug has made the schedulers of the ranks diverge. Then it
 // throws Error kPeer, because a continued run would deadlock or mix tokens. Borrows `model` and
