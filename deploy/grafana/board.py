@@ -119,6 +119,9 @@ EXPERTS = [
           [(total("eplb_window_balancedness"), "{{instance}}")], limits=EVEN, highest=1),
     graph("Load of the EP ranks", "Token rows per second that the experts of a rank compute.", "short",
           [(rate("eplb_gpu_physical_count_total", by="instance, rank"), "{{instance}} rank {{rank}}")]),
+    graph("Time in MoE layers", "Fraction of the time that a rank spends in dispatch, experts and combine. Dispatch and combine "
+          "include waits for other ranks. Only on CPUs.", "percentunit",
+          [(rate("moe_seconds_total", by="instance, rank, stage"), "{{instance}} rank {{rank}} {{stage}}")]),
     graph("Migrations", "Since the start of the ranks: layers with a new placement, and experts that rank 0 has loaded or "
           "received.", "short",
           [(total("eplb_layers_moved_total"), "{{instance}} layers"), (total("eplb_experts_loaded_total"), "{{instance}} loaded"),

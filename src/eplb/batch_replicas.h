@@ -75,6 +75,9 @@ class Observers : public RoutingObserver {
     for (RoutingObserver* one : all_)
       if (one->needs_dispatch()) one->OnDispatch(pass, layer, rows);
   }
+  void OnTimes(uint64_t pass, const MoeTimes& times) override {
+    for (RoutingObserver* one : all_) one->OnTimes(pass, times);
+  }
 
  private:
   const std::vector<RoutingObserver*> all_;

@@ -50,6 +50,21 @@ TEST(Recorder, TakesCountsAsItTakesTokens) {
   EXPECT_EQ(by_counts.rank_count, by_tokens.rank_count);
 }
 
+TEST(Recorder, AddsTheTimesOfCountedPasses) {
+  WithRecorder({.metrics = true}, [&](ExpertRecorder& recorder) {
+    recorder.OnTimes(0, {.dispatch = 9});  // not a pass
+    recorder.BeginPass(1, 2);
+    recorder.BeginPass(2, 2);
+    recorder.OnTimes(1, {.dispatch = 1, .experts = 10, .combine = 100});
+    recorder.OnTimes(2, {.dispatch = 5, .experts = 5, .combine = 5});
+    recorder.OnTimes(1, {.dispatch = 2, .experts = 20, .combine = 200});
+    EXPECT_TRUE(recorder.Load().stage_times.empty());
+    recorder.EndPass(1, {});
+    recorder.AbortPass(2);
+    EXPECT_EQ(recorder.Load().stage_times, (std::vector<int64_t>{3, 30, 300}));
+  });
+}
+
 // The second pass begins before the first one ends, after expert 0 and expert 1 have changed
 // places.
 TEST(Recorder, PassesInFlightAreCountedApart) {

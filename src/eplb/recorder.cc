@@ -1,6 +1,7 @@
 #include "eplb/recorder.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -107,6 +108,10 @@ void ExpertRecorder::OnDispatch(uint64_t number, int layer, const GroupedRows& r
         rows.offsets.empty() ? rows.counts[local] : rows.offsets[local + 1] - rows.offsets[local];
 }
 
+void ExpertRecorder::OnTimes(uint64_t number, const MoeTimes& times) {
+  if (OpenPass* pass = Find(number)) pass->times += times;
+}
+
 void ExpertRecorder::BeginPass(uint64_t number, int64_t tokens) {
   CHECK(!Find(number));
   if (!active()) return;
@@ -117,6 +122,7 @@ void ExpertRecorder::BeginPass(uint64_t number, int64_t tokens) {
   pass.records = recording_;
   pass.slots = slots_;
   pass.count.assign(slots_->size(), 0);
+  pass.times = {};
   if (!by_token_ || !recording_) return;
   pass.token_ids.assign(tokens * shape_.layers * shape_.top_k, -1);
   pass.is_own.assign(tokens, 0);
@@ -161,6 +167,7 @@ void ExpertRecorder::CountPass(const OpenPass& pass) {
   }
   for (size_t i = 0; i < logical_.size(); ++i) total_[i] += logical_[i];
   for (size_t i = 0; i < by_rank_.size(); ++i) total_[logical_.size() + i] += by_rank_[i];
+  total_times_ += pass.times;
   ++counted_passes_;
 }
 
@@ -218,7 +225,11 @@ bool ExpertRecorder::Stop() {
 ExpertLoad ExpertRecorder::Load() {
   std::vector<int64_t> all(total_.size() * comm_.tp->size());
   comm_.tp->AllGather(total_.data(), all.data(), total_.size() * sizeof total_[0]);
+  const std::array mine = {total_times_.dispatch, total_times_.experts, total_times_.combine};
+  std::vector<int64_t> times(mine.size() * comm_.tp->size());
+  comm_.tp->AllGather(mine.data(), times.data(), sizeof mine);
   if (comm_.mesh.rank() != 0) return {};
+  if (std::ranges::all_of(times, [](int64_t time) { return time == 0; })) times.clear();
   std::vector<int64_t> sum(total_.size());
   for (size_t i = 0; i < all.size(); ++i) sum[i % sum.size()] += all[i];
   const auto end_of_logical = sum.begin() + std::ssize(logical_);
@@ -229,7 +240,8 @@ ExpertLoad ExpertRecorder::Load() {
           .recording = recording_,
           .balancedness = windows_.Get(),
           .rank_count = {end_of_logical, sum.end()},
-          .logical_count = {sum.begin(), end_of_logical}};
+          .logical_count = {sum.begin(), end_of_logical},
+          .stage_times = std::move(times)};
 }
 
 }  // namespace switchyard

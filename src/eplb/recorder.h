@@ -92,6 +92,7 @@ class ExpertRecorder : public RoutingObserver {
   bool needs_pass(uint64_t pass) const override { return Find(pass) != nullptr; }
   bool needs_dispatch() const override { return by_dispatch_; }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
+  void OnTimes(uint64_t pass, const MoeTimes& times) override;
 
   // Called around each pass of the model. `pass`: number of the pass, unique among the passes in
   // flight. `tokens`: number of rows of this rank's attention group. Passes end in the order in
@@ -130,7 +131,8 @@ class ExpertRecorder : public RoutingObserver {
     uint64_t pass = 0;
     bool records = false;  // whether recording was active when the pass began
     SlotMap slots;
-    std::vector<int32_t> count;      // [layers, physical]
+    std::vector<int32_t> count;  // [layers, physical]
+    MoeTimes times;
     std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
     std::vector<uint8_t> is_own;     // [group's tokens]
   };
@@ -167,6 +169,7 @@ class ExpertRecorder : public RoutingObserver {
   // [layers · (experts + EP ranks)] counts summed over all counted passes: first logical_, then
   // by_rank_.
   std::vector<int64_t> total_;
+  MoeTimes total_times_;  // of this rank, in all counted passes
   RecordedSteps steps_;
   BalancednessWindows windows_;
 };

@@ -46,6 +46,9 @@ struct ExpertLoad {
   Balancedness balancedness;           // set with --enable-expert-distribution-metrics
   std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's slots
   std::vector<int64_t> logical_count;  // [layers, experts]; 0 in dense layers
+  // [TP ranks, 3] nanoseconds of each rank in dispatch, experts and combine, summed over layers and
+  // passes (MoeTimes). Empty on GPUs, where they are not measured.
+  std::vector<int64_t> stage_times;
 };
 
 // Result of a dump.

@@ -164,8 +164,32 @@ void MoeLayer::Start(MoeState& s, const float* hidden, std::span<const int64_t> 
   s.hidden = hidden;
   s.out = out;
   backend_->Start(*parts_, s);
-  Gather(s);
+  s.times = {};
+  {
+    const StageClock clock(s, &MoeTimes::dispatch);
+    Gather(s);
+  }
   s.stage = BatchStage::kStarted;
+}
+
+int64_t MoeTimes::*MoeLayer::PartOf(BatchStage stage) {
+  switch (stage) {
+    case BatchStage::kSent:
+    case BatchStage::kArrived:
+      return &MoeTimes::dispatch;
+    case BatchStage::kPermuted:
+    case BatchStage::kComputed:
+    case BatchStage::kReady:
+    case BatchStage::kDown:
+      return &MoeTimes::experts;
+    case BatchStage::kReturned:
+    case BatchStage::kEnded:
+      return &MoeTimes::combine;
+    case BatchStage::kStarted:
+    case BatchStage::kRouted:
+      return nullptr;
+  }
+  return nullptr;
 }
 
 void MoeLayer::RunRound(MoeState& s) const {
@@ -245,6 +269,14 @@ void MoeLayer::Gather(MoeState& s) const {
 }
 
 void MoeLayer::Scatter(MoeState& s) const {
+  {
+    const StageClock clock(s, &MoeTimes::combine);
+    ScatterSums(s);
+  }
+  if (s.timed && backend_->observer()) backend_->observer()->OnTimes(s.pass, s.times);
+}
+
+void MoeLayer::ScatterSums(MoeState& s) const {
   const Mesh& mesh = backend_->mesh();
   const RankGroups& groups = backend_->groups();
   float* own_out = s.out + s.own.begin * s.width;

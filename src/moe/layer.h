@@ -2,6 +2,7 @@
 // combine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +13,26 @@
 #include "moe/layer_config.h"
 
 namespace switchyard {
+
+// Adds the time from construction to destruction to `part` of the state's times, if the state is
+// timed. A null `part` adds nothing.
+class StageClock {
+ public:
+  StageClock(MoeState& state, int64_t MoeTimes::*part)
+      : part_(state.timed && part != nullptr ? &(state.times.*part) : nullptr) {
+    if (part_) begin_ = std::chrono::steady_clock::now();
+  }
+  ~StageClock() {
+    if (part_)
+      *part_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count();
+  }
+  StageClock(const StageClock&) = delete;
+  StageClock& operator=(const StageClock&) = delete;
+
+ private:
+  int64_t* const part_;
+  std::chrono::steady_clock::time_point begin_;
+};
 
 // Implements the order of the stages and the partition of tokens over ranks, the same on CPUs and
 // GPUs. The backend implements the kernels and the exchange. The state holds the batch. Used by the
@@ -56,7 +77,10 @@ class MoeLayer {
              bool decode, float* out) const;
   void Route(MoeState& s) const { Run(&MoeBackend::Route, BatchStage::kRouted, s); }
   void BeginDispatch(MoeState& s) const { Run(&MoeBackend::BeginDispatch, BatchStage::kSent, s); }
-  void RunShared(MoeState& s) const { backend_->RunShared(*parts_, s); }
+  void RunShared(MoeState& s) const {
+    const StageClock clock(s, &MoeTimes::experts);
+    backend_->RunShared(*parts_, s);
+  }
   void EndDispatch(MoeState& s) const { Run(&MoeBackend::EndDispatch, BatchStage::kArrived, s); }
   void PrePermute(MoeState& s) const { Run(&MoeBackend::PrePermute, BatchStage::kPermuted, s); }
   void RunExperts(MoeState& s) const { Run(&MoeBackend::RunExperts, BatchStage::kComputed, s); }
@@ -91,6 +115,7 @@ class MoeLayer {
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
   bool readable() const { return parts_->readable(); }
   OwnedExpert Stage(OwnedExpert expert) const { return parts_->Stage(std::move(expert)); }
+  std::vector<kernels::DeviceArray> Arrays() const { return parts_->Arrays(); }
 
  private:
   void CheckTokens(const MoeTokens& tokens) const;
@@ -102,8 +127,12 @@ class MoeLayer {
   void Prepare(MoeState& state, std::span<const int64_t> group_tokens, bool decode) const;
   void Gather(MoeState& state) const;
   void RunRound(MoeState& state) const;
+  // The time to which a stage counts; null: none.
+  static int64_t MoeTimes::*PartOf(BatchStage stage);
+  void ScatterSums(MoeState& state) const;
   using StageFunction = void (MoeBackend::*)(const MoeLayerParts&, MoeState&);
   void Run(StageFunction run, BatchStage stage, MoeState& s) const {
+    const StageClock clock(s, PartOf(stage));
     (backend_.get()->*run)(*parts_, s);
     s.stage = stage;
   }

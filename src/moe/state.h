@@ -8,6 +8,7 @@
 
 #include "moe/dispatchers/token_partition.h"
 #include "moe/router/router_fault.h"
+#include "moe/router/routing_observer.h"
 #include "moe/types.h"
 
 namespace switchyard {
@@ -76,6 +77,11 @@ struct MoeState {
   int64_t lane_tokens = 0;
 
   BatchStage stage = BatchStage::kEnded;  // set by MoeLayer
+
+  // Set by MakeState: whether MoeLayer measures the times of the stages. Only if the stages are run
+  // by the host, and not captured in a graph.
+  bool timed = false;
+  MoeTimes times;  // of this batch in this layer
 
   // Whether another pass is in flight, so that exchanges overlap computation.
   bool overlaps = false;

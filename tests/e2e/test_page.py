@@ -173,6 +173,19 @@ def test_shows_skewed_load(server, page):
         server.request("/generate", more)
         assert time.time() < end, server.request("/eplb")
     page.wait("[/plan \\d/, /moved/].every(each => each.test(document.getElementById('migration-log').innerText))")
+    rows = page.run("[...document.querySelectorAll('#stages tbody tr')].map(row => row.innerText.trim())")
+    assert len(rows) == 2 and all(re.fullmatch(rf"{rank}(\s+[\d.]+ (µs|ms|s)){{3}}", row) for rank, row in enumerate(rows)), rows
+    assert page.run("[...document.querySelectorAll('#stages .stacked')].every(bar => bar.children.length === 3)")
+    assert page.text("#placement-facts") == "18 slots, 16 experts, 2 ranks"
+    page.run("document.getElementById('heat-slots').focus()")
+    for _ in range(10):
+        page.key("ArrowRight", 39)
+    placed = server.request("/eplb")[1]["placement"]
+    assert placed["slots_of_ranks"] == [9, 9]
+    readout = page.text("#heat-slots-cell")
+    layer, slot, rank, expert = map(int, re.match(r"layer (\d+), slot (\d+) on rank (\d) has expert (\d+)", readout).groups())
+    assert rank == slot // 9
+    page.wait(f"document.getElementById('heat-slots-cell').innerText.includes('expert {placed['layers'][layer][slot]}')")
     page.run("document.getElementById('heat-experts').focus()")
     page.key("ArrowRight", 39)
     page.key("ArrowDown", 40)

@@ -146,11 +146,18 @@ def test_load_is_shown(server):
         assert sum(layer["heat"]) == pytest.approx(EXPERTS)
         assert layer["balancedness"] == pytest.approx(sum(layer["rank_count"]) / ranks / max(layer["rank_count"]))
 
+    stages = load["stage_seconds"]
+    assert len(stages) == ranks and all(seconds > 0 for rank in stages for seconds in rank.values())
+    for rank, old in zip(stages, before["stage_seconds"]):
+        assert all(rank[stage] > old[stage] for stage in ("dispatch", "experts", "combine"))
     status, page = server.request("/metrics")
     assert status == 200
     values = dict(re.findall(r"^(\w+(?:\{[^}]*\})?) (\S+)$", page, re.M))
     assert [float(values[f'switchyard_eplb_gpu_physical_count_total{{rank="{r}"}}']) for r in range(ranks)] == \
         load["rank_count"]
+    for rank, seconds in enumerate(stages):
+        for stage, value in seconds.items():
+            assert float(values[f'switchyard_moe_seconds_total{{rank="{rank}",stage="{stage}"}}']) >= value
     assert float(values['switchyard_eplb_balancedness{passes="10"}']) == \
         pytest.approx(load["balancedness"]["last_10_average"])
     assert sum(float(v) for k, v in values.items() if k.startswith("switchyard_decode_tokens_total{")) == \

@@ -185,7 +185,9 @@ void CpuMoeBackend::Observe(RoutingObserver* observer) {
 }
 
 std::unique_ptr<MoeState> CpuMoeBackend::MakeState(int slot) {
-  return std::make_unique<CpuMoeState>(slot);
+  auto state = std::make_unique<CpuMoeState>(slot);
+  state->timed = observer_ != nullptr;
+  return state;
 }
 
 void CpuMoeBackend::SelectExchange(int64_t longest, MoeState& state) {

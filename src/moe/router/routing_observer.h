@@ -29,6 +29,19 @@ struct RoutedCounts {
   std::span<const int32_t> physical;  // [num_physical] rows sent to each physical expert
 };
 
+// Times that a rank spent in the stages of MoE layers, in nanoseconds. Dispatch and combine include
+// waits for other ranks, and the collectives before and after the exchange. Routing is in none.
+struct MoeTimes {
+  int64_t dispatch = 0, experts = 0, combine = 0;
+
+  MoeTimes& operator+=(const MoeTimes& more) {
+    dispatch += more.dispatch;
+    experts += more.experts;
+    combine += more.combine;
+    return *this;
+  }
+};
+
 // Called by the MoE layers of one rank (MoeBackend::Observe), on the rank's thread. On CPUs it is
 // called during the pass. On GPUs it is called after the pass, since the choices are on the device.
 // `pass` is the number of the pass (MoeState::pass). Calls of several passes may be interleaved.
@@ -52,6 +65,8 @@ class RoutingObserver {
   // Fused operators do not expose these rows, so they are rejected if this is true.
   virtual bool needs_dispatch() const { return false; }
   virtual void OnDispatch(uint64_t /*pass*/, int /*layer*/, const GroupedRows& /*rows*/) {}
+  // Called on CPUs after each batch of a layer. On GPUs the host does not run the stages.
+  virtual void OnTimes(uint64_t /*pass*/, const MoeTimes& /*times*/) {}
 };
 
 }  // namespace switchyard

@@ -1,7 +1,10 @@
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "core/error.h"
 #include "eplb/transfers.h"
+#include "moe/placement/placement.h"
 #include "server/api/json_body.h"
 #include "server/http/error_body.h"
 #include "server/native/native.h"
@@ -58,6 +61,21 @@ Json EplbStatusJson(const EplbStatus& s) {
           {"last_failure", http::HidePaths(s.last_failure)}};
 }
 
+Json PlacementJson(const std::vector<int32_t>& slots, const Service& service) {
+  const int64_t layers = service.plan.model.num_layers();
+  if (slots.empty()) return nullptr;
+  const int64_t width = std::ssize(slots) / layers;
+  const int ranks = service.sizes().mesh.ep;
+  Json of_ranks = Json::array(), of_layers = Json::array();
+  for (int rank = 0; rank < ranks; ++rank)
+    of_ranks.push_back(ExpertsOfRank(static_cast<int>(width), ranks, rank).size());
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::span row = std::span(slots).subspan(layer * width, width);
+    of_layers.push_back(row[0] < 0 ? Json() : Json(std::vector<int32_t>(row.begin(), row.end())));
+  }
+  return {{"slots_of_ranks", std::move(of_ranks)}, {"layers", std::move(of_layers)}};
+}
+
 namespace {
 
 Json OptionsJson(const EplbOptions& o) {
@@ -71,12 +89,15 @@ Json OptionsJson(const EplbOptions& o) {
 
 void HandleStatus(Service& service, const http::Responder& responder) {
   RequireEplb(service);
-  service.front.GetEplb([&service, responder](const EplbReport& report) {
-    if (!report.refused.empty()) return responder.SendError(503, report.refused);
-    Json json = EplbStatusJson(report.status);
-    json["options"] = OptionsJson(service.args.engine.eplb);
-    responder.Send(200, http::kJson, Dump(json));
-  });
+  service.front.GetEplb(
+      [&service, responder](const EplbReport& report) {
+        if (!report.refused.empty()) return responder.SendError(503, report.refused);
+        Json json = EplbStatusJson(report.status);
+        json["placement"] = PlacementJson(report.slots, service);
+        json["options"] = OptionsJson(service.args.engine.eplb);
+        responder.Send(200, http::kJson, Dump(json));
+      },
+      WhenHeld::kWait, /*slots=*/true);
 }
 
 void HandleRebalance(Service& service, const http::Responder& responder) {

@@ -89,6 +89,11 @@ Json LoadJson(const ExpertLoad& load) {
                       {"heat", Heat(logical)}});
   }
   const Balancedness& b = load.balancedness;
+  Json stage_seconds = Json::array();
+  for (size_t i = 0; i < load.stage_times.size(); i += 3)
+    stage_seconds.push_back({{"dispatch", static_cast<double>(load.stage_times[i]) * 1e-9},
+                             {"experts", static_cast<double>(load.stage_times[i + 1]) * 1e-9},
+                             {"combine", static_cast<double>(load.stage_times[i + 2]) * 1e-9}});
   return {{"forward_passes", load.passes},
           {"recording", load.recording},
           {"rank_count", ranks},
@@ -97,6 +102,7 @@ Json LoadJson(const ExpertLoad& load) {
             {"last_10_average", b.last_10},
             {"last_100_average", b.last_100},
             {"last_1000_average", b.last_1000}}},
+          {"stage_seconds", std::move(stage_seconds)},
           {"layers", std::move(layers)}};
 }
 

@@ -1,6 +1,7 @@
 // GET /metrics: the server's state, counters of requests, responses and the engine; if enabled,
 // also counters of expert load and EPLB.
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 #include "server/front/server_state.h"
@@ -63,6 +64,13 @@ void AddExperts(Page& page, const ExpertLoad& load) {
     page.Counter("switchyard_eplb_gpu_physical_count_total",
                  "Token rows of experts on an EP rank, summed over layers",
                  {{"rank", std::to_string(r)}}, static_cast<double>(ranks[r]));
+  static constexpr std::array kStages = {"dispatch", "experts", "combine"};
+  for (size_t i = 0; i < load.stage_times.size(); ++i)
+    page.Counter(
+        "switchyard_moe_seconds_total",
+        "Time of a rank in a stage of MoE layers, with waits for other ranks",
+        {{"rank", std::to_string(i / kStages.size())}, {"stage", kStages[i % kStages.size()]}},
+        static_cast<double>(load.stage_times[i]) * 1e-9);
 }
 
 void AddEplb(Page& page, const EplbStatus& s) {

@@ -52,6 +52,8 @@ void RegisterEplb(http::Server& server, Service& service);
 
 // The status in the form of GET /eplb, without "options".
 Json EplbStatusJson(const EplbStatus& status);
+// The experts in the slots of each layer; null without `slots` (EplbReport::slots).
+Json PlacementJson(const std::vector<int32_t>& slots, const Service& service);
 
 // Endpoints of expert load: recording, GET /expert_distribution and GET /metrics.
 

@@ -280,6 +280,7 @@ constexpr NamedSchema kResponses[] = {
         "recording": {"type": "boolean"},
         "rank_count": {"type": "array", "items": {"type": "integer"}},
         "balancedness": {"type": "object", "additionalProperties": {"type": ["number", "null"]}},
+        "stage_seconds": {"type": "array", "items": {"type": "object"}},
         "layers": {"type": "array", "items": {"type": "object"}}
       }
     })"},
@@ -290,6 +291,7 @@ constexpr NamedSchema kResponses[] = {
         "state": {"type": "string"},
         "forward_passes": {"type": "integer"},
         "rebalance": {"type": "object"},
+        "placement": {"type": ["object", "null"]},
         "options": {"type": "object"}
       }
     })"},

@@ -100,15 +100,25 @@ struct QueriedLink : RankLink {
                                      .groups = {{.running = 2, .waiting = 1, .total_pages = 9}}});
       if (const auto* query = std::get_if<GetExpertLoad>(&message))
         front->OnMessage(ExpertLoadReport{.ticket = query->ticket, .load = load});
+      if (const auto* query = std::get_if<GetEplb>(&message)) {
+        asked_slots.push_back(query->slots);
+        EplbReport report{.ticket = query->ticket, .status = eplb};
+        if (query->slots) report.slots.assign(slots, 0);
+        front->OnMessage(report);
+      }
     }
   }
   Front* front = nullptr;
+  size_t slots = 0;
   ExpertLoad load{.layers = 1,
                   .experts = 2,
                   .ranks = 1,
                   .passes = 5,
                   .rank_count = {7},
-                  .logical_count = {3, 4}};
+                  .logical_count = {3, 4},
+                  .stage_times = {20, 30, 40}};
+  EplbStatus eplb;
+  std::vector<bool> asked_slots;
 };
 
 TEST(SnapshotTest, HasTheStateOfTheRanks) {
@@ -126,6 +136,7 @@ TEST(SnapshotTest, HasTheStateOfTheRanks) {
   EXPECT_EQ(first["groups"][0]["running_requests"], 2);
   EXPECT_EQ(first["experts"]["logical_count"], Json({3, 4}));
   EXPECT_EQ(first["experts"]["passes"], 5);
+  EXPECT_EQ(first["experts"]["stage_times"], Json({20, 30, 40}));
   EXPECT_EQ(first["first_token"]["counts"].size(), first["first_token"]["bounds"].size() + 1);
   EXPECT_EQ(first["eplb"], nullptr);
   // Counts are sent again only if there was a pass, or to a new listener.
@@ -135,6 +146,32 @@ TEST(SnapshotTest, HasTheStateOfTheRanks) {
   EXPECT_TRUE(Json::parse(snapshots.Make(false))["experts"].contains("logical_count"));
   front.OnRanksLost("a rank ended");
   EXPECT_EQ(Json::parse(snapshots.Make(true))["state"], "lost");
+}
+
+TEST(SnapshotTest, SendsThePlacementAfterAMove) {
+  TestService world({.engine = {.model_path = SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe",
+                                .eplb = {.enable = true}}},
+                    512);
+  QueriedLink link;
+  link.slots = static_cast<size_t>(world.plan.model.num_layers()) * 18;
+  Front front(link, *world.model.tokenizer, {.vocab_size = 8, .context_length = 512});
+  link.front = &front;
+  Service service{front, world.model, world.args, world.plan};
+  service.ready = true;
+  Snapshots snapshots(service);
+  const auto has_placement = [&](bool whole) {
+    return Json::parse(snapshots.Make(whole))["eplb"].contains("placement");
+  };
+  const Json placement = Json::parse(snapshots.Make(true))["eplb"]["placement"];
+  EXPECT_EQ(placement["slots_of_ranks"], Json({18}));
+  EXPECT_EQ(placement["layers"].size(), static_cast<size_t>(world.plan.model.num_layers()));
+  EXPECT_FALSE(has_placement(false));
+  link.eplb.layers_moved = 1;
+  EXPECT_FALSE(has_placement(false));  // shows that layers moved
+  EXPECT_TRUE(has_placement(false));
+  EXPECT_FALSE(has_placement(false));
+  EXPECT_TRUE(has_placement(true));
+  EXPECT_EQ(link.asked_slots, (std::vector<bool>{true, false, false, true, false, true}));
 }
 
 }  // namespace

@@ -78,6 +78,7 @@ Json LoadJson(const ExpertLoad& load, bool with_counts) {
   if (with_counts) {
     json["rank_count"] = load.rank_count;        // [layers, ranks]
     json["logical_count"] = load.logical_count;  // [layers, experts]
+    json["stage_times"] = load.stage_times;      // [TP ranks, 3] ns
   }
   return json;
 }
@@ -106,8 +107,11 @@ std::string Snapshots::Make(bool whole) {
   stats_.Ask([&](auto callback) { front.Stats(std::move(callback)); });
   if (counts_experts)
     load_.Ask([&](auto callback) { front.GetExpertLoad(std::move(callback), WhenHeld::kFail); });
+  needs_placement_ |= whole;
   if (service_.args.engine.eplb.enable)
-    eplb_.Ask([&](auto callback) { front.GetEplb(std::move(callback), WhenHeld::kFail); });
+    eplb_.Ask([&](auto callback) {
+      front.GetEplb(std::move(callback), WhenHeld::kFail, /*slots=*/needs_placement_);
+    });
   if (const auto groups = stats_.Take(end)) json["groups"] = GroupsJson(*groups);
   if (const auto report = load_.Take(end); report && report->error.empty()) {
     json["experts"] = LoadJson(report->load, whole || report->load.passes != last_passes_);
@@ -115,8 +119,16 @@ std::string Snapshots::Make(bool whole) {
   } else if (whole) {
     last_passes_ = -1;  // the new listener gets the counts with the next answer
   }
-  if (const auto report = eplb_.Take(end); report && report->refused.empty())
+  if (const auto report = eplb_.Take(end); report && report->refused.empty()) {
     json["eplb"] = native::EplbStatusJson(report->status);
+    if (!report->slots.empty()) {
+      json["eplb"]["placement"] = native::PlacementJson(report->slots, service_);
+      last_moved_ = report->status.layers_moved;
+      needs_placement_ = false;
+    } else {
+      needs_placement_ |= last_moved_ != report->status.layers_moved;
+    }
+  }
   return Dump(json);
 }
 

@@ -58,7 +58,8 @@ class Snapshots {
   explicit Snapshots(Service& service) : service_(service) {}
 
   // One snapshot, described in docs/page.md. Waits up to two seconds for the ranks; parts without
-  // an answer are null. The counts of experts are absent if they have not changed, unless `whole`.
+  // an answer are null. The counts and the placement of experts are absent if they have not
+  // changed, unless `whole`.
   std::string Make(bool whole);
 
  private:
@@ -67,6 +68,9 @@ class Snapshots {
   Answer<ExpertLoadReport> load_;
   Answer<EplbReport> eplb_;
   int64_t last_passes_ = -1;  // of the last counts that were sent
+  // Whether the placement must be sent; layers that had moved when it was last sent.
+  bool needs_placement_ = true;
+  int64_t last_moved_ = -1;
 };
 
 }  // namespace switchyard::page

@@ -44,6 +44,20 @@ export function heatOf(counts, columns) {
   return rows;
 }
 
+// The load of each slot, as rows of heatOf with the list `experts` of each row: an expert's tokens are divided by its
+// replicas. `layers`: the experts in the slots of each layer, null for dense layers. `counts`: [layers × experts].
+export function slotHeat(layers, counts, experts) {
+  const rows = [];
+  layers.forEach((slots, layer) => {
+    if (!slots) return;
+    const replicas = new Map();
+    for (const expert of slots) replicas.set(expert, (replicas.get(expert) ?? 0) + 1);
+    const loads = slots.map(expert => counts[layer * experts + expert] / replicas.get(expert));
+    rows.push({layer, experts: slots, replicas, counts: loads, heat: heatOf(loads, slots.length)[0]?.heat ?? loads});
+  });
+  return rows;
+}
+
 // Mean over layers of the mean load of the ranks divided by the greatest load. Null without rows.
 export function balancednessOf(counts, ranks) {
   const rows = heatOf(counts, ranks);

@@ -19,8 +19,9 @@ function ramp() {
 
 export class HeatMap {
   // `top`: the value of the hottest colour. `column`: what a column is, such as "expert". `unit`: of the counts.
-  constructor(canvas, output, {top, column, unit}) {
-    Object.assign(this, {canvas, output, top, column, unit, rows: [], columns: 0, cell: null});
+  // `name`: describes a column of a row; by default its number.
+  constructor(canvas, output, {top, column, unit, name = (row, x) => `${column} ${x}`}) {
+    Object.assign(this, {canvas, output, top, column, unit, name, rows: [], columns: 0, marks: [], cell: null});
     canvas.addEventListener("pointermove", event => this.pick(this.cellAt(event)));
     canvas.addEventListener("pointerleave", () => this.pick(null));
     canvas.addEventListener("keydown", event => this.key(event));
@@ -29,10 +30,9 @@ export class HeatMap {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  // `rows`: see heatOf.
-  set(rows, columns) {
-    this.rows = rows;
-    this.columns = columns;
+  // `rows`: see heatOf. `marks`: columns that begin with a line.
+  set(rows, columns, marks = []) {
+    Object.assign(this, {rows, columns, marks});
     this.draw();
     this.describe();
   }
@@ -70,6 +70,7 @@ export class HeatMap {
     context.textAlign = "center";
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find(each => each * cell >= 26) ?? 256;
     for (let x = 0; x < this.columns; x += step) context.fillText(x, labels + (x + 0.5) * cell, total - axis / 2 + 1);
+    for (const x of this.marks) context.fillRect(labels + x * cell - 1, 0, 1, rows.length * height);
     if (this.cell) {
       const [x, y] = this.cell;
       context.strokeStyle = css("--ink");
@@ -110,7 +111,7 @@ export class HeatMap {
     if (!this.rows.length) return;
     const text = ([x, y]) => {
       const row = this.rows[y], count = Math.round(row.counts[x]);
-      return `layer ${row.layer}, ${this.column} ${x}: ${row.heat[x].toFixed(2)}× the mean, ${count.toLocaleString("en")} ${this.unit}`;
+      return `layer ${row.layer}, ${this.name(row, x)}: ${row.heat[x].toFixed(2)}× the mean, ${count.toLocaleString("en")} ${this.unit}`;
     };
     const summary = "hottest: " + text(best);
     this.output.textContent = cell ? text(cell) : summary;

@@ -2,20 +2,62 @@
 import {events, request} from "./api.js";
 import {Chart} from "./chart.js";
 import {byId, choiceOf, make, setText} from "./dom.js";
-import {balancednessOf, difference, heatOf, quantile, RecentCounts, seconds, short} from "./figures.js";
+import {balancednessOf, difference, heatOf, quantile, RecentCounts, seconds, short, slotHeat} from "./figures.js";
 import {HeatMap, showLegend} from "./heatmap.js";
 
 const WINDOW_MS = 60_000;  // of latencies
+const STAGES = [{name: "dispatch", color: "--series-1"}, {name: "experts", color: "--series-2"}, {name: "combine", color: "--series-3"}];
 const experts = new RecentCounts(), ranks = new RecentCounts();
+const times = new RecentCounts();  // of the stages of each rank, then the number of passes
 const history = [];  // {time, snapshot} of the last minute
-let span = "recent", shown = null, maps = null, charts = null, lastEplb = null;
+let span = "recent", shown = null, placement = null, maps = null, charts = null, lastEplb = null;
 
 const sum = (list, field) => list.reduce((total, each) => total + each[field], 0);
 const clock = () => new Date().toLocaleTimeString([], {hour12: false});
 
+// The stages of each rank as a stacked bar, as long as the rank's time compared with the longest one.
+function drawStages(values) {
+  const passes = values?.at(-1) ?? 0;
+  byId("stages-card").hidden = !(passes > 0 && values.length > 1);
+  if (byId("stages-card").hidden) return;
+  const rows = [];
+  for (let at = 0; at + 1 < values.length; at += STAGES.length)
+    rows.push(values.slice(at, at + STAGES.length).map(time => time / passes / 1e9));
+  const total = row => row.reduce((sum, time) => sum + time, 0), longest = Math.max(...rows.map(total), 1e-12);
+  byId("stages").tBodies[0].replaceChildren(...rows.map((row, rank) => {
+    const parts = row.map((time, i) => {
+      const part = make("i");
+      part.style.width = 100 * time / longest + "%";
+      part.style.background = `var(${STAGES[i].color})`;
+      return part;
+    });
+    return make("tr", {}, make("th", {scope: "row"}, String(rank)), ...row.map(time => make("td", {}, seconds(time))),
+                make("td", {}, make("span", {class: "meter stacked", "aria-hidden": "true"}, ...parts)));
+  }));
+}
+
+function drawPlacement(counts) {
+  byId("placement-card").hidden = !placement || !counts;
+  if (byId("placement-card").hidden) return;
+  const rows = slotHeat(placement.layers, counts, shown.experts), begins = [];
+  placement.slots_of_ranks.reduce((begin, count) => (begins.push(begin), begin + count), 0);
+  placement.begins = begins;
+  const slots = rows[0]?.experts.length ?? 0;
+  setText("placement-facts", `${slots} slots, ${shown.experts} experts, ${begins.length} ranks`);
+  maps.slots.set(rows, slots, begins.slice(1));
+}
+
+function nameOfSlot(row, slot) {
+  const expert = row.experts[slot], count = row.replicas.get(expert);
+  const rank = placement.begins.findLastIndex(begin => begin <= slot);
+  return `slot ${slot} on rank ${rank} has expert ${expert}` + (count > 1 ? ` (${count} replicas)` : "");
+}
+
 function drawHeat() {
   if (!shown) return;
   const countsOf = recent => span === "recent" && recent.recent ? recent.recent : recent.last;
+  drawStages(countsOf(times));
+  drawPlacement(countsOf(experts));
   maps.experts.set(heatOf(countsOf(experts), shown.experts), shown.experts);
   maps.ranks.set(heatOf(countsOf(ranks), shown.ranks), shown.ranks);
 }
@@ -29,11 +71,14 @@ function hintOf(snapshot) {
 }
 
 function showExperts(time, snapshot) {
-  const load = snapshot.experts;
+  const load = snapshot.experts, moved = snapshot.eplb?.placement;
   let balance = null;
+  if (moved) placement = moved;
+  if (moved && !load?.logical_count) drawHeat();
   if (load?.logical_count) {
     if (shown && (shown.experts !== load.experts || shown.ranks !== load.ranks)) shown = null;
     experts.add(load.logical_count);
+    times.add([...load.stage_times, load.passes]);
     const change = ranks.add(load.rank_count);
     if (change && load.ranks > 1) balance = balancednessOf(change, load.ranks);
     if (load.passes > 0) shown = load;
@@ -44,6 +89,7 @@ function showExperts(time, snapshot) {
   byId("experts-hint").hidden = hint === "";
   byId("experts-body").hidden = !shown;
   byId("ranks-body").hidden = !shown || shown.ranks < 2;
+  byId("stages-card").parentElement.hidden = byId("stages-card").hidden && byId("placement-card").hidden;
   const hasRanks = (shown?.ranks ?? 0) > 1;
   byId("balance-card").parentElement.hidden = !hasRanks && snapshot.eplb === null;
   byId("balance-card").hidden = !hasRanks;
@@ -196,6 +242,7 @@ export function startLive(onSnapshot, onState) {
   const batch = [{name: "running", color: two[0]}, {name: "waiting", color: two[1]}];
   showLegend(byId("rate-legend"), rate);
   showLegend(byId("batch-legend"), batch);
+  showLegend(byId("stages-legend"), STAGES);
   charts = {
     balance: new Chart(byId("chart-balance"), {label: "Balancedness", series: [{name: "balancedness", color: two[0]}], top: 1,
                                               format: value => String(Number(value.toFixed(2)))}),
@@ -205,6 +252,7 @@ export function startLive(onSnapshot, onState) {
   maps = {
     experts: new HeatMap(byId("heat-experts"), byId("heat-experts-cell"), {top: 3, column: "expert", unit: "tokens"}),
     ranks: new HeatMap(byId("heat-ranks"), byId("heat-ranks-cell"), {top: 2, column: "rank", unit: "rows"}),
+    slots: new HeatMap(byId("heat-slots"), byId("heat-slots-cell"), {top: 3, column: "slot", unit: "tokens", name: nameOfSlot}),
   };
   choiceOf([byId("span-recent"), byId("span-start")], "aria-checked", button => {
     span = button.id === "span-recent" ? "recent" : "start";
