@@ -226,6 +226,13 @@ PromptInfo ReadPrompt(std::string_view body) {
     const auto found = request.find(name);
     return found == request.end() || found->is_null() ? nullptr : &*found;
   };
+  const json* const params = field("session_params");
+  if (params && params->is_object()) {
+    const auto id = params->find("id");
+    if (id != params->end() && id->is_string()) info.session = id->get<std::string>();
+  } else if (const json* const id = field("session_id"); id && id->is_string()) {
+    info.session = id->get<std::string>();
+  }
   info.names_stored_response = field("previous_response_id") != nullptr;
   // Models have separate caches.
   if (const json* const model = field("model"); model && model->is_string())

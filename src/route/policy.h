@@ -70,6 +70,9 @@ struct PromptInfo {
   std::string key;  // empty: no prompt was found
   // The request names a stored response, which only one worker has.
   bool names_stored_response = false;
+  // The session that the request continues or closes (session_params.id of /generate, session_id of
+  // /close_session); empty: none. Only the worker that opened the session has it.
+  std::string session;
 };
 
 // Reads the prompt of a request to OpenAI's, Anthropic's or SGLang's endpoints: text, token ids, or

@@ -59,11 +59,6 @@ void Proxy::Forward(std::shared_ptr<const http::Request> request,
   asio::co_spawn(io_, Serve(std::move(request), responder), asio::detached);
 }
 
-void Proxy::Broadcast(std::shared_ptr<const http::Request> request,
-                      const http::Responder& responder) {
-  asio::co_spawn(io_, SendToAll(std::move(request), responder), asio::detached);
-}
-
 void Proxy::Watch(int64_t worker) { asio::co_spawn(io_, CheckHealth(worker), asio::detached); }
 
 asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
@@ -83,28 +78,47 @@ asio::awaitable<void> Proxy::Serve(std::shared_ptr<const http::Request> request,
   }
   const WorkerRole role = prefill_policy_ ? WorkerRole::kDecode : WorkerRole::kPlain;
   for (int attempt = 0; !exchange.responder->Closed(); ++attempt) {
-    const WorkerSet::Lease lease =
-        workers_.Acquire(policy_, exchange.prompt.key, exchange.tried, role);
-    if (!lease) {
-      ++counts_.without_worker;
-      const size_t known = workers_.All().size();
-      exchange.Fail(503, exchange.failure.empty()
-                             ? fmt::format("none of {} workers is healthy", known)
-                             : fmt::format("no other worker is healthy; {}", exchange.failure));
-      break;
-    }
+    const WorkerSet::Lease lease = AcquireOne(exchange, role);
+    if (!lease) break;
     const OpenAt open(*this, lease.id, exchange);
     if (attempt > 0) ++counts_.retries;
     exchange.tried.push_back(lease.id);
     exchange.worker_unhealthy = false;
-    exchange.may_try_more =
-        attempt < options_.max_retries && workers_.HasOther(exchange.tried, role);
+    exchange.may_try_more = !exchange.at_session && attempt < options_.max_retries &&
+                            workers_.HasOther(exchange.tried, role);
     const Outcome outcome = co_await Attempt(exchange, lease);
     if (outcome == Outcome::kAnswered) break;
-    if (attempt >= options_.max_retries) {
+    if (exchange.at_session || attempt >= options_.max_retries) {
       exchange.Fail(502, fmt::format("{} workers failed; {}", attempt + 1, exchange.failure));
       break;
     }
+  }
+}
+
+WorkerSet::Lease Proxy::AcquireOne(Exchange& exchange, WorkerRole role) {
+  const std::string& session = exchange.prompt.session;
+  if (const auto lease = session.empty() ? std::nullopt : workers_.AcquireFor(session)) {
+    exchange.at_session = true;
+    if (!*lease)
+      exchange.Fail(503, fmt::format("the worker of session {} is not healthy", session));
+    return *lease;
+  }
+  WorkerSet::Lease lease = workers_.Acquire(policy_, exchange.prompt.key, exchange.tried, role);
+  if (lease) return lease;
+  ++counts_.without_worker;
+  exchange.Fail(503, exchange.failure.empty()
+                         ? fmt::format("none of {} workers is healthy", workers_.All().size())
+                         : fmt::format("no other worker is healthy; {}", exchange.failure));
+  return {};
+}
+
+// The response of /open_session is the id of the session, as a JSON string.
+void Proxy::NoteSession(const Exchange& exchange, std::string_view response) {
+  if (exchange.request->path == "/close_session") {
+    workers_.CloseSession(exchange.prompt.session);
+  } else if (exchange.request->path == "/open_session") {
+    const auto id = nlohmann::json::parse(response, nullptr, /*allow_exceptions=*/false);
+    if (id.is_string()) workers_.OpenSession(id.get<std::string>(), exchange.tried.back());
   }
 }
 
@@ -184,6 +198,7 @@ asio::awaitable<void> Proxy::Relay(Exchange& exchange, Upstream& upstream) {
   }
   if (!events && upstream.has_length()) {
     const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
+    if (status == 200) NoteSession(exchange, body);
     responder.Send(status, content_type, body, upstream.ForwardedHeaders());
     co_return;
   }
@@ -264,27 +279,55 @@ void Proxy::Forget(int64_t worker) {
   if (prefill_policy_) prefill_policy_->Forget(worker);
 }
 
-asio::awaitable<void> Proxy::SendToAll(std::shared_ptr<const http::Request> request,
-                                       http::Responder responder) {
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+// A request to all workers. Used on the proxy's thread.
+struct Proxy::Gathering {
+  std::shared_ptr<const http::Request> request;
+  http::Responder responder;
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();  // one for each worker
+  size_t open = 0;                                                   // workers without a result
   bool all_succeeded = true;
-  for (const WorkerState& worker : workers_.All()) {
-    nlohmann::ordered_json result = {{"url", worker.url.text}};
-    Upstream upstream(beast::tcp_stream(io_),
-                      {.connect = options_.timeouts.connect, .silence = options_.health_timeout});
-    try {
-      co_await upstream.Connect(worker.url);
-      co_await upstream.Send(RequestHead(*request, worker.url, options_.worker_key), request->body);
-      result["status"] = upstream.status();
-      all_succeeded = all_succeeded && upstream.status() < 300;
-    } catch (const UpstreamError& error) {
-      result["error"] = error.what();
-      all_succeeded = false;
-    }
-    results.push_back(std::move(result));
+
+  void Respond() {
+    responder.Send(all_succeeded ? 200 : 502, http::kJson,
+                   nlohmann::ordered_json{{"workers", std::move(results)}}.dump(
+                       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
-  responder.Send(all_succeeded ? 200 : 502, http::kJson,
-                 nlohmann::ordered_json{{"workers", std::move(results)}}.dump());
+};
+
+void Proxy::Broadcast(std::shared_ptr<const http::Request> request,
+                      const http::Responder& responder) {
+  asio::post(io_, [this, request = std::move(request), responder] {
+    const std::vector<WorkerState> all = workers_.All();
+    const auto gathering =
+        std::make_shared<Gathering>(Gathering{.request = request, .responder = responder});
+    gathering->open = all.size();
+    if (all.empty()) return gathering->Respond();
+    for (const WorkerState& worker : all) gathering->results.push_back({{"url", worker.url.text}});
+    for (size_t i = 0; i < all.size(); ++i)
+      asio::co_spawn(io_, SendToOne(gathering, i, all[i].url), asio::detached);
+  });
+}
+
+// A worker may take as long as for any other request, because it may load weights.
+asio::awaitable<void> Proxy::SendToOne(std::shared_ptr<Gathering> gathering, size_t index,
+                                       WorkerUrl worker) {
+  nlohmann::ordered_json& result = gathering->results[index];
+  Upstream upstream(beast::tcp_stream(io_), options_.timeouts);
+  try {
+    co_await upstream.Connect(worker);
+    co_await upstream.Send(RequestHead(*gathering->request, worker, options_.worker_key),
+                           gathering->request->body);
+    const int status = upstream.status();
+    const std::string body = co_await upstream.ReadAll(options_.max_response_bytes);
+    result["status"] = status;
+    gathering->all_succeeded &= status < 300;
+    auto json = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
+    result["response"] = json.is_discarded() ? nlohmann::ordered_json(body) : std::move(json);
+  } catch (const std::exception& error) {  // UpstreamError, ResponseTooLarge
+    result["error"] = error.what();
+    gathering->all_succeeded = false;
+  }
+  if (--gathering->open == 0) gathering->Respond();
 }
 
 }  // namespace switchyard::route

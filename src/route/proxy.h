@@ -65,6 +65,8 @@ struct ProxyCounts {
 // worker fails before the client has received any part of the response, the request is sent to
 // another worker. For an event stream, this applies until the first event.
 //
+// Requests of a session go to the worker that opened it, and to no other one.
+//
 // With a policy for prefill workers, requests that generate text go to a prefill and a decode
 // worker at once. The client gets the response of the decode worker. If either of them fails,
 // another pair repeats the request, also after the client has received events. The events that the
@@ -80,7 +82,8 @@ class Proxy {
 
   // From any thread; returns immediately.
   void Forward(std::shared_ptr<const http::Request> request, const http::Responder& responder);
-  // Sends the request to all workers, and responds with the status of each worker.
+  // Sends the request to all workers at the same time. Responds with the status and the response of
+  // each worker, once all of them have responded.
   void Broadcast(std::shared_ptr<const http::Request> request, const http::Responder& responder);
   // Checks the health of the worker periodically until the worker is removed.
   void Watch(int64_t worker);
@@ -122,8 +125,13 @@ class Proxy {
   // sent to other workers of its role, if there are any.
   void BecameUnhealthy(int64_t worker, WorkerRole role);
   boost::asio::awaitable<std::string> CheckOnce(const WorkerUrl& worker);
-  boost::asio::awaitable<void> SendToAll(std::shared_ptr<const http::Request> request,
-                                         http::Responder responder);
+  struct Gathering;
+  boost::asio::awaitable<void> SendToOne(std::shared_ptr<Gathering> gathering, size_t index,
+                                         WorkerUrl worker);
+  // The worker of the next attempt of an exchange. Fails the exchange if there is none.
+  WorkerSet::Lease AcquireOne(Exchange& exchange, WorkerRole role);
+  // Notes which worker has a session, or that a session was closed.
+  void NoteSession(const Exchange& exchange, std::string_view response);
 
   const ProxyOptions options_;
   WorkerSet& workers_;

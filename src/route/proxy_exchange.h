@@ -38,6 +38,7 @@ class Proxy::Exchange {
   bool begun = false;             // the head of a stream was sent
   bool events_sent = false;       // the client has received a part of the response
   bool may_try_more = true;       // another worker exists, and retries are left
+  bool at_session = false;        // the worker was selected by the request's session
   bool worker_unhealthy = false;  // the present attempt was cancelled: its worker became unhealthy
   std::shared_ptr<Upstream*> upstream = std::make_shared<Upstream*>(nullptr);  // to cancel
 

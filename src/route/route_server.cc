@@ -66,6 +66,28 @@ NewWorker WorkerInBody(const Request& request) {
   return worker;
 }
 
+// Requests that are sent to all workers.
+constexpr const char* kControls[] = {"/flush_cache",
+                                     "/abort_request",
+                                     "/start_profile",
+                                     "/stop_profile",
+                                     "/pause_generation",
+                                     "/continue_generation",
+                                     "/slow_down",
+                                     "/set_internal_state",
+                                     "/configure_logging",
+                                     "/freeze_gc",
+                                     "/release_memory_occupation",
+                                     "/resume_memory_occupation",
+                                     "/update_weights_from_disk",
+                                     "/update_weights_from_tensor",
+                                     "/update_weight_version",
+                                     "/weights_checker",
+                                     "/start_expert_distribution_record",
+                                     "/stop_expert_distribution_record",
+                                     "/dump_expert_distribution_record",
+                                     "/eplb/rebalance"};
+
 const std::string& OrElse(const std::string& own, const std::string& common) {
   return own.empty() ? common : own;
 }
@@ -187,14 +209,18 @@ void RouteServer::AddRoutes() {
       [this](const RequestPtr& r, const Responder& to) { RemoveWorker(UrlOf(*r), to); },
       Access::kControl);
 
-  for (const char* path : {"/flush_cache", "/abort_request", "/start_profile", "/stop_profile"})
-    server_.Route(
-        "POST", path, [this](const RequestPtr& r, const Responder& to) { proxy_.Broadcast(r, to); },
-        Access::kControl);
+  const auto broadcast = [this](const RequestPtr& r, const Responder& to) {
+    proxy_.Broadcast(r, to);
+  };
+  for (const char* path : kControls) server_.Route("POST", path, broadcast, Access::kControl);
+  server_.Route("GET", "/get_load", broadcast);
   const auto forward = [this](const RequestPtr& r, const Responder& to) { proxy_.Forward(r, to); };
   for (const char* method : {"GET", "POST", "PUT", "PATCH", "DELETE"})
     server_.Route(method, "/{path}", forward);
   server_.Route("GET", "/", forward);
+  // Controls of one worker.
+  for (const char* path : {"/open_session", "/close_session", "/scale_elastic_ep"})
+    server_.Route("POST", path, forward, Access::kControl);
 }
 
 }  // namespace switchyard::route

@@ -45,7 +45,8 @@ std::vector<NewWorker> ParsePrefillWorkers(const std::vector<std::string>& words
 //   GET    /workers, /list_workers    the workers
 //   POST   /workers {"url": …, "worker_type": …, "bootstrap_port": …}, /add_worker?url=…
 //   DELETE /workers/{url}, POST /remove_worker?url=…
-//   POST   /flush_cache, /abort_request, /start_profile, /stop_profile    to all workers
+//   POST   /flush_cache, /pause_generation and the other controls, GET /get_load    to all workers
+//   POST   /open_session      to one worker, which then gets all requests of the session
 // The names follow SGLang's router.
 //
 // Call Start and Stop from the owner's thread.

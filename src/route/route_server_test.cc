@@ -302,6 +302,62 @@ TEST_F(RouteServerTest, ControlRequestsGoToAllWorkers) {
   EXPECT_EQ(Ask("POST /flush_cache").status, 502);
 }
 
+// The first worker responds only after the second one has received the request.
+TEST_F(RouteServerTest, WorkersGetAControlAtTheSameTime) {
+  Start();
+  a_.Answers([&](const http::Request& request, const http::Responder& to) {
+    EXPECT_EQ(request.body, R"({"mode":"retract"})");
+    Eventually([&] { return b_.requests == 1; });
+    to.Send(200, "application/json", R"({"paused":3})");
+  });
+  b_.Answers([](const http::Request&, const http::Responder& to) {
+    to.Send(200, "text/plain", "not JSON \xff");
+  });
+  const http::TestResponse answer = Ask("POST /pause_generation", R"({"mode":"retract"})");
+  EXPECT_EQ(answer.status, 200);
+  const auto workers = nlohmann::json::parse(answer.body)["workers"];
+  EXPECT_EQ(workers[0]["response"]["paused"], 3);
+  EXPECT_EQ(workers[1]["response"], "not JSON \xef\xbf\xbd");
+}
+
+TEST_F(RouteServerTest, ASessionStaysAtItsWorker) {
+  Start();
+  const auto opens = [](const char* id) {
+    return [id](const http::Request& request, const http::Responder& to) {
+      to.Send(200, "application/json",
+              request.path == "/open_session" ? fmt::format("\"{}\"", id)
+                                              : fmt::format("{{\"at\":\"{}\"}}", id));
+    };
+  };
+  a_.Answers(opens("at-a"));
+  b_.Answers(opens("at-b"));
+  const std::string one = nlohmann::json::parse(Ask("POST /open_session", "{}").body);
+  const std::string two = nlohmann::json::parse(Ask("POST /open_session", "{}").body);
+  EXPECT_NE(one, two);
+  for (int i = 0; i < 3; ++i)
+    for (const std::string& id : {one, two}) {
+      const std::string body =
+          fmt::format(R"({{"text": "x", "session_params": {{"id": "{}"}}}})", id);
+      EXPECT_EQ(nlohmann::json::parse(Ask("POST /generate", body).body)["at"], id);
+    }
+  // After a session is closed, its name means nothing.
+  EXPECT_EQ(
+      nlohmann::json::parse(
+          Ask("POST /close_session", fmt::format(R"({{"session_id": "{}"}})", one)).body)["at"],
+      one);
+  const std::string body = fmt::format(R"({{"session_params": {{"id": "{}"}}}})", one);
+  EXPECT_NE(Ask("POST /generate", body).body, Ask("POST /generate", body).body);
+  // The other worker does not get the requests of a worker that has ended.
+  (two == "at-a" ? a_ : b_).Stop();
+  EXPECT_GE(
+      Ask("POST /generate", fmt::format(R"({{"session_params": {{"id": "{}"}}}})", two)).status,
+      502);
+  Eventually([&] { return Healthy() == 1; });
+  EXPECT_EQ(
+      Ask("POST /generate", fmt::format(R"({{"session_params": {{"id": "{}"}}}})", two)).status,
+      503);
+}
+
 TEST_F(RouteServerTest, MetricsHaveTheWorkersAndTheResponses) {
   Start();
   const std::string before = Ask("GET /metrics").body;

@@ -87,6 +87,7 @@ int64_t WorkerSet::Remove(const std::string& url) {
     if (entry->state.url.text != text) continue;
     const int64_t id = entry->state.id;
     entries_.erase(entry);
+    std::erase_if(sessions_, [id](const auto& session) { return session.second == id; });
     return id;
   }
   throw NotFound("{} is not a worker", text);
@@ -113,13 +114,38 @@ WorkerSet::Lease WorkerSet::Acquire(Policy& policy, std::string_view prompt,
         std::ranges::find(except, entry.state.id) == except.end())
       candidates.push_back({.worker = entry.state.id, .open = entry.state.open});
   if (candidates.empty()) return {};
-  Entry* const chosen = Find(policy.Choose(candidates, prompt));
-  ++chosen->state.open;
-  ++chosen->state.requests;
-  return {.id = chosen->state.id,
-          .url = chosen->state.url,
-          .role = role,
-          .bootstrap_port = chosen->state.bootstrap_port};
+  return LeaseOf(*Find(policy.Choose(candidates, prompt)));
+}
+
+WorkerSet::Lease WorkerSet::LeaseOf(Entry& chosen) {
+  ++chosen.state.open;
+  ++chosen.state.requests;
+  return {.id = chosen.state.id,
+          .url = chosen.state.url,
+          .role = chosen.state.role,
+          .bootstrap_port = chosen.state.bootstrap_port};
+}
+
+void WorkerSet::OpenSession(const std::string& session, int64_t worker) {
+  const std::lock_guard lock(mutex_);
+  sessions_[session] = worker;
+  opened_.push_back(session);
+  if (opened_.size() <= kMaxSessions) return;
+  sessions_.erase(opened_.front());
+  opened_.pop_front();
+}
+
+void WorkerSet::CloseSession(const std::string& session) {
+  const std::lock_guard lock(mutex_);
+  sessions_.erase(session);
+}
+
+std::optional<WorkerSet::Lease> WorkerSet::AcquireFor(const std::string& session) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return std::nullopt;
+  Entry* const entry = Find(found->second);
+  return entry && entry->state.healthy ? LeaseOf(*entry) : Lease();
 }
 
 bool WorkerSet::HasOther(std::span<const int64_t> except, WorkerRole role) const {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -69,6 +71,15 @@ class WorkerSet {
   bool HasOther(std::span<const int64_t> except, WorkerRole role) const;
   void Release(int64_t id);
 
+  // Sessions that requests must continue at the worker that opened them. Beyond kMaxSessions, the
+  // session that was opened first is forgotten. Those of a removed worker are forgotten too.
+  static constexpr size_t kMaxSessions = 1 << 16;
+  void OpenSession(const std::string& session, int64_t worker);
+  void CloseSession(const std::string& session);
+  // Selects the worker of the session, and counts the request as open. An empty result: its worker
+  // is not healthy. nullopt: the session is not known.
+  std::optional<Lease> AcquireFor(const std::string& session);
+
   // Record results of requests and checks. A bool result is whether the worker's health changed.
   void RequestSucceeded(int64_t id);
   bool CheckSucceeded(int64_t id);  // makes a worker healthy; successful requests do not
@@ -82,12 +93,15 @@ class WorkerSet {
     int failed_in_a_row = 0;
   };
   Entry* Find(int64_t id);
+  Lease LeaseOf(Entry& chosen);  // counts the request as open
   bool SetHealth(Entry& entry, bool healthy);
 
   const int failure_threshold_;
   mutable std::mutex mutex_;
   int64_t next_id_ = 0;
-  std::vector<Entry> entries_;  // ascending by id
+  std::vector<Entry> entries_;               // ascending by id
+  std::map<std::string, int64_t> sessions_;  // session -> worker
+  std::deque<std::string> opened_;           // keys of sessions_ by age, and closed ones
 };
 
 }  // namespace switchyard::route
