@@ -7,6 +7,7 @@ import pathlib
 import random
 import shutil
 import struct
+import tempfile
 import threading
 import time
 
@@ -171,6 +172,84 @@ def check_placement(tmp_path, ranks, dispatch, *device, env=None):
 def generate(server, results, **sampling):
     body = {"input_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "ignore_eos": True, **sampling}}
     results.append(server.request("/generate", body)[1])
+
+
+def safetensors_in_memory(name, model, names=None, cut=0):
+    """Writes tensors of a checkpoint (`names`: some of them) as a shared memory object with the layout of safetensors."""
+    raw = (model / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header, data = {}, b""
+    for tensor, entry in json.loads(raw[8:8 + size]).items():
+        if tensor == "__metadata__" or (names is not None and tensor not in names):
+            continue
+        begin, end = entry["data_offsets"]
+        header[tensor] = {**entry, "data_offsets": [len(data), len(data) + end - begin]}
+        data += raw[8 + size + begin:8 + size + end]
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    pathlib.Path("/dev/shm", name).write_bytes((struct.pack("<Q", len(head)) + head + data)[:None if cut == 0 else -cut])
+    return sorted(header)
+
+
+@pytest.fixture
+def objects():
+    """Names of shared memory objects, which are removed at the end."""
+    names = [f"switchyard-test-{os.getpid()}-{i}" for i in range(3)]
+    yield names
+    for name in names:
+        pathlib.Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def test_tensors_in_shared_memory_replace_weights(models, objects):
+    flags = [*FLAGS, *LAYOUTS["tp2-ep2"]]
+    want = [fresh(model, flags) for model in models]
+    one, two, bad = objects
+    tensors = safetensors_in_memory(one, models[1])
+    half = tensors[::2]
+    with Server(models[0], *flags) as server:
+        def send(names, **fields):
+            return server.request("/update_weights_from_tensor", {"shared_memory": names, **fields})
+
+        before = folders()
+        must(send(["/" + one], weight_version="1"))
+        assert outputs(server) == want[1], server.text()
+        assert server.request("/get_weight_version")[1] == {"weight_version": "1"}
+        # Two objects with some tensors each; the others stay.
+        safetensors_in_memory(two, models[2], half)
+        safetensors_in_memory(bad, models[2], set(tensors) - set(half))
+        must(send([two]))
+        assert outputs(server) not in want
+        must(send([two, bad]))
+        assert outputs(server) == want[2]
+        # Ranks that start again load the same weights.
+        assert server.request("/scale_elastic_ep", {"restart": True})[0] == 200
+        assert outputs(server) == want[2]
+        must(send([one], abort_all_requests=True))
+        assert outputs(server) == want[1]
+        assert len(folders() - before) == 1
+        safetensors_in_memory(bad, models[2], cut=8)
+        for body, message in (({"shared_memory": [bad]}, "outside the file"), ({"shared_memory": ["none"]}, "object none"),
+                              ({"shared_memory": ["../x"]}, "../x"), ({"shared_memory": [one, two]}, "and in"),
+                              ({}, "shared_memory is missing"), ({"shared_memory": [one], "flush_cache": False}, "flush_cache"),
+                              ({"serialized_named_tensors": ["gASV"]}, "safetensors into shared memory"),
+                              ({"shared_memory": [one], "load_format": "flattened_bucket"}, "load_format")):
+            status, answer = server.request("/update_weights_from_tensor", body)
+            assert status == 400 and message in json.dumps(answer), (body, answer)
+        other = YARDLING / "model.safetensors"
+        pathlib.Path("/dev/shm", bad).unlink()
+        pathlib.Path("/dev/shm", bad).symlink_to(other)
+        status, answer = send([bad])
+        assert status == 400 and "present weights" in answer["message"], answer
+        assert outputs(server) == want[1]
+        # A checkpoint on disk replaces all tensors, and the directory of links is removed.
+        must(update(server, models[0]))
+        assert outputs(server) == want[0]
+        assert folders() == before
+        assert server.stop() == 0
+
+
+def folders():
+    return set(pathlib.Path(tempfile.gettempdir()).glob("switchyard-weights-*"))
 
 
 def test_open_requests_finish_with_the_weights_of_their_start(models):

@@ -418,6 +418,7 @@ std::span<const KnownField> KnownFields(RequestKind kind) {
     case RequestKind::kSessionParams:
       return KnownControlFields(kind);
     case RequestKind::kUpdateWeights:
+    case RequestKind::kUpdateFromTensor:
     case RequestKind::kUpdateWeightVersion:
     case RequestKind::kMemoryTags:
     case RequestKind::kGetWeights:

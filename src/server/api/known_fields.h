@@ -49,6 +49,7 @@ enum class RequestKind {
   kCloseSession,
   kSessionParams,
   kUpdateWeights,
+  kUpdateFromTensor,
   kUpdateWeightVersion,
   kMemoryTags,
   kGetWeights,

@@ -260,8 +260,9 @@ TEST(KnownFields, ControlRequestsHaveThoseOfTheirBase) {
   for (const RequestKind kind :
        {RequestKind::kPauseGeneration, RequestKind::kContinueGeneration, RequestKind::kSlowDown,
         RequestKind::kConfigureLogging, RequestKind::kOpenSession, RequestKind::kCloseSession,
-        RequestKind::kUpdateWeights, RequestKind::kUpdateWeightVersion, RequestKind::kMemoryTags,
-        RequestKind::kGetWeights, RequestKind::kCheckWeights})
+        RequestKind::kUpdateWeights, RequestKind::kUpdateFromTensor,
+        RequestKind::kUpdateWeightVersion, RequestKind::kMemoryTags, RequestKind::kGetWeights,
+        RequestKind::kCheckWeights})
     EXPECT_NO_THROW(
         RefuseUnknownFields(Json::parse(R"({"rid": "a", "http_worker_ipc": "b"})"), kind));
 }

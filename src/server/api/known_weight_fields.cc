@@ -25,6 +25,22 @@ constexpr KnownField kUpdateWeights[] = {
     {"http_worker_ipc", kHint},
 };
 
+constexpr KnownField kUpdateFromTensor[] = {
+    {"shared_memory", kHonoured},  // not in SGLang
+    {"abort_all_requests", kHonoured},
+    {"weight_version", kHonoured},
+    {"flush_cache", kHonoured},
+    {"serialized_named_tensors", kRefused,
+     "is not supported: it has pickled Python objects; write safetensors into shared memory, and "
+     "name the objects in shared_memory"},
+    {"load_format", kRefused, "is not supported: shared memory has the layout of safetensors"},
+    {"disable_draft_model", kRefused, kNoSupport},
+    {"is_async", kRefused, "is not supported: the response is sent when the update has ended"},
+    {"torch_empty_cache", kHint},  // there is no PyTorch
+    {"rid", kHint},
+    {"http_worker_ipc", kHint},
+};
+
 constexpr KnownField kUpdateWeightVersion[] = {{"new_version", kHonoured},
                                                {"abort_all_requests", kHonoured},
                                                {"rid", kHint},
@@ -46,6 +62,8 @@ std::span<const KnownField> KnownWeightFields(RequestKind kind) {
   switch (kind) {
     case RequestKind::kUpdateWeights:
       return kUpdateWeights;
+    case RequestKind::kUpdateFromTensor:
+      return kUpdateFromTensor;
     case RequestKind::kUpdateWeightVersion:
       return kUpdateWeightVersion;
     case RequestKind::kMemoryTags:

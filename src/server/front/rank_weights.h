@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace switchyard {
 
@@ -19,6 +20,9 @@ struct MemoryTags {
 
 // A checkpoint that replaces the present weights.
 struct WeightUpdate {
+  // If not empty: names of shared memory objects with tensors that replace those of the present
+  // weights (OverlayCheckpoint). The other tensors stay, and `model_path` has no effect.
+  std::vector<std::string> shared_memory;
   std::filesystem::path model_path;  // directory, GGUF file, or id in the hub cache
   std::string load_format;           // auto, safetensors, or empty: auto
   bool abort_all = false;            // aborts open requests; otherwise they finish first

@@ -73,17 +73,26 @@ RankWeights::Done Responding(const Service& service, const http::Responder& resp
   };
 }
 
-void HandleUpdate(Service& service, const http::Request& request,
-                  const http::Responder& responder) {
+// `from_tensor`: replaces tensors by those in shared memory, not the whole checkpoint.
+void HandleUpdate(Service& service, const http::Request& request, const http::Responder& responder,
+                  bool from_tensor) {
   RequireServing(service);
   const Json body = ParseBody(request);
-  RefuseUnknownFields(body, RequestKind::kUpdateWeights);
+  RefuseUnknownFields(body,
+                      from_tensor ? RequestKind::kUpdateFromTensor : RequestKind::kUpdateWeights);
   const Fields f(body);
-  WeightUpdate update{.model_path = f.String("model_path", ""),
-                      .load_format = f.String("load_format", ""),
-                      .abort_all = f.Bool("abort_all_requests", false)};
-  if (update.model_path.empty())
-    throw InvalidField("model_path", "model_path is missing, want a checkpoint");
+  WeightUpdate update{.abort_all = f.Bool("abort_all_requests", false)};
+  if (from_tensor) {
+    update.shared_memory = f.Strings("shared_memory");
+    if (update.shared_memory.empty())
+      throw InvalidField("shared_memory",
+                         "shared_memory is missing or empty, want a list of names of objects");
+  } else {
+    update.model_path = f.String("model_path", "");
+    update.load_format = f.String("load_format", "");
+    if (update.model_path.empty())
+      throw InvalidField("model_path", "model_path is missing, want a checkpoint");
+  }
   if (f.Has("weight_version")) update.version = f.String("weight_version", "");
   if (!f.Bool("flush_cache", true))
     throw InvalidField("flush_cache",
@@ -269,7 +278,13 @@ void RegisterWeights(http::Server& server, Service& service) {
       HandleMemory(s, r, out, resumes);
     };
   };
-  control("POST", "/update_weights_from_disk", HandleUpdate);
+  const auto update = [](bool from_tensor) -> Handle {
+    return [from_tensor](Service& s, const http::Request& r, const http::Responder& out) {
+      HandleUpdate(s, r, out, from_tensor);
+    };
+  };
+  control("POST", "/update_weights_from_disk", update(false));
+  control("POST", "/update_weights_from_tensor", update(true));
   control("POST", "/update_weight_version", HandleVersion);
   control("POST", "/weights_checker",
           [snapshot = std::make_shared<Snapshot>()](Service& s, const http::Request& r,

@@ -284,8 +284,11 @@ bool LocalWeights::Begin(const std::function<std::function<void()>()>& check, Do
 bool LocalWeights::Update(const WeightUpdate& update, Done done) {
   return Begin(
       [&]() -> std::function<void()> {
-        const NewWeights weights = CheckNewWeights(config_, checkpoint_, update);
-        return [this, config = weights.config, update] { Switch(config, update); };
+        const NewWeights weights = CheckNewWeights(config_, checkpoint_, update, weights_state());
+        return [this, weights, update] {
+          Switch(weights.config, update);
+          overlay_ = weights.overlay;
+        };
       },
       std::move(done));
 }

@@ -278,6 +278,12 @@ constexpr FieldSchema kUpdateWeights[] = {
     {"weight_version", R"({"type":"string"})"},
     {"flush_cache", R"({"const":true})"},
 };
+constexpr FieldSchema kUpdateFromTensor[] = {
+    {"shared_memory", R"({"type":"array","minItems":1,"items":{"type":"string","minLength":1}})"},
+    {"abort_all_requests", R"({"type":"boolean"})"},
+    {"weight_version", R"({"type":"string"})"},
+    {"flush_cache", R"({"const":true})"},
+};
 constexpr FieldSchema kUpdateWeightVersion[] = {
     {"new_version", R"({"type":"string"})"},
     {"abort_all_requests", R"({"type":"boolean"})"},
@@ -337,6 +343,8 @@ constexpr Body kBodies[] = {
      R"({"additionalProperties":false,"required":["id"]})"},
     {"UpdateWeightsRequest", RequestKind::kUpdateWeights,
      R"({"additionalProperties":false,"required":["model_path"]})"},
+    {"UpdateFromTensorRequest", RequestKind::kUpdateFromTensor,
+     R"({"additionalProperties":false,"required":["shared_memory"]})"},
     {"UpdateWeightVersionRequest", RequestKind::kUpdateWeightVersion,
      R"({"additionalProperties":false,"required":["new_version"]})"},
     {"MemoryTagsRequest", RequestKind::kMemoryTags, R"({"additionalProperties":false})"},
@@ -446,6 +454,8 @@ std::span<const FieldSchema> OwnSchemas(RequestKind kind) {
       return ControlFieldSchemas(kind);
     case RequestKind::kUpdateWeights:
       return kUpdateWeights;
+    case RequestKind::kUpdateFromTensor:
+      return kUpdateFromTensor;
     case RequestKind::kUpdateWeightVersion:
       return kUpdateWeightVersion;
     case RequestKind::kMemoryTags:

@@ -85,7 +85,7 @@ std::string CheckpointConfig::DescribeDifference(const CheckpointConfig& next) c
 }
 
 NewWeights CheckNewWeights(const EngineConfig& present, const CheckpointConfig& config,
-                           const WeightUpdate& update) {
+                           const WeightUpdate& update, const WeightsState& now) {
   const std::string format = update.load_format.empty() ? "auto" : update.load_format;
   if (format != "auto" && format != "safetensors")
     throw ParameterError("load_format",
@@ -93,7 +93,13 @@ NewWeights CheckNewWeights(const EngineConfig& present, const CheckpointConfig& 
                                      "or safetensors",
                                      format));
   NewWeights weights{.config = present};
-  weights.config.model_path = ResolveCheckpoint(update.model_path);
+  if (update.shared_memory.empty()) {
+    weights.config.model_path = ResolveCheckpoint(update.model_path);
+  } else {
+    weights.overlay =
+        OverlayCheckpoint::Make(now.model_path, now.load_format != "dummy", update.shared_memory);
+    weights.config.model_path = weights.overlay->dir();
+  }
   weights.config.load_format = format;
   const std::filesystem::path& path = weights.config.model_path;
   const ModelConfig model = ReadModelConfig(weights.config);  // first, for its errors

@@ -97,6 +97,7 @@ class RankChanges : public ElasticRanks, public RankWeights {
   std::filesystem::path model_path_;
   std::string load_format_;
   std::vector<FileStamp> weights_;
+  std::shared_ptr<const OverlayCheckpoint> overlay_;  // of the present weights, or null
   bool changes_weights_ = false;  // a change of weights or memory is in progress
   MemoryTags released_;
   std::string location_;  // the last known placement of experts, as --init-expert-location

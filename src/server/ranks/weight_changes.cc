@@ -129,11 +129,12 @@ void RankChanges::EndWeights(const ChangeOutcome& outcome,
   model_path_ = weights->config.model_path;
   load_format_ = weights->config.load_format;
   weights_ = weights->files;
+  overlay_ = weights->overlay;
 }
 
 bool RankChanges::Update(const WeightUpdate& update, Done done) {
   return StartWeights([&] {
-    NewWeights weights = CheckNewWeights(options_.config, checkpoint_, update);
+    NewWeights weights = CheckNewWeights(options_.config, checkpoint_, update, weights_state());
     if (options_.plan.cuda && FindGguf(weights.config.model_path))
       throw Invalid("{} is a GGUF model, which runs on CPUs only",
                     weights.config.model_path.string());
