@@ -191,7 +191,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
   ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler,
-                links ? &*links : nullptr, model.weights().get());
+                links ? &*links : nullptr, &model);
 }
 
 bool HasShutdown(const std::vector<ControlMessage>& messages) {
@@ -319,8 +319,7 @@ void InjectTestFaults(const std::vector<ControlMessage>& messages, const Symmetr
 }
 
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links,
-           const ModelWeights* weights) {
+           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links, Model* model) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
   StepTimeLimit time_limit;
@@ -341,7 +340,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
     groups.Post(ApplyToProfiler(messages, profiler, comm));
-    groups.Post(ApplyToWeights(messages, weights, comm));
+    groups.Post(ApplyToWeights(messages, model, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
     comm.memory->RecordRequests(engine.InFlight());
@@ -371,9 +370,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler,
-                   StageLinks* links, const ModelWeights* weights) {
+                   StageLinks* links, Model* model) {
   try {
-    Serve(engine, comm, io, recorder, eplb, profiler, links, weights);
+    Serve(engine, comm, io, recorder, eplb, profiler, links, model);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;

@@ -6,7 +6,7 @@
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
 #include "eplb/recorder.h"
-#include "model/weights.h"
+#include "model/model.h"
 #include "profile/profiler.h"
 
 namespace switchyard {
@@ -16,15 +16,15 @@ namespace switchyard {
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
 // handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
 // handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
-// are refused. `weights` are those that GetWeightChecksums checks. `links`: of a pipeline stage;
-// null: there is one stage. Each stage runs the loop. Its first rank receives the messages from the
-// stage before, and only the first stage sends answers. An error aborts the arena before it is
-// rethrown. So the other ranks stop immediately, although destructors may have to wait for loading
-// or planning threads.
+// are refused. `model` has the weights that GetWeightChecksums checks. `links`: of a pipeline
+// stage; null: there is one stage. Each stage runs the loop. Its first rank receives the messages
+// from the stage before, and only the first stage sends answers. An error aborts the arena before
+// it is rethrown. So the other ranks stop immediately, although destructors may have to wait for
+// loading or planning threads.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr, StageLinks* links = nullptr,
-                   const ModelWeights* weights = nullptr);
+                   Model* model = nullptr);
 
 // Compares the fingerprint of each batch over the attention group, then passes the batch to
 // `model`. If fingerprints differ, a bug has made the schedulers of the ranks diverge. Then it

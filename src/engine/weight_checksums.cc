@@ -1,7 +1,10 @@
 #include "engine/weight_checksums.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <span>
 #include <string>
@@ -10,6 +13,8 @@
 
 #include "core/format.h"
 #include "core/hash.h"
+#include "kernels/device.h"
+#include "model/weights.h"
 
 namespace switchyard {
 namespace {
@@ -122,6 +127,41 @@ std::string ChecksumsOf(const ModelWeights& weights, SymmetricMemory& memory) {
   return sums.Take();
 }
 
+// The checksum of an array in the memory of a GPU. `chunk`: a buffer in host memory.
+uint64_t HashOfArray(const kernels::DeviceArray& array, kernels::Device& device,
+                     std::vector<std::byte>* chunk, SymmetricMemory& memory) {
+  constexpr int64_t kChunkBytes = int64_t{8} << 20, kWordBytes = sizeof(uint32_t);
+  Fnv1a hash;
+  for (int64_t begin = 0; begin < array.bytes; begin += kChunkBytes) {
+    const int64_t bytes = std::min(kChunkBytes, array.bytes - begin);
+    // Zeros complete the last word.
+    chunk->assign(static_cast<size_t>((bytes + kWordBytes - 1) / kWordBytes * kWordBytes), {});
+    device.CopyOut(chunk->data(), static_cast<const std::byte*>(array.data) + begin,
+                   static_cast<size_t>(bytes));
+    for (int64_t at = 0; at < bytes; at += kWordBytes) {
+      uint32_t word = 0;
+      std::memcpy(&word, chunk->data() + at, sizeof word);
+      hash.AddUnit(word);
+    }
+    memory.Beat();
+  }
+  return hash.value();
+}
+
+std::string ChecksumsOnDevice(Model& model, SymmetricMemory& memory) {
+  std::string lines;
+  std::vector<std::byte> chunk;
+  for (const kernels::DeviceArray& array : model.device_weights())
+    lines +=
+        fmt::format("{} {:016x}\n", array.name, HashOfArray(array, model.device(), &chunk, memory));
+  return lines;
+}
+
+std::string ChecksumsOf(Model& model, SymmetricMemory& memory) {
+  const auto weights = model.weights();  // null on GPUs
+  return weights ? ChecksumsOf(*weights, memory) : ChecksumsOnDevice(model, memory);
+}
+
 // The texts of all ranks, by rank. Collective.
 std::vector<std::string> GatherTexts(const std::string& mine, Communicator& group) {
   const size_t size = mine.size();
@@ -139,8 +179,8 @@ std::vector<std::string> GatherTexts(const std::string& mine, Communicator& grou
 
 }  // namespace
 
-std::vector<EngineMessage> ApplyToWeights(const std::vector<ControlMessage>& messages,
-                                          const ModelWeights* weights, RankComm& comm) {
+std::vector<EngineMessage> ApplyToWeights(const std::vector<ControlMessage>& messages, Model* model,
+                                          RankComm& comm) {
   std::vector<EngineMessage> answers;
   for (const ControlMessage& message : messages) {
     const auto* check = std::get_if<GetWeightChecksums>(&message);
@@ -148,10 +188,10 @@ std::vector<EngineMessage> ApplyToWeights(const std::vector<ControlMessage>& mes
     WeightChecksums sums{.ticket = check->ticket};
     if (comm.mesh.pp() > 1) {
       sums.error = "weights of several pipeline stages (--pp-size) cannot be checked";
-    } else if (!weights) {
-      sums.error = "weights cannot be checked on GPUs, and with --enable-eplb, where experts move";
+    } else if (model == nullptr || model->movable_experts() != nullptr) {
+      sums.error = "weights cannot be checked with --enable-eplb, where experts move";
     } else {
-      sums.ranks = GatherTexts(ChecksumsOf(*weights, *comm.memory), *comm.tp);
+      sums.ranks = GatherTexts(ChecksumsOf(*model, *comm.memory), *comm.tp);
     }
     if (comm.mesh.rank() == 0) answers.emplace_back(std::move(sums));
   }

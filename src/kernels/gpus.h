@@ -38,4 +38,11 @@ WeightFormat GpuFormat(WeightFormat format, DType dtype, bool whole_blocks);
 // (CudaDeviceOptions::packs_experts).
 bool ExpertsStayPackedOnGpu(WeightFormat format);
 
+// An array in the memory of a GPU. Does not own the memory.
+struct DeviceArray {
+  std::string name;  // such as "layers.3.attention.q"
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 }  // namespace switchyard::kernels

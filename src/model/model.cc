@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "eplb/init_location.h"
 #include "model/complete_options.h"
 #include "model/decoder.h"
@@ -134,6 +135,19 @@ struct Model::Impl {
     if (config.eagle->own_head) return;
     weights.head = target.head;
     weights.head_bias = target.head_bias;
+  }
+
+  std::vector<kernels::DeviceArray> DeviceWeights() const {
+    if (device.is_cpu()) return {};
+    std::vector<kernels::DeviceArray> arrays = PlacedArrays(weights);
+    for (size_t i = 0; i < moe.size(); ++i) {
+      if (!moe[i]) continue;
+      for (kernels::DeviceArray& array : moe[i]->Arrays()) {
+        array.name = fmt::format("layers.{}.moe.{}", i, array.name);
+        arrays.push_back(std::move(array));
+      }
+    }
+    return arrays;
   }
 
   // Elements of a row of `hidden`.
@@ -412,6 +426,7 @@ std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) 
   return impl_->Forward(batch, kv);
 }
 std::shared_ptr<const ModelWeights> Model::weights() const { return impl_->kept_weights; }
+std::vector<kernels::DeviceArray> Model::device_weights() const { return impl_->DeviceWeights(); }
 std::span<const int32_t> Model::routed_experts() const { return impl_->passes[0]->routed; }
 const float* Model::hidden() const { return impl_->hidden.data(); }
 std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const {

@@ -6,9 +6,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "comm/device/communicator.h"
 #include "core/parallel.h"
+#include "kernels/gpus.h"
 #include "model/config.h"
 #include "model/forward_batch.h"
 #include "model/kv_storage.h"
@@ -67,6 +69,8 @@ class Model {
   // The weights, which outlive the model as long as they are held. Null on a GPU, and if experts
   // move.
   std::shared_ptr<const ModelWeights> weights() const;
+  // The weights as arrays in the memory of a GPU, in the formats of its kernels; none on CPUs.
+  std::vector<kernels::DeviceArray> device_weights() const;
   // The ranks of this rank's attention group, which have the same batches.
   Communicator& attention_group() const;
 

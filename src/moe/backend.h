@@ -9,6 +9,7 @@
 
 #include "comm/device/collectives.h"
 #include "comm/mesh.h"
+#include "kernels/gpus.h"
 #include "moe/layer_config.h"
 #include "moe/options.h"
 #include "moe/placement/placement.h"
@@ -45,6 +46,8 @@ class MoeLayerParts {
   // Stage, or be in host memory. Called on the rank's thread, between two passes. Returns objects
   // that any thread may free.
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
+  // The weights as arrays in the memory of a GPU; none on CPUs. Swap changes their contents.
+  virtual std::vector<kernels::DeviceArray> Arrays() const { return {}; }
 
   MoeLayerConfig config;
 };

@@ -37,7 +37,8 @@ from test_speculative import LAYOUTS as DRAFT_LAYOUTS
 from test_speculative import answers as draft_answers
 from test_speculative import SHARDED, YARDLING, check_head, head_flags
 from test_weight_updates import LAYOUTS as UPDATE_LAYOUTS
-from test_weight_updates import changed, check_placement, fresh, must, update
+from test_weight_updates import changed, check_placement, fresh, must, safetensors_in_memory, update
+from test_weight_updates import objects  # noqa: F401 (a fixture)
 from test_weight_updates import MODEL as UPDATED
 from test_weight_updates import outputs as updated_outputs
 
@@ -387,7 +388,7 @@ def falls(ranks, limit, seconds=20):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", ["tp1", "tp2-ep2"])
-def test_weights_and_memory_change(two_models, layout, graphs):
+def test_weights_and_memory_change(two_models, objects, layout, graphs):  # noqa: F811
     """The loop of test_weight_updates.py, with device memory. Outputs are requested twice, so that graphs are captured
     again and replayed after each change."""
     ranks = 2 if layout == "tp2-ep2" else 1
@@ -407,9 +408,17 @@ def test_weights_and_memory_change(two_models, layout, graphs):
             return got == [want[step]] * 2
 
         assert equal(0)
-        status, answer = control("/weights_checker", action="checksum")
-        assert status == 400 and "on GPUs" in answer["message"], answer
+        sums = must(control("/weights_checker", action="checksum"))["ranks"]
+        assert len(sums) == ranks
+        for one in sums:
+            names = set(one["checksums"])
+            assert {"embedding", "final_norm", "head", "layers.0.attention.o", "layers.0.dense.down", "layers.2.moe.router",
+                    "layers.2.moe.experts.0.gate_up", "layers.2.moe.experts.3.down", "layers.2.moe.shared.down"} <= names, names
+        must(control("/weights_checker", action="snapshot"))
+        must(control("/weights_checker", action="compare"))
         must(update(server, two_models[1], weight_version="v1"))
+        status, answer = control("/weights_checker", action="compare")
+        assert status == 400 and "rank 0: " in answer["message"] and " differs" in answer["message"], answer
         assert server.request("/get_weight_version")[1] == {"weight_version": "v1"}
         assert equal(1)
         weights, cache = weights_and_cache(server, ranks)
@@ -422,6 +431,12 @@ def test_weights_and_memory_change(two_models, layout, graphs):
         must(update(server, two_models[0]))
         must(control("/resume_memory_occupation", tags=["kv_cache"]))
         assert len(server.ranks()) == ranks
+        assert equal(0)
+        must(control("/weights_checker", action="compare"))  # equal weights have equal bits on the device
+        safetensors_in_memory(objects[0], two_models[1])
+        must(control("/update_weights_from_tensor", shared_memory=[objects[0]]))
+        assert equal(1)
+        must(update(server, two_models[0]))
         assert equal(0)
         full = used_memory(ranks)
         must(control("/release_memory_occupation", tags=["kv_cache"]))

@@ -1,9 +1,15 @@
 #include "model/weights/placing.h"
 
+#include <cstddef>
 #include <cstring>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "core/check.h"
+#include "core/format.h"
 #include "kernels/fused_ops.h"
+#include "quant/formats.h"
 
 namespace switchyard {
 namespace {
@@ -50,6 +56,63 @@ void Join(kernels::Device& device, GroupedAttentionWeights& w) {
   }
 }
 
+// Collects arrays in the formats of a GPU (kernels::GpuFormat).
+class ArrayList {
+ public:
+  void Add(const std::string& name, const Tensor& t) {
+    if (t.defined()) arrays_.push_back({name, t.raw(), static_cast<int64_t>(t.num_bytes())});
+  }
+  void Add(const std::string& name, const WeightView& w) {
+    if (!w.defined()) return;
+    // Placed matrices are compact. Only rows of a stacked matrix begin at another row.
+    CHECK(w.col0 == 0 && w.row_step == 1 && w.stored_k == w.k);
+    const bool blocks = w.format == WeightFormat::kFp8Block;
+    const int64_t row_bytes = w.k * (w.format == WeightFormat::kF32 ? 4 : blocks ? 1 : 2);
+    AddPart(name, w.data, w.row0 * row_bytes, w.n * row_bytes);
+    if (!blocks) return;
+    const int64_t scale_row_bytes = CeilDiv(w.k, kFp8BlockSize) * int64_t{sizeof(float)};
+    AddPart(name + ".scales", w.scales, w.row0 / kFp8BlockSize * scale_row_bytes,
+            CeilDiv(w.n, kFp8BlockSize) * scale_row_bytes);
+  }
+  void Add(const std::string& name, const LinearWeight& linear) {
+    Add(name, linear.w);
+    Add(name + ".bias", linear.bias);
+  }
+  std::vector<kernels::DeviceArray> Take() { return std::move(arrays_); }
+
+ private:
+  void AddPart(std::string name, const void* data, int64_t offset, int64_t bytes) {
+    arrays_.push_back({std::move(name), static_cast<const std::byte*>(data) + offset, bytes});
+  }
+
+  std::vector<kernels::DeviceArray> arrays_;
+};
+
+void AddAttention(const std::string& name, const LayerWeights& layer, ArrayList* list) {
+  const GroupedAttentionWeights& g = layer.grouped;
+  list->Add(name + "q", g.q);
+  list->Add(name + "k", g.k);
+  list->Add(name + "v", g.v);
+  list->Add(name + "qkv.bias", g.qkv.bias);  // the rows of qkv are those of q, k and v
+  list->Add(name + "o", g.o);
+  list->Add(name + "gate", g.gate);
+  list->Add(name + "q_norm", g.q_norm);
+  list->Add(name + "k_norm", g.k_norm);
+  list->Add(name + "sinks", g.sinks);
+  const LatentAttentionWeights& l = layer.latent;
+  list->Add(name + "q", l.q);
+  list->Add(name + "q_a", l.q_a);
+  list->Add(name + "q_b", l.q_b);
+  list->Add(name + "q_a_norm", l.q_a_norm);
+  list->Add(name + "kv_a", l.kv_a);
+  list->Add(name + "kv_a_norm", l.kv_a_norm);
+  for (size_t head = 0; head < l.k_up.size(); ++head)
+    list->Add(fmt::format("{}k_up.{}", name, head), l.k_up[head]);
+  for (size_t head = 0; head < l.v_up.size(); ++head)
+    list->Add(fmt::format("{}v_up.{}", name, head), l.v_up[head]);
+  list->Add(name + "o", l.o);
+}
+
 }  // namespace
 
 void UploadWeights(kernels::Device& device, ModelWeights& weights) {
@@ -86,6 +149,27 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
     for (WeightView* w : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) Place(device, *w);
   }
+}
+
+std::vector<kernels::DeviceArray> PlacedArrays(const ModelWeights& weights) {
+  ArrayList list;
+  list.Add("embedding", weights.embedding);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    const std::string name = fmt::format("layers.{}.", i);
+    list.Add(name + "input_norm", layer.input_norm);
+    list.Add(name + "post_attention_norm", layer.post_attention_norm);
+    list.Add(name + "attention_output_norm", layer.attention_output_norm);
+    list.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
+    AddAttention(name + "attention.", layer, &list);
+    list.Add(name + "dense.gate", layer.dense.gate);
+    list.Add(name + "dense.up", layer.dense.up);
+    list.Add(name + "dense.down", layer.dense.down);
+  }
+  list.Add("final_norm", weights.final_norm);
+  list.Add("head", weights.head);
+  list.Add("head_bias", weights.head_bias);
+  return list.Take();
 }
 
 }  // namespace switchyard

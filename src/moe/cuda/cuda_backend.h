@@ -108,6 +108,7 @@ struct CudaMoeParts : MoeLayerParts {
   bool readable() const override { return !experts.arithmetic.packed; }
   OwnedExpert Stage(OwnedExpert expert) const override;
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> replacements) override;
+  std::vector<kernels::DeviceArray> Arrays() const override;
 
   const CudaMoeBackend& backend;
   DeviceMatrix router;

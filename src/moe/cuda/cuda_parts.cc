@@ -1,8 +1,11 @@
 // The weights of a MoE layer on a GPU, and their moves.
+#include <array>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
+#include "core/format.h"
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/runners/shared_expert.h"
@@ -25,6 +28,16 @@ DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend&
   const kernels::CudaDeviceOptions& device = backend.device().options();
   return DeviceExperts(experts,
                        backend.runner().Arithmetic(experts, device.dtype, device.packs_experts));
+}
+
+void AddExpert(const DeviceExperts& experts, int expert, const std::string& name,
+               std::vector<kernels::DeviceArray>* arrays) {
+  static constexpr std::array<const char*, kExpertArrays> kNames = {
+      "gate_up", "gate_up.scales", "down", "down.scales", "gate_up_bias", "down_bias"};
+  const ExpertSlotBytes bytes = experts.slot_bytes();
+  const ExpertSlot slot = experts.Slot(expert);
+  for (size_t i = 0; i < slot.size(); ++i)
+    if (slot[i]) arrays->push_back({fmt::format("{}.{}", name, kNames[i]), slot[i], bytes[i]});
 }
 
 }  // namespace
@@ -91,6 +104,22 @@ std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> replacement
   return backend.mover().Switch(
       experts, config.placement.physical_to_logical().subspan(own.begin, own.end - own.begin),
       std::move(replacements));
+}
+
+std::vector<kernels::DeviceArray> CudaMoeParts::Arrays() const {
+  std::vector<kernels::DeviceArray> arrays;
+  const auto add = [&](const char* name, const DeviceMemory& memory) {
+    if (memory.bytes() > 0)
+      arrays.push_back({name, memory.data(), static_cast<int64_t>(memory.bytes())});
+  };
+  add("router", router.data);
+  add("router_bias", router_bias);
+  add("router_correction", correction_bias);
+  for (int i = 0; i < experts.experts; ++i)
+    AddExpert(experts, i, fmt::format("experts.{}", i), &arrays);
+  if (shared) AddExpert(*shared, 0, "shared", &arrays);
+  add("shared_gate", shared_gate.data);
+  return arrays;
 }
 
 }  // namespace switchyard::cuda
