@@ -343,7 +343,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToWeights(messages, model, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
-    comm.memory->RecordRequests(engine.InFlight());
+    std::vector<uint64_t> ids = engine.InFlight();
+    comm.memory->RecordRequests(ids);
     comm.memory->TestFault("plan");
     if (auto announced = engine.Announced(); !announced.empty())
       groups.Post({StepOutputs{std::move(announced)}});
@@ -356,7 +357,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       Post(RunStep(engine, groups, *comm.memory, predictable ? &time_limit : nullptr), groups,
            profiler);
       timer.Stop(engine.launched());
-      if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens);
+      if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens, std::move(ids));
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }

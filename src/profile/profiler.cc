@@ -59,6 +59,7 @@ void Profiler::Start(const Options& options) {
   CheckDirectory(options.dir, rank_);
   options_ = options;
   recorded_ = {};
+  generations_.clear();
   finished_.reset();
   buffer_.emplace(max_events_);
   if (timer_ != nullptr) timer_->Resolve();  // removes marks of a cancelled profile from the timer
@@ -113,7 +114,7 @@ void Profiler::RewindStep() noexcept {
   on_device_.resize(step_on_device_);
 }
 
-void Profiler::EndStep(Stage stage, int64_t rows) {
+void Profiler::EndStep(Stage stage, int64_t rows, std::vector<uint64_t> generations) {
   ++steps_;
   if (!std::exchange(recording_, false)) return;
   int64_t& recorded = recorded_[static_cast<int>(stage)];
@@ -129,6 +130,10 @@ void Profiler::EndStep(Stage stage, int64_t rows) {
     return;
   }
   for (Event& event : buffer_->since(step_begin_)) event.stage = stage;
+  if (step_.host != EventBuffer::kFull) {
+    (*buffer_)[step_.host].generations = static_cast<int32_t>(generations_.size());
+    generations_.push_back(std::move(generations));
+  }
   for (size_t i = step_on_device_; i < on_device_.size(); ++i) on_device_[i].event.stage = stage;
   ++recorded;
   // Waits only after many spans: a wait in every step would keep the host from planning ahead.
@@ -172,7 +177,8 @@ void Profiler::Finish() {
                          .rank_title = title_,
                          .record_shapes = options_.record_shapes,
                          .dropped = result.dropped,
-                         .stage = stage};
+                         .stage = stage,
+                         .generations = generations_};
     try {
       const size_t events = WriteTrace(file, buffer_->events());
       if (events == 0 && stage) continue;

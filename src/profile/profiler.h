@@ -78,7 +78,7 @@ class Profiler {
   void CloseSpan(const Open& open) noexcept;
   void RewindStep() noexcept;
   void BeginStep();
-  void EndStep(Stage stage, int64_t rows);
+  void EndStep(Stage stage, int64_t rows, std::vector<uint64_t> generations);
   void CancelStep() noexcept;
   void ResolveDevice();
   bool AllStepsRecorded() const;
@@ -93,6 +93,7 @@ class Profiler {
   Options options_;                    // options of the active profile
   std::optional<EventBuffer> buffer_;  // while a profile is active
   std::array<int64_t, 2> recorded_{};  // number of recorded steps of each stage
+  std::vector<std::vector<uint64_t>> generations_;  // of each recorded step
   std::optional<Result> finished_;     // result of a profile that ended because of num_steps
 
   bool recording_ = false;
@@ -139,11 +140,13 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // `rows`: number of rows in the batch of this rank's attention group. The last step of a profile
+  // `rows`: number of rows in the batch of this rank's attention group. `generations`: ids of the
+  // generations in it, which join the trace with spans and logs of requests. The last step of a profile
   // writes the files, which takes a fraction of a second. Errors of files are logged and stored in
   // the result. Errors of the device are thrown.
-  void End(Stage stage, int64_t rows) {
-    if (Profiler* profiler = std::exchange(profiler_, nullptr)) profiler->EndStep(stage, rows);
+  void End(Stage stage, int64_t rows, std::vector<uint64_t> generations = {}) {
+    if (Profiler* profiler = std::exchange(profiler_, nullptr))
+      profiler->EndStep(stage, rows, std::move(generations));
   }
 
  private:

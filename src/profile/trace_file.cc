@@ -85,6 +85,9 @@ void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
   add("layer", e.layer);
   add("micro_batch", e.micro_batch);
   add("rows", e.rows);
+  if (e.generations != Event::kNone)
+    fmt::format_to(std::back_inserter(to), R"(,"generations":[{}])",
+                   fmt::join(file.generations[e.generations], ","));
   if (e.backend != nullptr) fmt::format_to(std::back_inserter(to), R"(,"backend":"{}")", e.backend);
   if (file.record_shapes && e.columns != Event::kNone)
     fmt::format_to(std::back_inserter(to), R"(,"Input Dims":[[{},{}]])", e.rows, e.columns);

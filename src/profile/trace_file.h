@@ -32,6 +32,7 @@ struct Event {
   int32_t layer = kNone;        // index in the model
   int32_t rows = kNone;         // number of input rows in this rank's attention group
   int32_t columns = kNone;      // width of an input row
+  int32_t generations = kNone;  // of a step: index in TraceFile::generations
   int16_t micro_batch = kNone;  // set for kPass and kDevice
   Track track = Track::kSteps;
   Stage stage = Stage::kPrefill;  // stage of the step
@@ -90,6 +91,8 @@ struct TraceFile {
   bool record_shapes = false;  // whether events have "Input Dims", as in traces of PyTorch
   int64_t dropped = 0;         // number of events that the buffer dropped
   std::optional<Stage> stage;  // if set, the file has only the events of this stage
+  // For each recorded step, the ids of the generations in its batch (EngineRequest::id).
+  std::span<const std::vector<uint64_t>> generations;
 };
 
 // Writes one JSON object with traceEvents, in the order in which the events begin, outer events

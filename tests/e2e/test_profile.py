@@ -30,6 +30,7 @@ def generate(server, length=16, **params):
     server.request("/flush_cache", method="POST")
     status, answer = server.request("/generate", body)
     assert status == 200, answer
+    return answer
 
 
 def start(server, status=200, **body):
@@ -67,13 +68,14 @@ def names(events):
 def test_every_rank_writes_the_operations_of_its_steps(server, tmp_path):
     answer = start(server, output_dir=str(tmp_path / "new" / "folder"), profile_prefix="run", activities=["CPU", "GPU"])
     assert answer["profile_id"] == "run" and answer["activities"] == ["CPU"]
-    generate(server)
+    generation = generate(server)["meta_info"]["id"]
     answer = stop(server)
     assert answer["dropped_events"] == 0
     assert answer["files"] == [str(tmp_path / "new" / "folder" / f"run-TP-{rank}.trace.json") for rank in range(2)]
     for rank, file in enumerate(answer["files"]):
         steps = spans(file, "step")
         assert names(steps) == ["prefill step", *PARTS, *["decode step", *PARTS] * 3]
+        assert [e["args"]["generations"] for e in steps if "generations" in e["args"]] == [[int(generation)]] * 4
         operations = spans(file, "operation")
         assert names(operations) == PASS * 4
         assert [e["args"]["layer"] for e in operations if e["name"] == "attention"] == [*range(LAYERS)] * 4

@@ -147,7 +147,8 @@ def test_load_is_shown(server):
         assert layer["balancedness"] == pytest.approx(sum(layer["rank_count"]) / ranks / max(layer["rank_count"]))
 
     stages = load["stage_seconds"]
-    assert len(stages) == ranks and all(seconds > 0 for rank in stages for seconds in rank.values())
+    assert len(stages) == (0 if "cuda" in server.command else ranks)  # on GPUs the host does not run the stages
+    assert all(seconds > 0 for rank in stages for seconds in rank.values())
     for rank, old in zip(stages, before["stage_seconds"]):
         assert all(rank[stage] > old[stage] for stage in ("dispatch", "experts", "combine"))
     status, page = server.request("/metrics")

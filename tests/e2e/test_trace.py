@@ -60,13 +60,15 @@ def attributes(span):
     return {a["key"]: next(iter(a["value"].values())) for a in span["attributes"]}
 
 
-def test_spans_log_lines_and_responses_join_on_one_id():
+def test_spans_profiles_log_lines_and_responses_join_on_one_id(tmp_path):
     with Receiver() as receiver, Server(MODEL, *FLAGS, "--log-requests", "--enable-trace", "--otlp-traces-endpoint",
                                         receiver.url) as server:
         trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
         headers = {"X-Request-Id": "mine-1", "traceparent": f"00-{trace}-{parent}-01"}
+        assert server.request("/start_profile", {"output_dir": str(tmp_path), "profile_prefix": "joined"})[0] == 200
         status, answer = server.request("/generate", {"input_ids": [5, 6, 7], "sampling_params": PARAMS}, headers)
         assert status == 200, answer
+        assert server.request("/stop_profile", method="POST")[0] == 200
         spans = receiver.wait(lambda all: {s["name"] for s in all if s["traceId"] == trace} >=
                               {"POST /generate", "queue", "prefill", "decode"})
         mine = {s["name"]: s for s in spans if s["traceId"] == trace}
@@ -79,7 +81,12 @@ def test_spans_log_lines_and_responses_join_on_one_id():
         for name in ("queue", "prefill", "decode"):
             assert mine[name]["parentSpanId"] == root["spanId"]
             assert attributes(mine[name])["gen_ai.response.id"] == answer["meta_info"]["id"]
+            assert attributes(mine[name])["switchyard.generation"] == answer["meta_info"]["id"]
             times += [int(mine[name]["startTimeUnixNano"]), int(mine[name]["endTimeUnixNano"])]
+        for rank in range(2):
+            events = json.loads((tmp_path / f"joined-TP-{rank}.trace.json").read_text())["traceEvents"]
+            of_steps = [event["args"]["generations"] for event in events if "generations" in event.get("args", {})]
+            assert of_steps == [[int(answer["meta_info"]["id"])]] * 6
         assert times == sorted(times)
         assert int(root["startTimeUnixNano"]) <= times[0] and times[-1] <= int(root["endTimeUnixNano"])
         assert abs(times[0] / 1e9 - time.time()) < 600

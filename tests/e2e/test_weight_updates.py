@@ -310,8 +310,8 @@ def test_a_failed_update_changes_nothing(models, tmp_path):
     admin = {"Authorization": "Bearer boss"}
     with Server(models[0], *flags) as server:
         want = outputs(server)
-        for path in ("/update_weights_from_disk", "/update_weight_version", "/get_weights_by_name", "/weights_checker",
-                     "/release_memory_occupation", "/resume_memory_occupation"):
+        for path in ("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weight_version", "/get_weights_by_name",
+                     "/weights_checker", "/release_memory_occupation", "/resume_memory_occupation"):
             assert server.request(path, {})[0] in (401, 403), path
         results = []
         thread = threading.Thread(target=generate, args=(server, results), kwargs={"max_new_tokens": 1000})
