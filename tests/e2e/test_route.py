@@ -115,6 +115,40 @@ def test_killed_workers_lose_no_request_that_has_not_begun(workers):
             server.stop()
 
 
+def test_all_workers_get_a_control_and_one_has_a_session(workers):
+    def together(answer):
+        status, body = answer
+        assert status == 200 and [w["url"] for w in body["workers"]] == [w.url for w in workers], answer
+        return [w["response"] for w in body["workers"]]
+
+    greedy = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    with Router(workers, "--policy", "round_robin") as router, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        router.wait_healthy(2)
+        together(router.request("/pause_generation", {"mode": "in_place"}))
+        assert all(worker.request("/get_server_info")[1]["generation_paused"] for worker in workers)
+        waiting = [pool.submit(router.request, "/generate", {"input_ids": [5, 6], "sampling_params": greedy}) for _ in range(2)]
+        together(router.request("/continue_generation", {}))
+        first, second = (job.result() for job in waiting)
+        assert first[0] == 200 and first[1]["output_ids"] == second[1]["output_ids"]
+        assert len(together(router.request("/get_load"))) == 2
+        # Weights of all workers change with one request.
+        updated = together(router.request("/update_weights_from_disk", {"model_path": str(YARDLING), "weight_version": "2"}))
+        assert all(answer["success"] for answer in updated), updated
+        assert [worker.request("/get_weight_version")[1]["weight_version"] for worker in workers] == ["2", "2"]
+        status, answer = router.request("/update_weights_from_disk", {"model_path": "/none"})
+        assert status == 502 and [w["status"] for w in answer["workers"]] == [400, 400]
+
+        session = router.request("/open_session", {"capacity_of_str_len": 100})[1]
+        for i in range(4):  # another worker does not know the session
+            status, answer = router.request("/generate", {
+                "input_ids": [7 + i], "rid": str(i), "sampling_params": greedy,
+                "session_params": {"id": session, **({"rid": str(i - 1)} if i else {})}})
+            assert status == 200 and answer["meta_info"]["prompt_tokens"] == 7 * i + 1, answer
+        assert router.request("/close_session", {"session_id": session})[0] == 200
+        assert router.request("/generate", {"input_ids": [7], "session_params": {"id": session}})[0] == 400
+        assert router.stop() == 0
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--policy", "best"], "--policy"),
     (["--worker-urls", "https://x:1"], "https is not supported"),
