@@ -39,11 +39,11 @@ std::string FileName(const std::string& object) {
   return name;
 }
 
-TensorEntries ObjectHeader(const fs::path& path, const std::string& object) {
+TensorEntries ObjectHeader(const fs::path& path) {
   try {
     return HeaderOf(path);
-  } catch (const Error& error) {
-    throw BadObject(fmt::format("object {}: {}", object, error.what()));
+  } catch (const Error& error) {  // its text has the path
+    throw BadObject(error.what());
   }
 }
 
@@ -91,7 +91,7 @@ std::shared_ptr<const OverlayCheckpoint> OverlayCheckpoint::Make(
     const fs::path path = fs::path(kObjects) / FileName(object);
     const std::string link = fmt::format("tensors-{}.safetensors", links.size());
     links[link] = path;
-    for (const auto& [name, entry] : ObjectHeader(path, object)) {
+    for (const auto& [name, entry] : ObjectHeader(path)) {
       if (const auto [other, added] = object_of.emplace(name, object); !added)
         throw BadObject(
             fmt::format("tensor \"{}\" is in object {} and in {}", name, other->second, object));
