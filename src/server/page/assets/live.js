@@ -89,7 +89,6 @@ function showExperts(time, snapshot) {
   byId("experts-hint").hidden = hint === "";
   byId("experts-body").hidden = !shown;
   byId("ranks-body").hidden = !shown || shown.ranks < 2;
-  byId("stages-card").parentElement.hidden = byId("stages-card").hidden && byId("placement-card").hidden;
   const hasRanks = (shown?.ranks ?? 0) > 1;
   byId("balance-card").parentElement.hidden = !hasRanks && snapshot.eplb === null;
   byId("balance-card").hidden = !hasRanks;
