@@ -146,6 +146,22 @@ def test_routed_experts_do_not_depend_on_layout_chunks_or_reuse(server):
         assert routed(late) == routed(want)[65:]
 
 
+def test_a_replay_of_a_rollout_has_its_experts_and_bits(server):
+    """A trainer computes the tokens of a rollout again, in one pass and in a layout of its own."""
+    prompt = list(range(30, 50))
+    body = dict(return_logprob=True, return_routed_experts=True)
+    rollout = generate(server, input_ids=prompt, sampling_params={**GREEDY, "temperature": 1, "sampling_seed": 3}, **body)
+    tokens = prompt + rollout["output_ids"]
+    with Server(MODEL, *COMMON) as one:
+        for replaying in [server, *([one] if server.groups == 4 else [])]:  # attention of several ranks rounds differently
+            assert replaying.request("/flush_cache", method="POST")[0] == 200
+            replay = generate(replaying, input_ids=tokens, sampling_params={**GREEDY, "max_new_tokens": 1},
+                              logprob_start_len=len(prompt) - 1, **body)
+            assert routed(replay)[:-1] == routed(rollout)  # the rollout did not compute its last token
+            scores = replay["meta_info"]["input_token_logprobs"][1:]
+            assert [score[:2] for score in scores] == [score[:2] for score in rollout["meta_info"]["output_token_logprobs"]]
+
+
 def test_streams_carry_routed_experts_at_the_end(server):
     body = {"text": "Hello", "sampling_params": GREEDY, "stream": True, "return_routed_experts": True}
     request = urllib.request.Request(server.url + "/generate", json.dumps(body).encode(),
