@@ -357,7 +357,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       Post(RunStep(engine, groups, *comm.memory, predictable ? &time_limit : nullptr), groups,
            profiler);
       timer.Stop(engine.launched());
-      if (const auto stage = StageOf(groups.counts())) step.End(*stage, mine.tokens, std::move(ids));
+      if (const auto stage = StageOf(groups.counts()))
+        step.End(*stage, mine.tokens, std::move(ids));
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }

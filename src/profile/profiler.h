@@ -90,11 +90,11 @@ class Profiler {
   kernels::DeviceTimer* timer_ = nullptr;
   int64_t steps_ = 0;  // number of steps that have ended since the server started
 
-  Options options_;                    // options of the active profile
-  std::optional<EventBuffer> buffer_;  // while a profile is active
-  std::array<int64_t, 2> recorded_{};  // number of recorded steps of each stage
+  Options options_;                                 // options of the active profile
+  std::optional<EventBuffer> buffer_;               // while a profile is active
+  std::array<int64_t, 2> recorded_{};               // number of recorded steps of each stage
   std::vector<std::vector<uint64_t>> generations_;  // of each recorded step
-  std::optional<Result> finished_;     // result of a profile that ended because of num_steps
+  std::optional<Result> finished_;  // result of a profile that ended because of num_steps
 
   bool recording_ = false;
   EventBuffer::Position step_begin_;
@@ -141,9 +141,9 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   // `rows`: number of rows in the batch of this rank's attention group. `generations`: ids of the
-  // generations in it, which join the trace with spans and logs of requests. The last step of a profile
-  // writes the files, which takes a fraction of a second. Errors of files are logged and stored in
-  // the result. Errors of the device are thrown.
+  // generations in it, which join the trace with spans and logs of requests. The last step of a
+  // profile writes the files, which takes a fraction of a second. Errors of files are logged and
+  // stored in the result. Errors of the device are thrown.
   void End(Stage stage, int64_t rows, std::vector<uint64_t> generations = {}) {
     if (Profiler* profiler = std::exchange(profiler_, nullptr))
       profiler->EndStep(stage, rows, std::move(generations));
