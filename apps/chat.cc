@@ -90,7 +90,10 @@ void RefuseServeFlag(const std::string& name) {
     throw Invalid(
         "{}: the server of a chat has a private socket; use switchyard serve, and chat URL", name);
   if (name == "--dry-run" || name == "--print-schedule")
-    throw Invalid("{} is a flag of switchyard serve that starts no server", name);
+    throw Invalid(
+        "{}: switchyard serve starts no server with this flag, and a chat needs one; leave the "
+        "flag out",
+        name);
   if (name == "--model")
     throw Invalid(
         "--model is the model of a running server; --model-path DIR names the checkpoint");

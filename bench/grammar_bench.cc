@@ -189,7 +189,7 @@ class Measurement {
       GrammarMatcher matcher(grammars[i]);
       for (const int32_t id : outputs[i]) {
         matcher.FillMask(mask);
-        if (!matcher.Accept(id)) throw Invalid("token {} is not in the grammar", id);
+        if (!matcher.Accept(id)) throw Invalid("the grammar does not allow token {}", id);
         ++rows;
       }
     }

@@ -26,8 +26,8 @@ std::chrono::milliseconds StepTimeLimit::Of(int64_t rows) const {
   if (small_ <= 0) return kUnmeasured;
   double seconds = small_;
   if (rows > kSmallRows) {
-    // Until a large step was measured, assumes that each of its rows takes at most the time of a
-    // small step.
+    // Before the first large step is measured, each row is assumed to take at most as long as a
+    // whole small step.
     seconds += static_cast<double>(rows) * (per_row_ > 0 ? per_row_ : small_);
   }
   return std::chrono::ceil<std::chrono::milliseconds>(Seconds(kMargin * seconds));

@@ -82,8 +82,8 @@ void CheckOtherProperties(const SchemaJson& closed, const SchemaJson& other,
       const bool listed = closed.contains("properties") && closed["properties"].contains(name);
       if (!listed && closed[keyword] != true)
         throw SchemaError(path,
-                          "{} is not supported in one of several combined schemas if another one "
-                          "lists a property that it does not list: {}",
+                          "{} is not supported together with a property that only another of the "
+                          "combined schemas lists: {}",
                           keyword, name);
     }
   }
@@ -98,10 +98,9 @@ void CheckOtherItems(const SchemaJson& closed, const SchemaJson& other, const st
   };
   for (const char* keyword : {"items", "unevaluatedItems"}) {
     if (closed.contains(keyword) && closed[keyword] != true && prefix(other) > prefix(closed))
-      throw SchemaError(path,
-                        "{} is not supported in one of several combined schemas if another one "
-                        "has more prefixItems",
-                        keyword);
+      throw SchemaError(
+          path, "{} is not supported if another of the combined schemas has more prefixItems",
+          keyword);
   }
 }
 

@@ -17,9 +17,9 @@ struct GpuInfo {
   bool hopper = false;  // supports the tensor core instructions of cuda/wgmma.cuh
 };
 
-// Queried once, in a child process: a process that initialises CUDA holds memory on every GPU and
-// must not fork CUDA users. Empty if the build has no CUDA, or the machine has no driver or no GPU.
-// Free bytes are as of the first call.
+// Queried once, in a child process. A process that initializes CUDA holds memory on every GPU, and
+// processes that it forks cannot use CUDA. Empty if the build has no CUDA, or the machine has no
+// driver or no GPU. Free bytes are as of the first call.
 const std::vector<GpuInfo>& FindGpus();
 
 }  // namespace switchyard

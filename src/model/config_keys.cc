@@ -210,7 +210,7 @@ void Refuse(const ConfigReader& settings, std::string_view architecture,
     const auto neutral = NeutralValues(key);
     throw Invalid("{} is {}, which {} does not support here{}", settings.Where(key),
                   settings.ValueText(key), architecture,
-                  neutral.empty() ? std::string("; want no such key")
+                  neutral.empty() ? std::string("; want a config.json without this key")
                                   : fmt::format("; want {}", Joined(neutral, " or ")));
   }
 }

@@ -275,8 +275,8 @@ std::vector<Evaluation> Search(const Question& q) {
                     q.config.model_path.string(), q.cluster.devices(), q.cluster.card, least / kGiB,
                     q.cluster.cuda ? "device" : "host", q.cluster.memory / kGiB,
                     all.front().layout.Name(), all.front().refused),
-        fmt::format("about {:.0f} devices of this size would hold it; or take "
-                    "--quantization, or cards with more memory",
+        fmt::format("about {:.0f} devices of this size would hold it; or use --quantization, or "
+                    "cards with more memory",
                     std::ceil(least * q.cluster.devices() / (0.8 * q.cluster.memory))));
   }
   return all;

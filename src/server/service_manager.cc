@@ -49,7 +49,8 @@ ServiceManager::ServiceManager() {
     throw Invalid("environment variable NOTIFY_SOCKET={}: want an absolute path, or @NAME", name);
   address_ = name;
   if (name[0] == '@') address_[0] = '\0';
-  // The watchdog of another process, which passed its variables on, is not this one's.
+  // A parent process may have left its own variables in the environment. Its watchdog does not
+  // supervise this process.
   if (usec && (!pid || *pid == getpid())) watchdog_ = std::chrono::microseconds(*usec);
   socket_ = FileDescriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   const timeval limit{.tv_sec = 2};  // a manager that does not read must not block the server

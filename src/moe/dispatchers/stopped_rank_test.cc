@@ -48,10 +48,10 @@ const Stage kStages[] = {{"before dispatch", MoeStage::kRoute},
                          {"before combine", MoeStage::kPostPermute},
                          {"during combine", MoeStage::kBeginCombine}};
 
-// The stage that the timeout message of the other ranks names. If the stopped rank has sent its
-// rows, it is missing in combine. If it has sent its outputs, it is missing in the token
-// all-gather. With collectives only, the next collective fails. A fused operator has no stages
-// between begin and end, so it fails in the exchange of outputs.
+// The exchange that the other ranks name in their timeout message. It is the first one for which
+// the stopped rank has sent no data: dispatch, combine (if it has sent its rows), or the all-gather
+// of tokens (if it has sent its outputs). With `none` it is the all-reduce. A fused operator
+// exchanges outputs last, so it times out there.
 std::string WaitsIn(const A2aChoice& choice, size_t stage) {
   if (choice.a2a == "none") return "tp all-reduce";
   if (stage == 0) return choice.a2a + " dispatch";

@@ -44,8 +44,9 @@ const SglangBackendName* FindSglangName(std::span<const SglangBackendName> names
 }
 
 Error Refusal(std::string_view flag, const SglangBackendName& foreign) {
-  return Invalid("{} {} needs {}, which this build does not support; the nearest here is {}", flag,
-                 foreign.name, foreign.needs, foreign.nearest);
+  return Invalid(
+      "{} {} needs {}, which this build does not support; the nearest supported one is {}", flag,
+      foreign.name, foreign.needs, foreign.nearest);
 }
 
 // `Backends`: MoeBackends (CPUs) or GpuMoeBackends.

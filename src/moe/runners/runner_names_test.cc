@@ -34,7 +34,7 @@ TEST(RunnerNamesTest, EveryRunnerOfSglangIsUnderstoodOrRefused) {
     } else {
       EXPECT_THAT(ErrorOf([&] { ResolveRunner(name, backends); }),
                   AllOf(HasSubstr("--moe-runner-backend " + name + " needs "),
-                        HasSubstr("the nearest here is")));
+                        HasSubstr("the nearest supported one is")));
     }
   }
 }
@@ -47,9 +47,9 @@ TEST(RunnerNamesTest, A2aNamesOfOtherHardwareAreRefusedWithTheNearest) {
   EXPECT_EQ(error("deepep"), "no error");
   EXPECT_EQ(error("none"), "no error");
   EXPECT_THAT(error("mori"),
-              AllOf(HasSubstr("needs AMD GPUs"), HasSubstr("nearest here is deepep")));
+              AllOf(HasSubstr("needs AMD GPUs"), HasSubstr("nearest supported one is deepep")));
   EXPECT_THAT(error("ascend_fuseep"),
-              AllOf(HasSubstr("needs Ascend NPUs"), HasSubstr("nearest here is fused")));
+              AllOf(HasSubstr("needs Ascend NPUs"), HasSubstr("nearest supported one is fused")));
   EXPECT_THAT(error("train"), AllOf(HasSubstr("--moe-a2a-backend train: no such backend"),
                                     HasSubstr("deepep"), HasSubstr("none")));
 }

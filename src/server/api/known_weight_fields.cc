@@ -51,7 +51,7 @@ constexpr KnownField kGetWeights[] = {
     {"name", kHonoured}, {"truncate_size", kHonoured}, {"rid", kHint}, {"http_worker_ipc", kHint}};
 constexpr KnownField kCheckWeights[] = {
     {"action", kHonoured},
-    {"allow_quant_error", kRefused, "is not supported: checksums are equal or not"},
+    {"allow_quant_error", kRefused, "is not supported: checksums are compared exactly"},
     {"skip_tensor_list", kRefused, kNoSupport},
     {"rid", kHint},
     {"http_worker_ipc", kHint}};

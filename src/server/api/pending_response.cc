@@ -23,7 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kAlternativeBytes = 384;
 // The prompt's ids are held three times: in the spec, in Front and in the message to the ranks.
 constexpr size_t kPromptCopies = 3, kGenerationBytes = 4 << 10;
-// Text is held as a string, in a JSON value and in the serialized JSON.
+// Memory per byte of text: a string, a JSON value and the serialized JSON hold copies, and escapes
+// lengthen the serialized one.
 constexpr size_t kTextFactor = 4;
 
 size_t CostOf(const std::vector<PositionLogprobs>& positions) {

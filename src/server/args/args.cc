@@ -76,7 +76,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
 void AddParallelFlags(CommandLine& app, ServerArgs& a) {
   EngineConfig& e = a.engine;
   app.Flag("--tp-size,--tp,--tensor-parallel-size", e.mesh.tp, kParallel,
-           "Number of ranks, of each pipeline stage");
+           "Number of ranks (with --pp-size: of each pipeline stage)");
   app.Flag("--ep-size,--ep,--expert-parallel-size", e.mesh.ep, kParallel,
            "Expert-parallel ranks, a divisor of --tp-size; each expert is sharded over tp / ep "
            "ranks (MoE-TP)");
@@ -182,8 +182,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
       "--init-expert-location", e.moe.init_expert_location, kMoe,
       "Placement of experts at startup: trivial, or JSON text, or a JSON, safetensors or PyTorch "
-      "(.pt) file. It contains a placement, physical_to_logical_map [layers, slots], or "
-      "recorded loads, logical_count, for which --eplb-algorithm plans a placement");
+      "(.pt) file. It contains either a placement (physical_to_logical_map [layers, slots]), or "
+      "recorded loads (logical_count), from which --eplb-algorithm plans a placement");
   EplbOptions& eplb = e.eplb;
   app.Flag("--ep-dispatch-algorithm", eplb.dispatch, kMoe,
            "Selects an expert's replica for a token: static (fixed per rank), dynamic (random), "

@@ -123,7 +123,7 @@ std::vector<std::string> ReadCorsOrigins(const HttpArgs& args) {
                       (scheme != std::string_view::npos && scheme > 0 &&
                        origin.find('/', scheme + 3) == std::string_view::npos);
     if (!good)
-      throw Invalid("--cors-allow-origins: {} is no origin, want one like https://a.example",
+      throw Invalid("--cors-allow-origins: {} is not an origin, want one like https://a.example",
                     origin);
     origins.emplace_back(origin);
   }
@@ -158,7 +158,7 @@ void AddObserveFlags(CommandLine& app, ObserveArgs& a) {
   app.Switch("--log-requests", a.log_requests, kObserveGroup, "Logs one line per request");
   app.Flag("--log-requests-level", a.log_requests_level, kObserveGroup,
            "With --log-requests: 0: no text; 1: also the fields of a request without its prompt; "
-           "2: also the prompt and the response, up to 2048 bytes each; 3: all of both")
+           "2: also the prompt and the response, up to 2048 bytes each; 3: both in full")
       .Range(0, 3);
   app.Flag("--dump-requests-folder", a.dump_requests_folder, kObserveGroup,
            "Folder for files with each request and its response, one JSON object per line");

@@ -133,7 +133,7 @@ void Settle(const RawFlags& raw, PlanArgs& a) {
   if (a.nodes > 1 && raw.cpu)
     throw Invalid("--nodes {}: --cpu plans a single host; want --nodes 1", a.nodes);
   if (a.nodes > 1 && a.nics == 0)
-    throw Invalid("--nodes {}: --nics is missing, like --nics 8x400", a.nodes);
+    throw Invalid("--nodes {}: --nics is missing; set it, for example --nics 8x400", a.nodes);
   if (a.rate > 0 && a.batch > 0)
     throw Invalid("--rate and --batch exclude each other; set only one of them");
   const std::filesystem::path named = a.engine.model_path;

@@ -62,7 +62,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-torch-compile", 0, kWithoutEffect, kNoCompiler},
     SglangFlag{"--torch-compile-max-bs", 1, kWithoutEffect, kNoCompiler},
     SglangFlag{"--enable-torch-compile-debug-mode", 0, kWithoutEffect, kNoCompiler},
-    SglangFlag{"--torchao-config", 1, kRefused, "want --quantization", ""},
+    SglangFlag{"--torchao-config", 1, kRefused, "use --quantization", ""},
     SglangFlag{"--cuda-graph-bs", -1, kWithoutEffect, kGraphs},
     SglangFlag{"--disable-cuda-graph-padding", 0, kWithoutEffect, kGraphs},
     SglangFlag{"--enable-profile-cuda-graph", 0, kWithoutEffect, kGraphs},

@@ -218,8 +218,9 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
   Room& room = found->second;
   if (layer < 0 || layer >= caches_->caches.format().layers || begin < room.pages.begin ||
       end > room.pages.end || begin > end)
-    throw Invalid("{} has sent rows {} to {} of layer {}, which {} does not want",
-                  link.connection->peer(), begin, end, layer, key.Text());
+    throw Invalid(
+        "{} has sent rows {} to {} of layer {}, which are not among the rows that {} needs",
+        link.connection->peer(), begin, end, layer, key.Text());
   CopyKvRows(caches_->caches.format(), from,
              caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end);
   room.deadline = Deadline();

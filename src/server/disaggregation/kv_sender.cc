@@ -372,7 +372,8 @@ void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
                        {const_cast<char*>(head.data()), head.size()},
                        {bytes.data(), bytes.size()}};
       if (stream.Send(parts, peer->limit()) != IoResult::kDone)
-        throw Error(ErrorKind::kPeer, fmt::format("{} takes no rows", peer->peer()));
+        throw Error(ErrorKind::kPeer,
+                    fmt::format("{} did not accept the rows of the KV cache", peer->peer()));
     }
   }
   const std::lock_guard lock(mutex_);

@@ -38,7 +38,7 @@ struct GenerationSpec {
   // Special tokens that stay in the text despite skip_special_tokens: markers of an output parser.
   std::vector<int32_t> shown_special_tokens;
   std::optional<KvRoom> kv;  // the other server of the request; nullopt: there is none
-  bool token_ends = false;   // events have token_ends
+  bool token_ends = false;   // fill GenerationEvent::token_ends
   bool measured = true;      // counted in the metrics of requests; false: the server's own probes
   // Number of new tokens after which an event is sent. The default sends one event, at the end.
   int32_t stream_interval = std::numeric_limits<int32_t>::max();

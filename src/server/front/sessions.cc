@@ -64,7 +64,7 @@ Sessions::Session& Sessions::Find(const std::string& id) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end())
     throw InvalidField("session_params.id",
-                       "session_params.id {} is the id of no open session: open one with POST "
+                       "there is no open session with session_params.id {}: open one with POST "
                        "/open_session",
                        id);
   found->second.used = Clock::now();
@@ -75,8 +75,8 @@ const Sessions::Node* Sessions::Parent(const Session& session, const SessionPara
   if (!params.rid) return nullptr;
   const auto found = session.nodes.find(*params.rid);
   if (found == session.nodes.end())
-    throw InvalidField("session_params.rid", "session_params.rid {} is no request of the session",
-                       *params.rid);
+    throw InvalidField("session_params.rid",
+                       "session_params.rid {} is not a request of the session", *params.rid);
   if (!found->second.ended && !params.replace)
     throw InvalidField("session_params.rid",
                        "session_params.rid {} is a request that has not ended: wait for its end, "

@@ -45,7 +45,7 @@ class RequestObserver {
   // Maximum bytes of the response to such a request that are kept for OnServed. Fewer are kept if
   // --http-memory-limit is exhausted.
   virtual size_t kept_bytes() const { return 0; }
-  // Only if the request is kept: it is passed to its handler.
+  // Called before the handler of the request, if the request is kept.
   virtual void OnRequest(const std::shared_ptr<const Request>&) {}
   virtual void OnServed(const ServedRequest&) = 0;
 };

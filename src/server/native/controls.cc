@@ -122,7 +122,7 @@ std::optional<std::string> Folder(const Fields& f, const char* field) {
   if (!f.Has(field)) return std::nullopt;
   std::string folder = f.String(field, "");
   if (!folder.empty() && !folder.starts_with('/'))
-    throw InvalidField(field, "{} is no absolute path", field);
+    throw InvalidField(field, "{} is not an absolute path", field);
   try {
     CheckRecordFolder(folder, field);
   } catch (const Error& error) {
@@ -191,7 +191,7 @@ void HandleCloseSession(Service& service, const http::Request& request,
   const std::string id = SessionId(f);
   if (id.empty()) throw InvalidField("session_id", "session_id is missing");
   if (!service.sessions.Close(id))
-    throw InvalidField("session_id", "session_id {} is the id of no open session", id);
+    throw InvalidField("session_id", "there is no open session with session_id {}", id);
   responder.Send(200, "text/plain", "");
 }
 

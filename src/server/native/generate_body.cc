@@ -79,7 +79,7 @@ std::optional<SessionParams> ParseSession(const Service& service, const Fields& 
                                           std::vector<std::vector<int32_t>>* prompts) {
   const Json* const object = f.Find("session_params");
   if (!object || (object->is_object() && object->empty())) return std::nullopt;
-  if (!object->is_object()) throw InvalidField("session_params", "session_params is no object");
+  if (!object->is_object()) throw InvalidField("session_params", "session_params is not an object");
   const Fields s(*object, "session_params.");
   CheckFields(s, RequestKind::kSessionParams, service.unknown_fields);
   if (!single)

@@ -74,7 +74,7 @@ class LocalWeights : public RankWeights {
 
   // Used by the thread of a change, and by Start and Stop.
   std::shared_ptr<LocalRanks> ranks_;
-  std::shared_ptr<Life> life_;                        // of ranks_
+  std::shared_ptr<Life> life_;                        // the state of ranks_
   std::shared_ptr<const OverlayCheckpoint> overlay_;  // of the present weights, or null
   std::mutex thread_mutex_;                           // guards thread_
   std::thread thread_;

@@ -53,16 +53,15 @@ void RefuseProcesses(const ServerArgs& a) {
                            {"--require-dist-secret", a.require_dist_secret}};
   for (const auto& [flag, given] : flags) {
     if (given)
-      throw Invalid("{}: an engine in this process has ranks on this host only; want `serve`",
-                    flag);
+      throw Invalid("{}: an engine in this process has ranks on this host only; use `serve`", flag);
   }
   if (a.enable_elastic_ep || !a.restart_flags.empty())
     throw Invalid(
-        "{}: the ranks of an engine in this process are threads, which cannot be restarted; want "
+        "{}: the ranks of an engine in this process are threads, which cannot be restarted; use "
         "`serve`",
         a.restart_flags.empty() ? "--enable-elastic-ep" : a.restart_flags.front());
   if (a.engine.disaggregated())
-    throw Invalid("--disaggregation-mode {}: prefill and decode workers are servers; want `serve`",
+    throw Invalid("--disaggregation-mode {}: prefill and decode workers are servers; use `serve`",
                   a.engine.disaggregation_mode);
   if (a.print_schedule) throw Invalid("--print-schedule: only `serve` prints the schedule");
   if (a.dry_run) throw Invalid("--dry-run: only `serve` prints the layout");

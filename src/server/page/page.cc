@@ -51,16 +51,16 @@ std::shared_ptr<Feed> Register(http::Server& server, Service& service, Feed::Opt
   const auto snapshots = std::make_shared<Snapshots>(service);
   const auto feed =
       std::make_shared<Feed>([snapshots](bool whole) { return snapshots->Make(whole); }, options);
-  server.Route("GET", "/dashboard/events",
-               [feed](const RequestPtr& request, const http::Responder& out) {
-                 if (request->method == "HEAD") {
-                   out.BeginStream(200, std::string(http::kEventStream));
-                   return out.EndStream();
-                 }
-                 if (!feed->Add(out))
-                   throw Error(ErrorKind::kUnavailable,
-                               "the page is open too often: /dashboard/events has no free place");
-               });
+  server.Route(
+      "GET", "/dashboard/events", [feed](const RequestPtr& request, const http::Responder& out) {
+        if (request->method == "HEAD") {
+          out.BeginStream(200, std::string(http::kEventStream));
+          return out.EndStream();
+        }
+        if (!feed->Add(out))
+          throw Error(ErrorKind::kUnavailable,
+                      "too many connections to /dashboard/events: close other windows of the page");
+      });
   return feed;
 }
 

@@ -105,8 +105,8 @@ NewWeights CheckNewWeights(const EngineConfig& present, const CheckpointConfig& 
   const ModelConfig model = ReadModelConfig(weights.config);  // first, for its errors
   const std::string difference = config.DescribeDifference(CheckpointConfig::Read(path));
   if (!difference.empty())
-    throw Invalid("{}: the configuration of the new weights is another one: {}", path.string(),
-                  difference);
+    throw Invalid("{}: the configuration of the new weights differs from the present one: {}",
+                  path.string(), difference);
   weights.files = WeightFiles(path);
   CheckCheckpoint(path, model);
   if (const auto draft = ReadDraftConfig(weights.config, model, /*cuda=*/false))

@@ -52,9 +52,9 @@ void RenamePieces(const Json& decoder, SentencePieceModel* model) {
   }
 }
 
-// Adds named tokens of the SentencePiece model that tokenizer_config.json omits. As in
-// transformers, added tokens are then matched in the raw text, so that each part between two tokens
-// gets its own prefix.
+// If tokenizer_config.json omits bos_token, eos_token or unk_token, adds that of the SentencePiece
+// model. If the model adds a dummy prefix, added tokens are matched in the raw text, as in
+// transformers. So the model adds the prefix to each part of the text between two added tokens.
 void CompleteConfig(const SentencePieceModel& model, Json* config) {
   if (config->is_null()) *config = Json::object();
   const auto take = [&](const char* name, int32_t id, const std::string& piece) {

@@ -8,8 +8,8 @@ namespace switchyard::kernels::cpu::simd {
 
 constexpr int64_t kStoredRows = 16;  // rows of a panel
 
-// Byte offsets in the scales of a part of ggml's K types: float16 d, float16 dmin, and the 6-bit
-// minima (quant/panels.h).
+// Byte offsets in the scales of one part of a panel, for ggml's K types: float16 d, float16 dmin,
+// and the 6-bit minima (quant/panels.h).
 constexpr int64_t kSuperScaleAt = 128, kSuperMinimumAt = 160, kMinimaAt = 64;
 
 // Fills `out` [chunks][blocks][lanes]. scale_of(part, b, to) writes the scales of block b of the

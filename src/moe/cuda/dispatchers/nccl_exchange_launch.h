@@ -15,9 +15,9 @@ namespace switchyard::cuda {
 // output of a (row, slot) pair, or a row's partial sum if combined by rank.
 struct NcclCounts {
   int32_t received[kMaxExchangeRanks];  // number of rows from each rank: DispatchedRows::counts
-  int32_t returns_to_send[kMaxExchangeRanks];  // from this rank to each rank
+  int32_t returns_to_send[kMaxExchangeRanks];  // number of returns from this rank to each rank
   int32_t sent[kMaxExchangeRanks];             // number of rows sent to each rank
-  int32_t expected[kMaxExchangeRanks];  // number of returns that this rank receives from each rank
+  int32_t expected[kMaxExchangeRanks];         // number of returns from each rank to this rank
 };
 
 // Unpacks the received metadata of all source ranks into the layout of DispatchedRows.
