@@ -124,7 +124,7 @@ class Chat {
       client_.Ask(request, &answer, [&](const AnswerPart& part) { printer.Print(part); });
     } catch (const Interrupted&) {
       if (screen_.terminal()) EndAfterFailure(printer);
-      keep();  // the user has seen it
+      keep();  // the user has seen this part of the answer
       throw;
     } catch (const Error&) {
       if (!answer.content().empty() || !answer.reasoning().empty()) EndAfterFailure(printer);
@@ -138,7 +138,8 @@ class Chat {
     if (options_.stats) PrintStats(answer, time.count());
   }
 
-  // The first failure matters more than one of the output, such as of a closed terminal.
+  // The caller reports the error that ended the answer. An error of writing to a closed terminal is
+  // ignored, so that it does not replace that error.
   static void EndAfterFailure(AnswerPrinter& printer) {
     try {
       printer.End();

@@ -73,8 +73,8 @@ class ChatClient {
 
   const ServerUrl& url() const { return http_.url(); }
 
-  // Returns `wanted`, or the server's first model if it is empty. Throws kNotFound with the names
-  // of the models if the server has no such model.
+  // Returns `wanted`, or the server's first model if `wanted` is empty. Throws kNotFound with the
+  // names of the models if the server has no such model.
   std::string ChooseModel(const std::string& wanted);
 
   // Streams the response to a request (Conversation::Request) into `answer`, and calls `part` for

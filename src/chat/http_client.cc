@@ -119,7 +119,8 @@ std::string TlsErrorText() {
   return reason != nullptr ? reason : fmt::format("OpenSSL error {:#x}", code);
 }
 
-// Before a call of OpenSSL whose failure WaitForTls explains by the queue of errors and errno.
+// Call it before a function of OpenSSL: if that function fails, WaitForTls reads the cause from
+// OpenSSL's error queue and errno.
 void ClearTlsError() {
   ERR_clear_error();
   errno = 0;
@@ -276,7 +277,8 @@ void Connection::Write(std::string_view bytes) {
 size_t Connection::Read(char* bytes, size_t most) {
   while (true) {
     if (tls_) {
-      // SSL_read may have data without a wait, which must not delay Ctrl-C.
+      // SSL_read may return buffered data without waiting for the socket. So first check for
+      // signals, such as Ctrl-C.
       signals_.Wait(-1, 0, std::chrono::milliseconds(0));
       ClearTlsError();
       const int received = SSL_read(tls_.get(), bytes, static_cast<int>(most));

@@ -126,7 +126,8 @@ void LocalServer::CheckAlive() {
     if (std::chrono::steady_clock::now() >= deadline) return;
     std::this_thread::sleep_for(10ms);
   }
-  // The last line of a server that fails is its error. Other lines are no reasons.
+  // If a server fails, its last line is the error, which begins with "switchyard: ". Any other last
+  // line does not state a reason.
   std::string why = WithoutControls(LastLine());
   constexpr std::string_view kName = "switchyard: ";
   why.erase(0, why.starts_with(kName) ? kName.size() : why.size());

@@ -96,7 +96,7 @@ TEST(MeshTest, GroupsAreWithinAPipelineStage) {
     EXPECT_EQ(mesh.EpGroup()[mesh.ep_rank()], rank);
     EXPECT_EQ(mesh.MoeTpGroup()[mesh.moe_tp_rank()], rank);
     EXPECT_EQ(mesh.AttnTpGroup()[mesh.attn_tp_rank()], rank);
-    // Otherwise as in a world of one stage.
+    // Within a stage, a rank has the same places as in a world of one stage.
     const Mesh alone({.tp = 4, .ep = 2, .dp = 2}, rank % 4);
     EXPECT_EQ(mesh.ep_rank(), alone.ep_rank());
     EXPECT_EQ(mesh.moe_tp_rank(), alone.moe_tp_rank());

@@ -55,8 +55,8 @@ class ForwardFunction {
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
   // Pipeline stages. Maximum number of passes in flight; 1: Forward returns the results of its
   // pass. With more, Forward runs the layers of this stage, and only has_logits() stages get
-  // logits. They send what the engine computes from them to the other stages, in the order of
-  // passes.
+  // logits. From the logits the engine computes the results, and sends them to the other stages in
+  // the order of passes.
   virtual int passes_in_flight() const { return 1; }
   virtual bool has_logits() const { return true; }
   virtual void SendResults(const std::string& /*bytes*/) {}
@@ -139,9 +139,10 @@ class RankEngine {
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
 
-  // Applies messages in order. Returns the answers to FlushCache, GetStats and SetControls, and
-  // before the last one the outputs of the passes that a pause ends. A request that can
-  // never run (longer than the cache or the context) gets an output with kError in the next Step.
+  // Applies messages in order. Returns the answers to FlushCache, GetStats and SetControls. If
+  // SetControls pauses the engine, the outputs of the passes in flight precede its answer. A
+  // request that can never run (longer than the cache or the context) gets an output with kError in
+  // the next Step.
   std::vector<EngineMessage> Apply(const std::vector<ControlMessage>& messages);
   bool HasWork() const;
   // Plans one batch. The batch has no tokens if no request is open.

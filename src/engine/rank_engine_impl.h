@@ -82,7 +82,7 @@ struct RankEngine::Impl {
   // token that is not known yet is not planned, but a prompt's next chunk is.
   struct StagedPass {
     std::vector<Part> parts;
-    StepOutputs results;  // one for each part with logit rows; on other stages once received
+    StepOutputs results;  // one for each part with logit rows; set when computed or received
     bool received = false;
   };
   StepOutputs RunStaged(bool runs);

@@ -46,8 +46,9 @@ class SequenceGrammar {
   bool FillMask(std::span<uint32_t> mask);
   // ForcedTokens (grammar/compiled_grammar.h) after `output`, all tokens so far.
   std::vector<int32_t> Forced(int64_t most, std::span<const int32_t> output);
-  // For drafts: writes the mask of the token after `drafts`, which follow `output`, all tokens so
-  // far. Changes no state. Returns false if no token can follow, or if the mask cannot be computed.
+  // Writes the mask of the token after `drafts`. The drafts follow `output`, which has all tokens
+  // so far. Changes no state. Returns false if no token can follow, or if the mask cannot be
+  // computed.
   bool FillMaskAfter(std::span<const int32_t> drafts, std::span<const int32_t> output,
                      std::span<uint32_t> mask);
   // The number of leading drafts that the grammar allows after `output`. Changes no state.

@@ -45,8 +45,9 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
   };
 }
 
-// What a rank does while it loads: the leader reports, and each rank ends loading after an abort.
-// Not if ranks keep their weights for the next epoch, which would then load them again.
+// What a rank does while it loads: the leader reports progress, and after an abort each rank ends.
+// If ranks keep their weights for the next epoch, they finish loading instead, because the next
+// epoch would otherwise load the weights again.
 std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
                                                     const SymmetricMemory& memory,
                                                     bool keeps_weights) {
@@ -300,8 +301,8 @@ void RecordRequests(const std::vector<ControlMessage>& messages, const RankEngin
   memory.RecordRequests(ids);
 }
 
-// Points at which a test may make the rank fail. "enter.ID": before a request enters the engine
-// whose prompt begins with token ID. "question": before a message that needs an answer, except
+// Points at which a test may make the rank fail. "enter.ID": before a request whose prompt begins
+// with token ID enters the engine. "question": before a message that needs an answer, except
 // GetStats.
 void InjectTestFaults(const std::vector<ControlMessage>& messages, const SymmetricMemory& memory) {
   for (const ControlMessage& message : messages) {
@@ -331,8 +332,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     open = !HasShutdown(messages);
     RecordRequests(messages, engine, *comm.memory);
     InjectTestFaults(messages, *comm.memory);
-    // A stage that waits in a collective of all stages receives no results, and others may wait for
-    // room to send them.
+    // While a stage waits in a collective of all stages, it receives no results. Other stages could
+    // then wait forever for room to send results. So the results of all passes in flight are
+    // collected first.
     if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages)))
       Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));

@@ -169,7 +169,8 @@ TEST(ForcedTokens, AreEmptyWithBudgets) {
   EXPECT_FALSE(MatcherOf(EbnfGrammar("root ::= \"max_tokens=4\"")).grammar().has_budgets());
 }
 
-// On random walks: the matcher keeps its state, and a mask is returned only without tokens.
+// On random walks, ForcedTokens does not change the matcher's state. It returns a mask only if it
+// returns no tokens.
 TEST(ForcedTokens, LeaveTheMatcherInItsState) {
   std::mt19937 random(6);
   int64_t forced = 0, masks = 0;

@@ -58,8 +58,8 @@ struct ForwardBatch {
   bool own_hidden = false;
   // If true, rows other than `logit_rows` only store keys and values: the last layer computes
   // queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only. The
-  // logit rows of a sequence are its last ones. On CPUs, without `routed_experts`. Equal in all
-  // groups.
+  // logit rows of a sequence are its last ones. Supported on CPUs only, and not together with
+  // `routed_experts`. Equal in all groups.
   bool only_logit_rows = false;
   // Whether the pass may be recorded as a CUDA graph. Equal in all groups.
   bool may_record = true;

@@ -57,9 +57,10 @@ asio::awaitable<std::optional<Proxy::PairLeases>> Proxy::AcquirePair(const Excha
       if (leases.decode)
         leases.prefill = workers_.Acquire(*prefill_policy_, key, state.tried, WorkerRole::kPrefill);
       if (leases.prefill) co_return leases;
-      if (leases.decode) workers_.Release(leases.decode.id);  // the other was removed meanwhile
+      if (leases.decode) workers_.Release(leases.decode.id);  // no prefill worker is left
     }
-    if (!std::exchange(state.tried, {}).empty()) continue;  // they may work again
+    if (!std::exchange(state.tried, {}).empty())
+      continue;  // the workers tried before may work again
     if (!wait || exchange.responder->Closed() || std::chrono::steady_clock::now() >= until)
       co_return std::nullopt;
     timer.expires_after(kPairPoll);
@@ -164,7 +165,7 @@ asio::awaitable<Proxy::Outcome> Proxy::AttemptPair(Exchange& exchange, PairState
     workers_.RequestSucceeded(decode.id);
     if (!failure.empty()) {
       exchange.failure = failure;
-      state.tried.push_back(leases.prefill.id);  // probably the failed one
+      state.tried.push_back(leases.prefill.id);  // it has probably failed
       outcome = Outcome::kRetry;
     }
   } catch (const ResponseTooLarge& error) {

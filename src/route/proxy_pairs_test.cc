@@ -192,7 +192,8 @@ TEST_F(PairsTest, AttemptsAfterAnUnhealthyWorkerCountTheirOwnFailures) {
   RouteOptions options;
   options.proxy.health_interval = 60s;  // requests alone find the failures
   Start(3, options);
-  // Prefill worker p1 is gone. Decode workers wait for it; they cut off the next attempt.
+  // Prefill worker p1 is stopped. The decode workers give no response to requests with p1. They
+  // close the connection of the first other request.
   p1_.Stop();
   std::mutex mutex;
   std::vector<http::Responder> waiting;
@@ -298,7 +299,8 @@ TEST_F(PairsTest, AResponseOverTheLimitIsRefused) {
       else
         EXPECT_THAT(answer.body, HasSubstr("the response exceeds 1000 bytes"));
     }
-    // Another worker would send the same, and the worker has not failed.
+    // The request is not sent to another worker, whose response would have the same size. The
+    // worker is not counted as failed.
     EXPECT_EQ(d1_.requests + d2_.requests, before + 2);
     for (const WorkerState& worker : router_->Workers()) EXPECT_EQ(worker.failures, 0u);
   }

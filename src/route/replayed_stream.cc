@@ -34,7 +34,7 @@ bool IsNull(const Json& object, const char* key) {
 std::vector<EventReader::Event> EventReader::Add(std::string_view bytes) {
   std::vector<Event> events;
   for (const char c : bytes) {
-    if (c == '\r') continue;  // a carriage return alone ends no line of our workers
+    if (c == '\r') continue;  // workers end lines with LF or CR LF, never with CR alone
     if (c != '\n') {
       line_ += c;
       continue;

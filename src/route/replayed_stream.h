@@ -43,7 +43,8 @@ class ReplayedStream {
  public:
   explicit ReplayedStream(bool cumulative) : cumulative_(cumulative) {}
 
-  // The data for the client, given that of the next event; nullopt: the client has all of it.
+  // Converts the data of the worker's next event to data for the client; nullopt: the client has
+  // all of it already.
   std::optional<std::string> Next(const std::string& data);
   // Another worker begins again. False: too much was sent to repeat it.
   bool Restart();
@@ -51,8 +52,9 @@ class ReplayedStream {
 
  private:
   struct Choice {
-    std::map<std::string, size_t> sent, passed;  // by field: of all workers; of the present one
-    std::set<std::string> marks;                 // what is sent once
+    std::map<std::string, size_t> sent,
+        passed;  // by field: amounts sent to the client; sent by the present worker
+    std::set<std::string> marks;  // what the client gets once and has
   };
   // Maximum bytes of events that are kept until Restart reads them.
   static constexpr size_t kMaxKept = size_t{32} << 20;

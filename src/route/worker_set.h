@@ -67,7 +67,7 @@ class WorkerSet {
   };
   Lease Acquire(Policy& policy, std::string_view prompt, std::span<const int64_t> except,
                 WorkerRole role);
-  // Whether Acquire would find one.
+  // Whether Acquire would find a worker.
   bool HasOther(std::span<const int64_t> except, WorkerRole role) const;
   void Release(int64_t id);
 

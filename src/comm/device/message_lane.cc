@@ -44,7 +44,7 @@ size_t MessageLane::PlaceOf(uint64_t part) const {
   return parts_ + part % static_cast<uint64_t>(options_.places) * Stride(options_);
 }
 
-// The first parts wait for a negative count, which has been reached.
+// For the first parts, the count to wait for is negative, so they do not wait.
 void MessageLane::AwaitPlace() {
   constexpr std::chrono::milliseconds kPoll{1};
   const auto read = static_cast<uint32_t>(sent_ - static_cast<uint64_t>(options_.places));

@@ -25,7 +25,7 @@ class MessageLane {
  public:
   // Allocates symmetric memory, so every rank of the world constructs its lanes in the same order
   // with the same options. `from`, `to`: world ranks, −1: none. If `to` of rank r is s, then `from`
-  // of rank s is r. `name`: of the messages, for errors.
+  // of rank s is r. `name`: name of the messages in errors.
   MessageLane(SymmetricMemory& memory, int from, int to, const MessageLaneOptions& options,
               const std::string& name);
   // Bytes that a lane allocates in each rank's arena.
@@ -37,7 +37,8 @@ class MessageLane {
   void WhileFull(std::function<void()> action) { while_full_ = std::move(action); }
   // Receives the next message. `idle`: waits for its first part without a deadline.
   std::string Receive(bool idle = false);
-  // Receives a message of known length. Error kPeer if its length or its tag is another one.
+  // Receives a message of known length. Error kPeer if the message has another length or another
+  // tag.
   void Receive(std::span<std::byte> message, bool idle = false);
   // The tag of the messages that are sent and of the messages of known length that are received
   // from now on; initially 0.

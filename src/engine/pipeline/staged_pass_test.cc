@@ -83,8 +83,8 @@ class Stages {
     first_engine.Apply(messages);
     last_engine.Apply(messages);
   }
-  // The first stage needs the results of the oldest pass at the end of its step, so the last stage
-  // runs before it here. It runs after it elsewhere.
+  // At the end of its step, the first stage needs the results of the oldest pass. In this test both
+  // stages run on one thread, so the last stage runs first.
   void Step() {
     const StepOutputs of_last = last_engine.Step();
     const StepOutputs of_first = first_engine.Step();

@@ -49,9 +49,9 @@ class Scheduler {
     // rows. The additional draft rows use the buffer rows of requests that do not run, and up to
     // half of the buffer rows of prompts, so they need no additional memory.
     bool drafts_take_room = false;
-    // Passes in flight (pipeline stages). With several, a step has a part of the decoding
-    // sequences, and none whose last token is not known yet: max_micro_batch of them, or 0: an
-    // equal part. The sequences take turns.
+    // Passes in flight (pipeline stages). With several, a step has at most max_micro_batch decoding
+    // sequences (0: an equal part of them). Sequences whose last token is not known yet are left
+    // out. The sequences take turns.
     int passes = 1;
     int64_t max_micro_batch = 0;
   };

@@ -81,8 +81,9 @@ struct Sequence {
   std::vector<float> saved_hidden;
   DraftCounts draft_counts, forced_counts;  // drafts of the algorithm; of GrammarDrafter
 
-  // Of pipeline stages, which have several passes in flight. A pass that began before the last
-  // admission does not count: its rows are computed again.
+  // For pipeline stages: number of times that the sequence was admitted. Several passes are in
+  // flight, and the results of a pass that began before the last admission are dropped, because its
+  // rows are computed again.
   uint64_t admissions = 0;
   int64_t pooled_end = 0;  // on the last stage: the first position that is not in pooled_sum
   uint64_t planned = 0;    // number of the last step in which the sequence was decoding

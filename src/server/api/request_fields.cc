@@ -150,7 +150,7 @@ void AddCopies(const Front& front, GenerationSpec spec, int64_t n, const ClientN
   for (int64_t copy = 0; copy < n; ++copy) {
     specs.push_back(spec);
     specs.back().copy = static_cast<int32_t>(copy);
-    // The same on both servers of the request.
+    // Both servers of the request compute the same index.
     if (specs.back().kv) specs.back().kv->key.index = static_cast<int32_t>(specs.size()) - 1;
     if (spec.sampling.seed) specs.back().sampling.seed = *spec.sampling.seed + copy;
   }

@@ -24,10 +24,11 @@ class Disaggregation {
   Disaggregation(const ServerArgs& args, const EnginePlan& plan, const Launch& launch,
                  Front& front);
 
-  // The memory of the ranks that will start.
+  // Sets the memory of the ranks of the next epoch. Call it before these ranks run.
   void Use(const std::shared_ptr<SharedArena>& arena);
   void Stop();
-  // Why POST /scale_elastic_ep is refused; empty: for no reason known here.
+  // The reason for which POST /scale_elastic_ep is refused; empty: the transfer of caches is no
+  // reason to refuse it.
   std::string WhyScalingIsRefused() const;
 
  private:

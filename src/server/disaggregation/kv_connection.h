@@ -15,8 +15,8 @@
 
 namespace switchyard {
 
-// `Post` and `Close` may be called from any thread and return immediately. The owner destroys the
-// connection from another thread than its own two.
+// `Post` and `Close` may be called from any thread and return immediately. The connection has a
+// reader's and a writer's thread. The owner destroys it on a third thread.
 class KvConnection {
  public:
   struct Events {
@@ -33,7 +33,7 @@ class KvConnection {
   KvConnection(TcpStream stream, std::string peer, std::chrono::milliseconds timeout);
   ~KvConnection();
   void Start(Events events);
-  void Stop();  // closes the connection and joins the threads; from another thread than these
+  void Stop();  // closes the connection and joins its threads; call it on another thread
 
   void Post(const KvMessage& message);
   void Post(Job job);

@@ -149,7 +149,7 @@ void KvReceiver::OpenLink(const LinkPtr& link) {
     link->connection = std::move(connection);
     for (const KvMessage& message : std::exchange(link->early, {})) opened->Post(message);
   }
-  // The link outlives its connection, whose threads call these.
+  // The threads of the connection call these functions. The link outlives its connection.
   opened->Start({.on_message = [this, raw = link.get()](
                                    const KvMessage& message,
                                    TcpStream& stream) { OnMessage(*raw, message, stream); },

@@ -35,9 +35,10 @@ class KvSender : public KvTransfers {
   ~KvSender() override;
 
   int port() const { return listener_.address().port; }
-  // Ends all threads: nothing is sent to the ranks any more. The other members have no effect then.
+  // Ends all threads. Afterwards nothing is sent to the ranks, and the other members have no
+  // effect.
   void Stop();
-  // The ranks of the next epoch have this memory. Before they run.
+  // Sets the memory of the ranks of the next epoch. Call it before these ranks run.
   void Use(std::shared_ptr<SharedArena> arena);
 
   KvRole role() const override { return KvRole::kExport; }

@@ -123,7 +123,7 @@ class Messages {
 
 struct TransferSetup {
   SideOptions prefill, decode;
-  std::string backend = "tcp", decode_backend;  // the second one: empty for the same
+  std::string backend = "tcp", decode_backend;  // decode_backend: empty: `backend`
   std::string secret, decode_secret;
   std::chrono::milliseconds timeout{20'000};
 };

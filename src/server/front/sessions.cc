@@ -159,8 +159,8 @@ void Sessions::Forget(const std::string& session, const std::string& rid, uint64
   if (node == found->second.nodes.end() || node->second.serial != serial) return;
   tokens_ -= node->second.prompt.size() + node->second.output.size();
   found->second.nodes.erase(node);
-  // A request that replaces this one continues it, although this one had not ended. It has its own
-  // whole prompt, so it remains.
+  // A request that replaced this one has this one as its parent. It stores its whole prompt itself,
+  // so it remains, without a parent.
   for (auto& [name, other] : found->second.nodes)
     if (other.parent == rid) other.parent.clear();
 }

@@ -87,7 +87,7 @@ TEST_F(SessionsTest, AReplacementRemainsWhenTheReplacedRequestEnds) {
   EXPECT_EQ(sessions.tokens(), 3u);
   second->End({4});
   EXPECT_THAT(sessions.Context({.id = "s", .rid = "b"}), ElementsAre(1, 2, 3, 4));
-  // A later request of the same name has no part in it.
+  // Request "b" keeps its own prompt, even if a later request gets the name "a" again.
   Ask("a", {7}, {8});
   sessions.Begin({.id = "s", .rid = "a", .replace = true}, "c", {7, 8, 9}, &replaced)->End({});
   EXPECT_THAT(sessions.Context({.id = "s", .rid = "b"}), ElementsAre(1, 2, 3, 4));

@@ -145,7 +145,7 @@ void AddResponses(const http::ResponseCounts& responses, size_t open_requests, P
     page->Counter("switchyard_http_responses_total", "HTTP responses by route, method and status",
                   {{"route", kind.route}, {"method", kind.method}, {"status", status}},
                   static_cast<double>(count));
-    if (count == 0) continue;  // SGLang has no such series; this halves their size
+    if (count == 0) continue;  // SGLang omits series of count 0; they would double the size
     page->Counter("sglang:http_responses_total", "HTTP responses by route, method and status",
                   {{"endpoint", kind.route}, {"method", kind.method}, {"status_code", status}},
                   static_cast<double>(count));

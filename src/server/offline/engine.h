@@ -16,7 +16,8 @@ struct Interrupted {};
 
 // Loads a checkpoint and serves calls on rank threads of this process. Behind it are the same
 // request parsers, front and rank loop as behind `switchyard serve`. Several engines may exist.
-// Thread-safe, except that Shutdown waits for no other call of this object.
+// Thread-safe. Shutdown ends open calls, but does not wait for members that other threads are
+// running.
 class Engine {
  public:
   // `words`: the flags of `switchyard serve`. Flags that concern the network, several hosts or the
@@ -24,8 +25,8 @@ class Engine {
   // while the model loads; if it returns true, loading ends and Interrupted is thrown.
   explicit Engine(const std::vector<std::string>& words,
                   const std::function<bool()>& interrupted = {});
-  // Shutdown. In a process that was forked from the engine's process, which has no threads of the
-  // engine, only leaks its memory.
+  // Calls Shutdown. A process that was forked from the engine's process has no threads of the
+  // engine. There, the destructor does nothing and leaks the memory.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

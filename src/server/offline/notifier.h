@@ -11,7 +11,7 @@
 
 namespace switchyard::offline {
 
-// The numbers of calls that have news, for one event loop, which polls the descriptor. Thread-safe.
+// The numbers of calls that have new results. An event loop polls the descriptor. Thread-safe.
 class Notifier {
  public:
   Notifier();  // Error kResource if there is no descriptor left
@@ -29,7 +29,8 @@ class Notifier {
   std::vector<uint64_t> numbers_;
 };
 
-// Whether a call has news. Set by the engine's reader thread, cleared by the caller. Thread-safe.
+// Whether a call has new results. Set by the engine's reader thread, cleared by the caller.
+// Thread-safe.
 class News {
  public:
   // `notifier` may be null.
@@ -39,7 +40,7 @@ class News {
   void Set();
   void Clear();
   bool Has() const;
-  // Waits until there are news. Returns whether there are.
+  // Waits until there are new results. Returns whether there are any.
   bool Wait(std::chrono::milliseconds timeout);
 
  private:

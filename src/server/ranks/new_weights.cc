@@ -102,7 +102,8 @@ NewWeights CheckNewWeights(const EngineConfig& present, const CheckpointConfig& 
   }
   weights.config.load_format = format;
   const std::filesystem::path& path = weights.config.model_path;
-  const ModelConfig model = ReadModelConfig(weights.config);  // first, for its errors
+  const ModelConfig model =
+      ReadModelConfig(weights.config);  // first, so that its errors are reported
   const std::string difference = config.DescribeDifference(CheckpointConfig::Read(path));
   if (!difference.empty())
     throw Invalid("{}: the configuration of the new weights differs from the present one: {}",

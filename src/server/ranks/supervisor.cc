@@ -236,7 +236,7 @@ void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<Ran
   };
   try {
     discards_.push_back(std::async(std::launch::async, std::move(end)));
-  } catch (const std::system_error& error) {  // no thread, so the ranks were ended on this one
+  } catch (const std::system_error& error) {  // destroying `end` has ended the ranks on this thread
     LOG_WARNING("cannot start a thread to discard ranks: {}", error.what());
   }
 }

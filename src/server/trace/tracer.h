@@ -61,12 +61,12 @@ class Tracer {
   const Options options_;
   const int64_t unix_offset_ns_;  // of the system clock from the steady clock, at the start
   std::atomic<uint64_t> exported_{0}, dropped_{0};
-  bool refused_ = false;  // a refusal has been logged; of the thread
+  bool refused_ = false;  // a refusal has been logged; used by the thread only
   std::mutex mutex_;      // guards the members below
   std::condition_variable news_;
   std::vector<Span> queue_;
   bool ends_ = false;
-  Clock::time_point last_;  // once ends_: when the thread gives up
+  Clock::time_point last_;  // set with ends_: time at which the thread gives up
   std::thread thread_;      // last: it uses the members above
 };
 

@@ -23,7 +23,7 @@ class Interpreter {
   // Line of the node that was evaluated last.
   int line() const { return line_; }
 
-  // ---- called back by macros and loops, which are values
+  // ---- for the values that represent macros and loops
 
   // `scope`: the scope in which the macro was defined.
   Value CallMacro(const MacroDefinition& macro, const ScopePtr& scope, const Arguments& arguments);

@@ -17,7 +17,7 @@ struct FourBitLanes {
   static constexpr int kRows = 4;
   static constexpr int Chains(int) {
     return 1;
-  }  // one is enough: only one addition per product depends on it
+  }  // one chain is enough: each product has only one addition that depends on the previous one
   static constexpr int64_t kVectorBytes = 32;
   static constexpr bool kByteStarts = false;
   static int64_t Step(int64_t step) { return step; }
