@@ -15,7 +15,7 @@ namespace switchyard::chat {
 std::string WithoutControls(std::string_view text);
 
 // For messages: at most 500 bytes of the text without control characters and without white space at
-// its end. Whole characters of UTF-8 are cut off.
+// its end. The text is cut between two characters of UTF-8.
 std::string Shortened(std::string_view text);
 
 // Output of a chat: the answers on stdout, and messages.

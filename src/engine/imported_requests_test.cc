@@ -283,7 +283,7 @@ TEST(ImportedRequestsTest, AbortsAtAnyTimeLeaveNoPages) {
     for (auto steps = random() % 12; steps > 0; --steps) pair.Step();
     pair.prefill.Tell({AbortRequest{victim}});
     pair.decode.Tell({AbortRequest{victim}});
-    // As the transfer would: the aborted request is not started later.
+    // Pair does not start an aborted request later, as a transfer between servers would not.
     pair.RunOut();
     std::erase_if(requests, [&](const EngineRequest& r) { return r.id == victim; });
     ExpectSame(pair, requests);
@@ -301,7 +301,8 @@ TEST(ImportedRequestsTest, ErrorsOfTheOtherEngineEndTheRequest) {
   EXPECT_EQ(pair.seen[1].finish, FinishReason::kError);
   EXPECT_EQ(pair.seen[1].error, "the prefill worker has ended");
   EXPECT_TRUE(pair.decode.engine.PoolIsWhole());
-  // A second one, and an invalid first token.
+  // A second StartImported for the same request has no effect. An invalid first token ends the
+  // request.
   pair.decode.Tell({StartImported{.id = 1, .first = failed}});
   EXPECT_FALSE(pair.decode.engine.HasWork());
   EngineRequest request = Greedy(2, Count(9));

@@ -32,7 +32,7 @@ struct KeptPages {
   // passes interleave.
   static std::function<void(uint64_t pass, const schedule::Operation& operation)> PublishTo(
       std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan);
-  // Of the rank with this kept memory.
+  // The progress of the rank with this kept memory.
   static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
 
   // Drops the records of pages whose records differ between ranks of the attention group.

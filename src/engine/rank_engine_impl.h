@@ -72,7 +72,7 @@ struct RankEngine::Impl {
     size_t logit_rows = 0;
     bool decoding = false;
     size_t drafts = 0;  // the last `drafts` of the rows are drafts
-    // Of passes of pipeline stages.
+    // The members below are used by passes of pipeline stages only.
     Sequence::RowRange range;  // the rows with logits
     bool last = false;         // no row of the sequence is pending after this part
     bool samples = false;      // the pass gives a token
@@ -88,8 +88,9 @@ struct RankEngine::Impl {
   StepOutputs RunStaged(bool runs);
   // Computes and sends the results of the planned batch, on the last stage.
   StepOutputs Evaluate(std::span<const float> logits);
-  // As an output: tokens, log-probabilities, or, after its last part, the result of a pooled
-  // request. With kError, `error` is empty if a logit is not finite.
+  // Converts the rows of a part to an output. It has tokens and log-probabilities. After the last
+  // part of a pooled request it has the pooled vector. With kError, `error` is empty if a logit is
+  // not finite.
   RequestOutput ResultOf(Sequence& sequence, const Part& part, const Rows& own);
   // Advances the sequences of the planned batch as far as possible before its results are known.
   void AdvanceStaged();

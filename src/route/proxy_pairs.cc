@@ -49,8 +49,8 @@ asio::awaitable<std::optional<Proxy::PairLeases>> Proxy::AcquirePair(const Excha
   const auto until = std::chrono::steady_clock::now() + options_.pair_wait;
   const std::string& key = exchange.prompt.key;
   for (;;) {
-    // A lease counts as a request, and changes the state of its policy. So none is acquired without
-    // the other.
+    // A lease counts as a request, and changes the state of its policy. So both leases are acquired
+    // only if a worker of each role is available.
     if (workers_.HasOther(state.tried, WorkerRole::kDecode) &&
         workers_.HasOther(state.tried, WorkerRole::kPrefill)) {
       PairLeases leases{.decode = workers_.Acquire(policy_, key, state.tried, WorkerRole::kDecode)};
@@ -127,7 +127,8 @@ asio::awaitable<void> Proxy::RunPrefill(std::shared_ptr<PairState> state, Worker
     co_await upstream.Send(RequestHead(*request, lease.url, options_.worker_key), request->body);
     status = upstream.status();
     if (status == 200) {
-      while (!(co_await upstream.Read()).empty()) continue;  // the decode worker's is sent
+      while (!(co_await upstream.Read()).empty())
+        continue;  // discarded: the client gets the decode worker's response
     } else {
       body = co_await upstream.ReadAll(options_.max_response_bytes);
     }

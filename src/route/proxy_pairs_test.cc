@@ -154,7 +154,7 @@ TEST_F(PairsTest, AnErrorOfAWorkerInTheStreamIsNotSent) {
   Start();
   for (int i = 0; i < 4; ++i)
     EXPECT_EQ(TextOf(Post("/v1/completions", R"({"stream":true})").body), "The yard[DONE]");
-  // A 503 before the stream, too.
+  // The same for a 503 before the stream begins.
   d1_.Answers([](const http::Request&, const http::Responder& to) { to.SendError(503, "lost"); });
   for (int i = 0; i < 4; ++i)
     EXPECT_EQ(TextOf(Post("/v1/completions", R"({"stream":true})").body), "The yard[DONE]");
@@ -178,7 +178,7 @@ TEST_F(PairsTest, AFailedPrefillWorkerEndsTheAttempt) {
   Start();
   for (int i = 0; i < 4; ++i) EXPECT_EQ(Post("/generate", "{}").status, 200);
   EXPECT_GE(asked, 5);
-  // An error of the client is sent to the client.
+  // A status that reports an error in the request (here 413) is sent to the client.
   p1_.Answers([](const http::Request&, const http::Responder& to) { to.SendError(413, "long"); });
   p2_.Answers([](const http::Request&, const http::Responder& to) { to.SendError(413, "long"); });
   AllDecode([&](const http::Request&, const http::Responder& to) {

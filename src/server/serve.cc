@@ -236,7 +236,7 @@ int RunServe(const ServerArgs& args) {
   }
   if (args.dry_run) {
     const Launch launch = PlanLaunch(args, FindLauncher());
-    RestartsRanks(args, launch);  // for its errors
+    RestartsRanks(args, launch);  // called only because it throws for invalid flags
     fmt::print("{}", ServeLayoutText(args, launch));
     return 0;
   }
@@ -325,7 +325,8 @@ int RunServe(const ServerArgs& args) {
        .machine = ThisMachine(args.engine, launch.ranks_of_host),
        .weights = *weights},
       served, front);
-  // Before the requests end with the error, so that the file has them as open.
+  // When the ranks are lost, the crash file is written first: it must list the requests as open,
+  // and OnRanksLost ends them.
   Supervisor ranks({.restarts = restarts,
                     .deaths = DeathLimit::Parse(args.max_rank_deaths),
                     .cache_needs_ranks_to_end = plan.cuda},

@@ -85,7 +85,8 @@ void ServiceManager::Send(std::string_view lines) {
   if (address_.empty()) return;
   sockaddr_un to{.sun_family = AF_UNIX};
   std::memcpy(to.sun_path, address_.data(), address_.size());
-  // The length excludes the end of a path: the name of an abstract socket has no end of its own.
+  // The length excludes the terminating zero byte of a path, because the names of abstract sockets
+  // have none.
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address_.size());
   ssize_t sent = -1;
   do {

@@ -51,7 +51,7 @@ def test_the_model_calls_a_tool_by_itself_and_answers_with_its_result(model):
     assert ran == ["Rome"] and result.final_output == WEATHER_ANSWER
     kinds = [item.type for item in result.new_items]
     assert kinds == ["tool_call_item", "tool_call_output_item", "message_output_item"]
-    # A question that it answers without a tool.
+    # The model answers this question without a tool.
     assert agents.Runner.run_sync(free_agent(model, ran), "What is dispatch?").final_output and len(ran) == 1
 
 
@@ -79,7 +79,8 @@ def test_a_streamed_loop_has_events(model):
 
 def test_the_last_output_is_a_model(model):
     ran = []
-    # Where the content must be JSON, this model prefers further calls to it.
+    # If the content must be JSON, this model calls the tool again instead of writing the content.
+    # So the tool can be called only once.
     result = agents.Runner.run_sync(agent_of(model, ran, once=True, output_type=Place), QUESTION)
     assert isinstance(result.final_output, Place) and len(ran) == 1
 

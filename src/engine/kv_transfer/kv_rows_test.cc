@@ -115,7 +115,7 @@ TEST(KvRowsTest, RowsArriveInEveryLayout) {
           to.ExpectUntouched(0, begin);
           to.ExpectUntouched(end, kPositions);
 
-          // By way of the canonical order.
+          // Copies the rows to a buffer in the canonical order, and from there to the last cache.
           Layer last(format, to_ranks, to_page, kPositions, ++seed);
           std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
           const CanonicalRows canonical(format, begin, end, bytes);

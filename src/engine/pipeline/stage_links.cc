@@ -20,7 +20,7 @@ MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = size_t{256} << 10, .places = sizes.batches + 1};
 }
 
-// Of a result without log-probabilities and vectors.
+// Upper bound of the size of a result without log-probabilities and vectors.
 constexpr size_t kBytesOfResult = 256;
 constexpr size_t kFlagBytes = 64;
 

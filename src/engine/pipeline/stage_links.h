@@ -67,7 +67,8 @@ class StageLinks {
  private:
   // Receives the results that have arrived.
   void TakeEarly();
-  // The first rank of an attention group of the first stage, but not of the stage.
+  // Whether the rank is the first one of an attention group of the first stage, other than the
+  // first group.
   static bool LeadsLaterGroup(const Mesh& mesh, int tp_rank);
 
   SymmetricMemory& memory_;

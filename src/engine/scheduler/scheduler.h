@@ -142,10 +142,10 @@ class Scheduler {
   KvCache& cache_;
   WaitingQueue waiting_;            // in order of admission
   std::vector<Sequence*> running_;  // in order of admission
-  // Of other engines, in order: without pages; with pages that are read or written; with pages and
-  // the first token.
+  // Requests that another engine takes part in. imports_: they wait for pages. held_: their pages
+  // are read or written. ready_: they have pages and the first token.
   std::vector<Sequence*> imports_, held_, ready_;
-  std::vector<Sequence*> reserved_;  // of the last plan
+  std::vector<Sequence*> reserved_;  // sequences that got pages in the last Plan
   bool blocked_ = false;             // the last plan admitted nothing, and held_ is not empty
   NewTokenEstimate estimate_;
   // Reused between steps to keep their allocations.

@@ -60,7 +60,7 @@ TEST_F(NgramDrafterTest, RejectedDraftsAreFollowedByFewer) {
   EXPECT_THAT(After({7, 8}), SizeIs(2));  // one of three was right
 }
 
-// Letters a to t, at most up to e.
+// The vocabulary has the letters a to t. The grammar allows a to e only.
 TEST_F(NgramDrafterTest, DraftsThatTheGrammarForbidsAreDropped) {
   GrammarVocabulary vocabulary;
   for (int32_t id = 0; id < 20; ++id)

@@ -40,7 +40,7 @@ class KvConnection {
   void Close(const std::string& why);
   bool ended() const { return ended_; }  // both threads are about to end
   const std::string& peer() const { return peer_; }
-  IoLimit limit() const;  // of one transfer
+  IoLimit limit() const;  // time limit of one transfer
 
  private:
   void Read();

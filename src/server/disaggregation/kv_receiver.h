@@ -51,9 +51,10 @@ class KvReceiver : public KvTransfers {
   struct Link {
     HostPort address;
     std::unique_ptr<KvConnection> connection;  // null until it is open; set once, under mutex_
-    std::vector<KvMessage> early;              // to send once the connection is open
+    std::vector<KvMessage> early;              // messages that are sent once the connection is open
     std::string failure;                       // not empty: the link has ended
-    std::shared_ptr<MappedCaches> caches;      // of the prefill worker, with shm; on its reader
+    std::shared_ptr<MappedCaches>
+        caches;  // of the prefill worker, with shm; for the reader's thread
     std::thread opener;
   };
   using LinkPtr = std::shared_ptr<Link>;
@@ -62,7 +63,7 @@ class KvReceiver : public KvTransfers {
     int64_t prompt_tokens = 0;
     LinkPtr link;
     int group = 0;
-    KvPages pages;          // to write; `end` 0: the request has no pages yet
+    KvPages pages;          // positions to write; `end` 0: the request has no pages yet
     bool answered = false;  // the first output is on its way to the ranks
     Clock::time_point deadline;
   };
@@ -99,8 +100,8 @@ class KvReceiver : public KvTransfers {
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;
   std::map<std::pair<std::string, int>, LinkPtr> links_;
-  std::vector<LinkPtr> ended_;                               // to be destroyed by the sweeper
-  std::vector<std::pair<uint64_t, RequestOutput>> outputs_;  // for the ranks
+  std::vector<LinkPtr> ended_;  // links that the sweeper has to destroy
+  std::vector<std::pair<uint64_t, RequestOutput>> outputs_;  // outputs to send to the ranks
   std::atomic<bool> stop_{false};
 
   std::thread sweeper_;  // last: uses the members above

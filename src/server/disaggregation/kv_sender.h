@@ -78,7 +78,7 @@ class KvSender : public KvTransfers {
   };
   using Rooms = std::map<KvKey, Room>;
 
-  // Of a request, done without the lock.
+  // A request whose pages have to be released. The release is sent without holding the lock.
   struct Release {
     uint64_t id = 0;
     std::string error;
@@ -96,12 +96,12 @@ class KvSender : public KvTransfers {
   void OnTaken(const Peer& peer, const KvTaken& taken);
   // Fails the room and returns false if both workers have sent its prompt, with different lengths.
   bool CheckPrompts(Rooms::iterator room);
-  void Advance(Rooms::iterator room);  // its next step, after an event
+  void Advance(Rooms::iterator room);  // starts the room's next step, after an event
   // The rows that can be sent now; nullopt: none.
   std::optional<Rows> NextRows(const Room& room) const;
   void EndStep(Room& room) const;  // its rows have arrived
   bool AwaitsLayers(const Room& room) const;
-  void Fail(Rooms::iterator room, const std::string& error);  // for both workers
+  void Fail(Rooms::iterator room, const std::string& error);  // sends the error to both workers
   void Forget(Rooms::iterator room);                          // its request here has ended
   void ReleaseSoon(uint64_t id, const std::string& error);
   std::string WhyLate(const KvKey& key, const Room& room) const;
@@ -117,10 +117,10 @@ class KvSender : public KvTransfers {
   std::condition_variable changed_;
   std::shared_ptr<MappedCaches> caches_;
   Rooms rooms_;
-  std::map<uint64_t, KvKey> keys_;  // of the open requests
+  std::map<uint64_t, KvKey> keys_;  // keys of the open requests, by id
   std::vector<Release> releases_;
-  // For errors of rooms that no decode worker requests: refused handshakes, and the last worker
-  // that was refused after one.
+  // Reported in errors of rooms that no decode worker has requested: the refused handshakes, and
+  // the last worker that was refused after its handshake.
   std::string refusals_, last_refusal_;
   std::vector<Peer> peers_;
   std::atomic<bool> stop_{false};

@@ -56,7 +56,7 @@ struct Side {
   int64_t PagesFor(int64_t positions) const {
     return (positions + job.config.page_size - 1) / job.config.page_size;
   }
-  // Pages for so many positions, in random order.
+  // The pages for this number of positions, in random order.
   std::vector<int32_t> Pages(int64_t positions, uint64_t seed) const {
     std::vector<int32_t> pages(job.plan.num_pages);
     std::iota(pages.begin(), pages.end(), 0);

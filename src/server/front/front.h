@@ -76,8 +76,8 @@ class Front {
   // `controller` chooses the attention group of each request.
   Front(RankLink& link, const Tokenizer& tokenizer, Limits limits, DpController controller = {});
   ~Front();
-  // Before the first request: the requests are parts of requests to two servers. `transfers`
-  // outlives the front's use of it.
+  // Call before the first request, if this server computes only a part of each request. `transfers`
+  // must live as long as the front uses it.
   void Use(KvTransfers* transfers) { transfers_ = transfers; }
 
   // Throws kInvalid unless the model serves this kind of request. `pooled`: a request for a pooled

@@ -273,7 +273,7 @@ bool Front::Progressed() const {
 }
 
 void Front::HoldNew() {
-  // With order_, so that no request up to this id is sent later.
+  // Holds order_, so that no request with an id up to hold_after_ is sent later.
   const std::scoped_lock lock(order_, mutex_);
   hold_after_ = next_id_ - 1;
 }

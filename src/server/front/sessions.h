@@ -18,8 +18,9 @@ struct SessionParams {
   std::string id;                  // of the session
   std::optional<std::string> rid;  // of the request to continue; nullopt: none
   int64_t offset = 0;  // above 0: only the first `offset` tokens of that request are kept
-  // The request and all that continue it (or, without `rid`, all of the session) are removed first,
-  // and aborted if they still run. A removed request is still continued.
+  // First removes all requests that continue `rid` (without `rid`: all requests of the session).
+  // Those of them that still run are aborted, and so is `rid` itself. The new request then
+  // continues the tokens of `rid`.
   bool replace = false;
   bool drop_previous_output = false;  // continues the prompt of the request, without its output
 };

@@ -32,7 +32,8 @@ void LocalLink::Set(std::shared_ptr<LocalRanks> ranks) {
   ranks_ = std::move(ranks);
 }
 
-// The end of ranks that have not served yet is the error of their load, and no loss for the front.
+// How ranks ended. If they have not served yet, Load throws `why`. Otherwise the front is told that
+// the ranks are lost.
 struct LocalWeights::Life {
   std::mutex mutex;
   bool serves = false, ended = false;
@@ -99,7 +100,7 @@ WeightsState LocalWeights::weights_state() const {
 // Ends the ranks and frees their memory. Requests and queries stay in the front.
 void LocalWeights::Unload() {
   const auto now = Clock::now();
-  // First the ranks: their last messages must not arrive during the pause's changes of the front.
+  // Stop the ranks first, so that none of their messages reaches the front during PauseForChange.
   if (ranks_) ranks_->Stop();
   front_.PauseForChange(now, config_.mesh.dp);
   link_.Set(nullptr);

@@ -72,7 +72,7 @@ class RankChanges : public ElasticRanks, public RankWeights {
   void EndWeights(const ChangeOutcome& outcome, const std::optional<NewWeights>& weights);
 
   const Options options_;
-  const CheckpointConfig checkpoint_;  // of the weights; an update has the same
+  const CheckpointConfig checkpoint_;  // of the weights; an update requires the same
   const ServedRanks& served_;
   Front& front_;
   Supervisor* supervisor_ = nullptr;

@@ -59,7 +59,7 @@ class Tracer {
   bool Send(const std::vector<Span>& batch);
 
   const Options options_;
-  const int64_t unix_offset_ns_;  // of the system clock from the steady clock, at the start
+  const int64_t unix_offset_ns_;  // system clock minus steady clock, at the start
   std::atomic<uint64_t> exported_{0}, dropped_{0};
   bool refused_ = false;  // a refusal has been logged; used by the thread only
   std::mutex mutex_;      // guards the members below
