@@ -56,8 +56,12 @@ void AddFlags(CommandLine& app, ChatArgs& a) {
   app.Option("--server-log", a.server_log, "With --model-path: file for the server's messages")
       .Group(kServer);
   app.Option("--system", a.chat.system, "System prompt").Group(kAnswers);
-  app.Option("--temperature", a.temperature, "Default: the server's").NonNegative().Group(kAnswers);
-  app.Option("--top-p", a.top_p, "Default: the server's").Range(0.0, 1.0).Group(kAnswers);
+  app.Option("--temperature", a.temperature, "Sampling temperature; default: the server's")
+      .NonNegative()
+      .Group(kAnswers);
+  app.Option("--top-p", a.top_p, "Nucleus sampling: cumulative probability; default: the server's")
+      .Range(0.0, 1.0)
+      .Group(kAnswers);
   app.Option("--max-tokens", s.max_tokens, "Most tokens of an answer; default: the server's")
       .Group(kAnswers);
   app.Option("--seed", s.seed, "Random seed of each answer").Group(kAnswers);

@@ -203,7 +203,7 @@ int main(int argc, char** argv) {
   app.Option("--tokens", a.tokens, "Tokens of an output").Positive();
   app.Option("--tp", a.tp, "Number of ranks").Positive();
   app.Option("--repeat", a.repeat, "Measured pairs of runs (with and without drafts)").Positive();
-  app.Option("--temperature", a.temperature, "0: greedy");
+  app.Option("--temperature", a.temperature, "Sampling temperature; 0: greedy");
   app.Option("--simulate", a.simulate, "Simulated acceptance probability of a draft; -1: none");
   app.Option("--repetitions", a.repetitions, "How often each prompt repeats its paragraph")
       .Positive();

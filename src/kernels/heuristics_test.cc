@@ -62,7 +62,8 @@ TEST(HeuristicsTest, WeightsArePrefetchedAtTheGivenDistance) {
   // With one stream the target is four rows ahead. With four streams it is in the next four rows.
   EXPECT_EQ((simd::WeightPrefetch<int, 1, 4 * kRow>(kRow, kRow, kMany).Of(0)), 4 * kRow);
   EXPECT_EQ((simd::WeightPrefetch<int, 4, 4 * kRow>(kRow, kRow, kMany).Of(64)), 4 * kRow);
-  // The target is within a long row; from the row's last part it is at the start of the next row.
+  // If a row is longer than the distance, the target is in the same row. For the last part of the
+  // row, the target is at the start of the next row.
   const simd::WeightPrefetch<int, 1, kRow> deep(2 * kRow, 3 * kRow, kMany);
   EXPECT_EQ(deep.Of(0), kRow);
   EXPECT_EQ(kRow + deep.Of(kRow), 3 * kRow);

@@ -119,8 +119,8 @@ void ShareVocabulary(const ModelConfig& target, ModelConfig* head) {
     throw Invalid("the head's tie_word_embeddings is true, and the target's is false; want false");
   if (eagle.own_embedding && !eagle.own_head)
     throw Invalid(
-        "the head's hidden size is {} and the target's {}; want draft_vocab_size, and a head "
-        "(lm_head) in its checkpoint",
+        "the EAGLE head's hidden size is {} and the target's is {}, so the two cannot share "
+        "lm_head; want draft_vocab_size, and lm_head in the EAGLE checkpoint",
         head->hidden, target.hidden);
   head->head_bias = !eagle.own_head && target.head_bias;
 }

@@ -115,8 +115,8 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
 // Reads ModelOpt's hf_quant_config.json, for a config.json without quantization_config.
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader);
 
-// Reads a QuantizationFlags::rules (model/packed_format.h). Error kInvalid names the key and value
-// at fault.
+// Reads the value of QuantizationFlags::rules (model/packed_format.h). Error kInvalid names the key
+// and value at fault.
 std::vector<SchemeRule> ReadQuantizationRules(const std::string& location);
 
 // Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another

@@ -134,7 +134,8 @@ TEST(Quantize, Int4RoundsWithinAStep) {
         const std::vector<float> row = Row(w, i);
         for (int64_t j = 0; j < kColumns; ++j) {
           const float scale = static_cast<const float*>(w.scales)[i * groups + j / group];
-          // Rounding of the zero point, or clamping to the last code, may double the half step.
+          // Without these, the error is at most half a step. Rounding of the zero point, or
+          // clamping to the last code, may add as much again.
           EXPECT_NEAR(row[j], values[i * kColumns + j], scale * (symmetric ? 0.5001f : 1.0001f));
         }
       }

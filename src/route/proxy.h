@@ -113,8 +113,8 @@ class Proxy {
                                               const PairLeases& leases);
   boost::asio::awaitable<void> RunPrefill(std::shared_ptr<PairState> state, WorkerSet::Lease lease,
                                           std::shared_ptr<const http::Request> request);
-  // Sends the response to the client. Returns "", or the failure that the response reports and that
-  // another pair may not have.
+  // Sends the response to the client. Returns "", or a failure that the response reports. In that
+  // case another pair may succeed.
   boost::asio::awaitable<std::string> RelayPair(Exchange& exchange, PairState& state,
                                                 Upstream& upstream);
   // A connection to the worker failed.

@@ -86,7 +86,7 @@ class DraftPace {
   std::map<int64_t, Size> sizes_;
   double elapsed_ = 0, lost_ = 0;  // seconds of all steps, and of those lost by trials
   // By position: sums over the steps in which a draft at this position was wanted; old steps have
-  // less weight, so the sums follow the text. `wanted_` counts these steps, `accepted_` the
+  // less weight, so the sums adapt to the text. `wanted_` counts these steps, `accepted_` the
   // accepted drafts. A wanted draft that was not proposed, or that follows a rejected draft, counts
   // as not accepted.
   std::vector<double> wanted_, accepted_;

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// The metadata as a checkpoint's files would state it.
+// The metadata, converted to the text of a checkpoint's files.
 struct GgufConfig {
   std::string config;      // config.json
   std::string generation;  // generation_config.json: ids that end a text, sampling defaults

@@ -11,8 +11,8 @@
 namespace switchyard {
 namespace {
 
-// Rows of experts with no rows, with few, and with more than a tile. There are padding rows before
-// some experts and after the last one.
+// Rows of several experts: some have no rows, some have few, and some have more than a tile. There
+// are padding rows before some experts and after the last one.
 GroupedRows RowsOf(RunnerLayout layout, const std::vector<int32_t>& counts, int64_t sources,
                    const std::vector<float>& x, int64_t hidden) {
   GroupedRows rows;

@@ -56,8 +56,7 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
            "SWITCHYARD_ADMIN_API_KEY");
   app.Flag("--cors-allow-origins", a.cors_allow_origins, kGroup,
            "Comma-separated origins whose web pages may send requests, or *. Pages of this machine "
-           "and of "
-           "the server's own origin are always allowed");
+           "and of the server's own origin are always allowed");
   app.Flag("--max-connections", a.max_connections, kGroup,
            "Maximum open connections; further ones get 503, except for GET /health")
       .Range(1, 1 << 20);

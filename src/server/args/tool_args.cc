@@ -120,7 +120,9 @@ std::optional<QuantizeArgs> ParseQuantize(const std::vector<std::string>& args) 
              "regular expression");
   app.Option("--config", a.config, "JSON file with rules for parts of the model").ExistingFile();
   app.Option("--max-shard-size", a.shard_gb, "Maximum size of an output file, in GB").ShowDefault();
-  app.Option("--threads", a.threads, "Default: all CPUs that the process may use").Range(1, 1024);
+  app.Option("--threads", a.threads,
+             "Number of threads; default: all CPUs that the process may use")
+      .Range(1, 1024);
   if (!ParseWords(app, args)) return std::nullopt;
   if (a.format != "int4" && (app.Given("--group-size") || app.Given("--zero-points"))) {
     throw Invalid("{}: needs --format int4",

@@ -131,8 +131,9 @@ class Front {
   // kAbort. Calls `callback` when the ranks have applied the change; false: the ranks are lost.
   void ChangeControls(const std::function<void(EngineControls*)>& change, PauseAction action,
                       std::function<void(bool done, const ControlsSet&)> callback);
-  // The same while there are no ranks to respond: Resume sends the controls to the next ranks.
-  // Returns the number of aborted requests. nullopt: there are ranks, and nothing has changed.
+  // Like ChangeControls, for a time without ranks: changes the values that Resume sends to the next
+  // ranks. Returns the number of aborted requests. nullopt: there are ranks, so nothing was
+  // changed.
   std::optional<int64_t> ChangeHeldControls(const std::function<void(EngineControls*)>& change,
                                             PauseAction action);
   EngineControls controls() const;

@@ -1,4 +1,4 @@
-// Open queries: control messages to the ranks whose responses have not arrived.
+// Open queries: control messages that were sent to the ranks and have no response yet.
 #pragma once
 
 #include <cstdint>

@@ -32,8 +32,8 @@ void LocalLink::Set(std::shared_ptr<LocalRanks> ranks) {
   ranks_ = std::move(ranks);
 }
 
-// How ranks ended. If they have not served yet, Load throws `why`. Otherwise the front is told that
-// the ranks are lost.
+// How ranks ended. If they have not served yet, Load throws `why`. Otherwise the front treats the
+// ranks as lost.
 struct LocalWeights::Life {
   std::mutex mutex;
   bool serves = false, ended = false;

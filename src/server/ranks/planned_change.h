@@ -43,7 +43,7 @@ struct ChangeOutcome {
   ErrorKind kind = ErrorKind::kPeer;
   std::vector<double> pauses;  // each: seconds without serving ranks
   double seconds = 0;          // duration of the whole change
-  size_t waiting = 0;          // requests that waited when the ranks had changed
+  size_t waiting = 0;          // requests that were waiting at the end of the change
   MemoryTags released;         // the memory that is released after the change
 };
 

@@ -38,17 +38,17 @@ inline int64_t PairStride(OperandForm form, int64_t n) {
   return form == OperandForm::kPairs ? (n + 63) / 64 * 64 : n;
 }
 
-// `in` is [n, d] with row stride `row`.
+// The functions below pack the matrix `in` [n, d], whose row stride is `row`.
 //
-// Packs for products whose inner dimension is d, as operand A: out [n, InnerFloats(d)].
+// For products whose inner dimension is d, as operand A: out [n, InnerFloats(d)].
 template <typename T>
 void PackOperandRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out);
-// Packs for products whose inner dimension is d, as operand B: out [InnerFloats(d), n] with row
+// For products whose inner dimension is d, as operand B: out [InnerFloats(d), n] with row
 // stride `stride`.
 template <typename T>
 void PackTransposed(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,
                     int64_t stride);
-// Packs for products whose inner dimension is n, as operand B or as transposed A: out
+// For products whose inner dimension is n, as operand B or as transposed A: out
 // [InnerFloats(n), d] with row stride `stride`, at least PairStride(d).
 template <typename T>
 void PackAlongRows(OperandForm form, const T* in, int64_t row, int64_t n, int64_t d, T* out,

@@ -75,8 +75,8 @@ struct RankCoordinates {
   std::vector<int> EpGroup() const;            // ranks with different experts
   std::vector<int> ExpertCopiesGroup() const;  // ranks with the same experts
   // The group that sums the gradients of the embedding's copies: the ranks at this rank's position
-  // in the first and the last stage. Ranks of other stages get a group too, with the first stage,
-  // but do not use it.
+  // in the first and the last stage. A rank of a middle stage also gets a group, with the rank at
+  // its position in the first stage, but does not use it.
   std::vector<int> EmbeddingGroup() const;
   // The layers of this rank's stage. Layers are partitioned evenly; if that leaves a remainder, the
   // first stages have one layer more.

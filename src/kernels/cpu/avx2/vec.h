@@ -12,7 +12,8 @@ struct Vec {
   static constexpr int kLanes = 8;
   static constexpr int kTileRows = 3;    // activation rows of a register tile (with 4 weight rows)
   static constexpr int kDirectRows = 5;  // x rows per tile with unpacked weights
-  static constexpr int kWideRows = 2;  // tiles with at most this many x rows: 4 weight rows; else 2
+  static constexpr int kWideRows =
+      2;  // tiles of up to 2 rows of x have 4 weight rows, larger ones 2
   static constexpr int kSingleRowCols = 4;  // weight rows per tile of one x row; 1 is latency-bound
   static constexpr int kQueryRows = 2;      // query rows per tile of the weighted sum of values
 

@@ -12,7 +12,8 @@ struct Vec {
   static constexpr int kLanes = 16;
   static constexpr int kTileRows = 6;    // activation rows of a register tile (with 4 weight rows)
   static constexpr int kDirectRows = 6;  // x rows per tile with unpacked weights
-  static constexpr int kWideRows = 6;  // tiles with at most this many x rows: 4 weight rows; else 2
+  static constexpr int kWideRows =
+      6;  // tiles of up to 6 rows of x have 4 weight rows, larger ones 2
   static constexpr int kSingleRowCols = 1;  // weight rows of a tile with one row of x
   static constexpr int kQueryRows = 4;      // query rows per tile of the weighted sum of values
 

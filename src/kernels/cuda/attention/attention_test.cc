@@ -142,8 +142,8 @@ TEST_F(CudaAttentionTest, LargeBatchesHaveTheBitsOfSingleSequences) {
     ASSERT_TRUE(SameBits(all.data() + i * width, alone[i % 5].data(), width)) << i;
 }
 
-// Compares one call for a whole sequence with calls for chunks of it. The chunks have several
-// sizes, are among other sequences, in other cache pages, and run with and without scratch memory.
+// Compares one call for a whole sequence with calls for chunks of it. The chunks have several sizes
+// and other cache pages. They run together with other sequences, with and without scratch memory.
 void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& random) {
   const int32_t length = shape.rope > 0 ? 1100 : 700;  // several splits
   AttentionSequences sequences(random, shape, {length, 90, 270});
