@@ -13,10 +13,10 @@ namespace switchyard {
 // The model's layers in `stages` ranges. The first stage has the embedding, the last one the final
 // norm and the head. Error kInvalid names --pp-size if there are more stages than layers.
 //
-// `sizes`: numbers of layers of the stages; Error kInvalid names `name`, where they were given, if
-// they do not fit. If empty, the ranges minimize the largest cost of a stage. The cost of a layer
-// is the number of weights that one token multiplies: of the selected and shared experts, of the
-// router and of attention. The head counts too.
+// `sizes`: numbers of layers of the stages. If they do not fit the model, Error kInvalid names
+// `name`, the flag that set them. If `sizes` is empty, the ranges minimize the largest cost of a
+// stage. The cost of a layer is the number of weights that one token multiplies: of the selected
+// and shared experts, of the router and of attention. The head counts too.
 std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
                                               std::span<const int> sizes = {},
                                               const std::string& name = "--pp-layer-partition");

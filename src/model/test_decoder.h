@@ -1,4 +1,4 @@
-// A decoder over a fixture whose passes a test runs itself, operation by operation.
+// Builds a decoder over a fixture, so that a test can run single operations of its passes.
 #pragma once
 
 #include <algorithm>

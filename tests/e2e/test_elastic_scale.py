@@ -97,7 +97,7 @@ def test_a_rolling_restart_changes_no_output():
         assert set(old) & set(server.ranks()) == {old[1]}
         status, answer = scale(server, new_ep_size=3)  # the four attention heads do not divide
         assert status == 400 and "num_attention_heads" in answer["error"]["message"], answer
-        assert "new_tp_size alone may be 1, 2, 4" in answer["error"]["message"], answer
+        assert "if only new_tp_size is set, it may be 1, 2, 4" in answer["error"]["message"], answer
         assert server.stop() == 0
 
 
@@ -122,7 +122,7 @@ def test_requests_that_are_not_valid_change_nothing(faults):
     epoch = metric(server, "switchyard_epoch")
     assert as_admin(server, {"new_ep_size": 4}, "user")[0] == 403
     for body, expected in [
-        ({"new_ep_size": 300}, "new_tp_size alone may be 1 to 256"),
+        ({"new_ep_size": 300}, "if only new_tp_size is set, it may be 1 to 256"),
         ({"new_tp_size": 3, "new_ep_size": 2, "new_dp_size": 1}, "--ep 2 does not divide --tp 3"),
         ({"new_ep_size": 0}, "new_ep_size"), ({"size": 4}, "size is unknown"), ({}, "want one of"),
         ({"leave": [7]}, "leave has 7"), ({"restart": [0], "come": 1}, "want one of"),

@@ -32,7 +32,7 @@ struct QuantizeOptions {
 // quantize_state.json lists the finished files with their SHA-256 sums until the end. If a run is
 // killed, the same call continues: it keeps the listed files whose sums are right and writes the
 // others. Returns the report of all files. Error
-//   - kInvalid: `from` is packed already or cannot be packed so (PlanQuantization); `to` is inside
+//   - kInvalid: `from` is packed already, or PlanQuantization refuses it; `to` is inside
 //     `from`, is not empty without a state, or has the state of other settings or another
 //     checkpoint
 //   - kResource: too little space, or a file cannot be written. Finished files remain, to continue

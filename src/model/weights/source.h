@@ -98,8 +98,8 @@ std::unique_ptr<WeightSource> MakeCountingSource(
 // loaders pack are panels (quant/panels.h) if their rows are int8 and their columns begin at a
 // block of a panel.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
-// Group size of a view of kInt4Group or its panels, of columns `cols`: the number of columns that
-// share a scale.
+// The number of columns that share a scale, in columns `cols` of a matrix in kInt4Group or its
+// panels.
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
 // Number of adjacent columns that must stay on one rank: 32 for MXFP4 and Q8_0, the group size for
 // int4, 128 for the K types of ggml, else 1.

@@ -89,7 +89,7 @@ constexpr std::array kFlags = {
     SglangFlag{"--model-loader-extra-config", 1, kWithoutEffect, "weights are mapped, not copied"},
     SglangFlag{"--model-impl", 1, kWithoutEffect, "each architecture has one implementation"},
     SglangFlag{"--weight-loader-disable-mmap", 0, kWithoutEffect, "weights are always mapped"},
-    SglangFlag{"--enable-memory-saver", 0, kWithoutEffect, "memory is released only at exit"},
+    SglangFlag{"--enable-memory-saver", 0, kWithoutEffect, "memory can be released without it"},
     SglangFlag{"--cpu-offload-gb", 1, kWithoutEffect, "weights stay on the device"},
     SglangFlag{"--swa-full-tokens-ratio", 1, kWithoutEffect, kCacheTiers},
     SglangFlag{"--disable-hybrid-swa-memory", 0, kWithoutEffect, kCacheTiers},

@@ -137,7 +137,8 @@ std::optional<EnginePlan> RankChanges::CheckedPlan(const ScaleRequest& request,
     if (SameShape(present.mesh, *next)) return std::nullopt;
     return PlanOf(options_.machine, *next);
   } catch (const Error& error) {
-    throw Invalid("{}; new_tp_size alone may be {}", error.what(), ValidWorlds(present));
+    throw Invalid("{}; if only new_tp_size is set, it may be {}", error.what(),
+                  ValidWorlds(present));
   }
 }
 

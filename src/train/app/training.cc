@@ -63,7 +63,7 @@ std::optional<fs::path> CheckpointToResume(const TrainingOptions& options) {
         "checkpoint's directory",
         options.resume);
   }
-  // A later resume would take another checkpoint in --output as one of this run.
+  // A later resume would treat a checkpoint of another run in --output as one of this run.
   if (last && !fs::equivalent(*last, named)) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("--resume {}: --output holds another checkpoint, {}", options.resume,

@@ -188,7 +188,7 @@ TEST_F(TrainingTest, ResumptionFollowsTheOption) {
   options.trainer.output = dir_ / "elsewhere";
   EXPECT_EQ(Train(options).step, 3);
   EXPECT_EQ(Losses(options.trainer.output).size(), 1u);
-  // A later resume would take another checkpoint in --output as one of this run.
+  // A later resume would treat a checkpoint of another run in --output as one of this run.
   EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("holds another checkpoint"));
 }
 
