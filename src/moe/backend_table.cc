@@ -180,8 +180,8 @@ void PrintForeign(std::string_view flag, std::span<const SglangBackendName> name
     fmt::format_to(out, "  {} {}: mapped to {}\n", flag, Joined(all, ", "), nearest);
   for (const SglangBackendName& foreign : names)
     if (!foreign.needs.empty())
-      fmt::format_to(out, "  {} {}: needs {}; the nearest is {}\n", flag, foreign.name,
-                     foreign.needs, foreign.nearest);
+      fmt::format_to(out, "  {} {}: needs {}; the nearest supported one is {}\n", flag,
+                     foreign.name, foreign.needs, foreign.nearest);
 }
 
 // Returns the names of the `formats` that are not in `taken`. Skips panel formats, which all

@@ -48,7 +48,9 @@ TEST(BackendTableTest, ListsPairs) {
   EXPECT_THAT(text, ContainsRegex("none \\+ picky +standard → masked"));
   EXPECT_THAT(text, HasSubstr("(auto is grouped_mlp)"));
   EXPECT_THAT(text, HasSubstr("--moe-runner-backend flashinfer_cutedsl: mapped to masked_mlp"));
-  EXPECT_THAT(text, HasSubstr("--moe-a2a-backend mori: needs AMD GPUs; the nearest is deepep"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("--moe-a2a-backend mori: needs AMD GPUs; the nearest supported one is deepep"));
 }
 
 TEST(BackendTableTest, LayoutsFollowTheMode) {
