@@ -29,7 +29,7 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
                   history.counts.size(), history.steps, history.layers, history.experts);
   int32_t signs = 0;  // sign bits of all counts; branch-free, because there are about 10^6 counts
   for (const int32_t count : history.counts) signs |= count;
-  if (signs < 0) throw Invalid("negative token count");
+  if (signs < 0) throw Invalid("a token count is negative");
   ValidateTopology(topology, request.physical, history.experts);
   switch (algorithm) {
     case EplbAlgorithm::kDeepSeek:

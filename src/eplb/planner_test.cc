@@ -82,7 +82,7 @@ TEST(PlannerTest, ErrorsNameTheCause) {
             "3 counts do not match 2 steps, 1 layers and 8 experts");
   const LoadHistory negative{1, 1, 2, {1, -1}};
   EXPECT_EQ(ErrorOf([&] { PlanPlacement(EplbAlgorithm::kYard, Request(negative, {}, 2)); }),
-            "negative token count");
+            "a token count is negative");
 }
 
 TEST(PlacementTest, ValidationNamesLayerAndPlace) {

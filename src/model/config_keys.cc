@@ -208,7 +208,7 @@ void Refuse(const ConfigReader& settings, std::string_view architecture,
     if (mark == KeyMark::kUnknown && unknown) unknown->push_back(key);
     if (mark != KeyMark::kRefused || IsNeutral(settings, key)) continue;
     const auto neutral = NeutralValues(key);
-    throw Invalid("{} is {}, which {} does not support here{}", settings.Where(key),
+    throw Invalid("{} is {}, which is not supported for {}{}", settings.Where(key),
                   settings.ValueText(key), architecture,
                   neutral.empty() ? std::string("; want a config.json without this key")
                                   : fmt::format("; want {}", Joined(neutral, " or ")));

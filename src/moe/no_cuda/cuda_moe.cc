@@ -14,7 +14,7 @@ class GpuRunner {};
 namespace {
 
 [[noreturn]] void Refuse() {
-  throw Invalid("this build has no CUDA: MoE layers compute on the CPU, --device cpu");
+  throw Invalid("this build has no CUDA, so MoE layers need --device cpu");
 }
 
 }  // namespace

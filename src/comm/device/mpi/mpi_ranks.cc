@@ -268,7 +268,8 @@ void MpiRanks::Progress() {
 void MpiRanks::Handle(const mpi::Message& message) {
   sent_.load(std::memory_order_acquire);
   Frame frame;
-  if (message.bytes.size() < sizeof frame) throw Invalid("{} bytes", message.bytes.size());
+  if (message.bytes.size() < sizeof frame)
+    throw Invalid("it has {} bytes, fewer than its header", message.bytes.size());
   std::memcpy(&frame, message.bytes.data(), sizeof frame);
   const auto rest = std::span(message.bytes).subspan(sizeof frame);
   switch (frame.kind) {
@@ -313,7 +314,7 @@ void MpiRanks::ReceiveBeats() {
 void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
   auto rest = std::span(message.bytes).subspan(sizeof frame);
   if (frame.count > kMaxFrameRanges || frame.count * sizeof(ByteRange) > rest.size()) {
-    throw Invalid("{} ranges in {} bytes", frame.count, rest.size());
+    throw Invalid("its number of ranges, {}, is invalid for {} bytes", frame.count, rest.size());
   }
   std::vector<ByteRange> ranges(frame.count);
   const size_t table = frame.count * sizeof(ByteRange);
@@ -340,7 +341,7 @@ void MpiRanks::ReceiveRanges(const mpi::Message& message, const Frame& frame) {
 }
 
 void MpiRanks::ServeFetch(int source, const Frame& frame) {
-  if (frame.count > kMaxBlockBytes) throw Invalid("a fetch of {} bytes", frame.count);
+  if (frame.count > kMaxBlockBytes) throw Invalid("it fetches too many bytes: {}", frame.count);
   const std::span<std::byte> bytes = local_arena_.Bytes({frame.offset, frame.count});
   MPI_Request request;
   mpi::Mpi().Isend(bytes.data(), static_cast<int>(bytes.size()), mpi::Mpi().byte, source,

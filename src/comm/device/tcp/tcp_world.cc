@@ -40,7 +40,7 @@ TcpWorld TcpWorld::Decode(std::string_view bytes) {
     world.listeners.push_back(HostPort::Parse("listener of a rank", reader.GetString()));
   }
   if (world.token.size() != kTokenBytes || world.ranks_per_node < 1) {
-    throw Invalid("malformed list of ranks");
+    throw Invalid("the list of ranks is malformed");
   }
   return world;
 }
