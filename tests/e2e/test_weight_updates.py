@@ -301,7 +301,7 @@ def test_a_failed_update_changes_nothing(models, tmp_path):
     write(broken["missing"], renamed)
     cases = [({"model_path": str(broken["config"])}, "rms_norm_eps is 0.5"),
              ({"model_path": str(broken["shape"])}, tensor), ({"model_path": str(broken["missing"])}, tensor),
-             ({"model_path": str(YARDLING)}, "the configuration of the new weights is another one"),
+             ({"model_path": str(YARDLING)}, "the configuration of the new weights differs from the present one"),
              ({"model_path": str(tmp_path / "absent")}, "config.json: No such file"),
              ({"model_path": str(models[1]), "load_format": "flash_rl"}, "load_format flash_rl is not supported"),
              ({"model_path": str(models[1]), "flush_cache": False}, "flush_cache"),

@@ -94,7 +94,7 @@ TEST(OfflineEngineTest, UpdatedWeightsGiveTheOutputsOfAFreshEngine) {
                       [&] {
                         ask("/update_weights_from_disk", {{"model_path", fixtures + "olmoe"}});
                       }),
-              HasSubstr("the configuration of the new weights is another one"));
+              HasSubstr("the configuration of the new weights differs from the present one"));
   EXPECT_EQ(ids(engine), before);
   ask("/update_weights_from_disk",
       {{"model_path", fixtures + "qwen3_moe"}, {"weight_version", "7"}});
