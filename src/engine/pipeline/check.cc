@@ -10,7 +10,7 @@
 namespace switchyard {
 namespace {
 
-// The name under which the layers of the stages were given.
+// The flag or variable that set the layers of the stages.
 std::string PartitionName(const std::string& text) {
   return !text.empty() && text == LayerPartitionOfEnvironment()
              ? "SGLANG_PP_LAYER_PARTITION (or --pp-layer-partition)"

@@ -141,7 +141,8 @@ void RankEngine::Impl::ProcessStaged() {
   std::map<uint64_t, std::string> router_faults;
   if (std::ranges::any_of(results, IsNotFinite)) {
     // All stages have the same results, so either all of them call this collective or none. The
-    // last stage calls it after it has sent the results of the later passes. It may wait for room.
+    // last stage calls it after it has sent the results of the later passes, and sending may wait
+    // for room. So the other stages receive these results first.
     for (StagedPass& later : staged) ReceiveResults(later);
     router_faults = FaultsOf(pass.parts);
   }

@@ -242,7 +242,7 @@ TEST(StagedPass, PooledPromptsGiveTheSameVectors) {
   }
 }
 
-// A chunk of a mean has many rows, but its results do not.
+// With mean pooling, a chunk of a prompt has many rows, but its result is a single vector.
 TEST(StagedPass, ResultsOfPooledPromptsAreSmall) {
   const RankEngine::Options options = OptionsWith(40, /*chunk=*/32, /*max_running=*/4);
   Stages stages(options, 3, Pooling::kMean);
