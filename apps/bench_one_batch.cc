@@ -7,45 +7,49 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "apps/commands.h"
 #include "apps/expert_formats.h"
+#include "apps/one_batch.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
-#include "engine/host_memory.h"
-#include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
 #include "profile/profiler.h"
 
 namespace switchyard {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::time_point since) {
-  return std::chrono::duration<double>(Clock::now() - since).count();
-}
+namespace one_batch {
 
 double Median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
 }
 
-struct Case {
-  int32_t batch = 1, input = 512;
-};
-struct Result {
-  // Seconds of each run: prefill of the whole batch, and the median decode step.
-  std::vector<double> prefill, decode;
-};
+int32_t PrefillRows(const EnginePlan& plan, const Case& c) {
+  return plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
+}
+
+}  // namespace one_batch
+
+namespace {
+
+using one_batch::Case;
+using one_batch::Median;
+using one_batch::MemoryWatch;
+using one_batch::Result;
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
 
 // Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
 // 1) · per).
@@ -107,8 +111,7 @@ void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profile
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
               RankComm& comm, profile::Profiler* profiler, Result& result) {
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
-  // Maximum prompt rows of one prefill step; the scheduler has the same limit.
-  const int32_t step = plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
+  const int32_t step = one_batch::PrefillRows(plan, c);
   const int32_t chunk = std::min(step, c.input);
   const int32_t together = std::min(c.batch, std::max(1, step / c.input));
   comm.tp->Barrier("bench start");
@@ -200,8 +203,9 @@ double Fraction(const Ceilings& ceilings, double bytes, double flops, double sec
   return std::max(bytes / ceilings.bandwidth, of_flops) / seconds;
 }
 
-void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases,
-            const std::vector<Result>& results, const Ceilings& ceilings) {
+void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
+            const std::vector<Case>& cases, const std::vector<Result>& results,
+            const Ceilings& ceilings) {
   const double bandwidth = ceilings.bandwidth;
   fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n", bandwidth / 1e9);
   // Prefill's fraction of the roofline needs the peak FLOP rate. It is measured on GPUs only, and
@@ -232,25 +236,10 @@ void Report(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<
                     {"prefill_roofline_fraction", prefill_fraction},
                     {"decode_roofline_fraction", fraction}});
   }
+  one_batch::ReportPredictions(args, config, plan, cases, results, rows);
   if (args.json.empty()) return;
   std::ofstream out(args.json);
   if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
-}
-
-// Prints the planned memory and the resident memory. A page of the cache or of a buffer becomes
-// resident when it is first used. So the two figures agree only if the cases use the whole cache
-// and all buffers.
-void ReportMemory(const EngineConfig& config, const EnginePlan& plan, int64_t resident) {
-  constexpr double kMiB = 1024.0 * 1024.0;
-  const RankMemory memory = PlanRankMemory(config, plan);
-  const int ranks = config.mesh.tp;
-  double weights = memory.weights.total() * ranks;
-  if (!CopiesWeights(config, plan))
-    weights = std::min(weights, static_cast<double>(WeightBytesPerRank(plan.model, Mesh())));
-  const double planned = weights + ranks * (memory.fixed() - memory.weights.total() +
-                                            static_cast<double>(plan.kv_bytes_per_rank));
-  fmt::print("memory: planned {:.1f} MiB, resident {:.1f} MiB more than before loading\n",
-             planned / kMiB, static_cast<double>(resident) / kMiB);
 }
 
 profile::Options ProfileOptions(const OneBatchArgs& args) {
@@ -277,12 +266,12 @@ int RunOneBatch(const OneBatchArgs& args) {
   if (config.load_format != "dummy") CheckCheckpoint(config.model_path, ReadModelConfig(config));
   const EnginePlan plan = MakePlan(config);
   CheckCases(args, plan, cases);
+  one_batch::CheckCostTable(args, plan);
   kernels::SelectIsa(config.cpu_isa);
   const Ceilings ceilings = Measure(config, plan);
 
   std::vector<Result> results(cases.size());
-  const int64_t before = ResidentBytes();
-  int64_t after = before;
+  MemoryWatch memory(config, plan);
   std::vector<profile::Result> traces(config.mesh.tp);
   const profile::Options profiled = ProfileOptions(args);
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
@@ -296,8 +285,11 @@ int RunOneBatch(const OneBatchArgs& args) {
                    profile::Profiler profiler(rank, comm->mesh.Title());
                    options.profiler = &profiler;
                    if (args.profile) profiler.Start(profiled);
+                   memory.Ended(MemoryWatch::kStart, rank, *comm->tp);
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+                   memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
                    const ExpertServices::Attached attached(experts, model);
                    ModelForward forward(model, kv, experts);
                    for (size_t i = 0; i < cases.size(); ++i) {
@@ -311,13 +303,11 @@ int RunOneBatch(const OneBatchArgs& args) {
                      }
                      if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
                    }
-                   comm->tp->Barrier("bench end");
-                   if (rank == 0) after = ResidentBytes();
-                   comm->tp->Barrier("bench end");
+                   memory.Ended(MemoryWatch::kSteps, rank, *comm->tp);
                    if (args.profile) traces[rank] = profiler.Stop().value();
                  });
-  Report(args, plan, cases, results, ceilings);
-  if (!plan.cuda) ReportMemory(config, plan, after - before);
+  Report(args, config, plan, cases, results, ceilings);
+  memory.Report();
   for (const profile::Result& trace : traces) {
     if (!trace.error.empty()) throw Resource("--profile {}", trace.error);
     for (const std::string& file : trace.files) fmt::print("trace: {}\n", file);

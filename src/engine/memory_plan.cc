@@ -31,6 +31,7 @@ void Add(const RankMemory& draft, RankMemory* memory) {
   memory->moe += draft.moe;
   memory->logits += draft.logits;
   memory->tables += draft.tables;
+  memory->scratch += draft.scratch;  // a draft model has a device of its own
   memory->exchange += draft.exchange;
 }
 
@@ -79,10 +80,12 @@ std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
     if (bytes > 0) modules.push_back(fmt::format("{} {:.1f}", name, bytes / kMiB));
   return fmt::format(
       "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, activations "
-      "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, exchange buffers {:.1f}",
+      "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, {}exchange buffers {:.1f}",
       (memory.fixed() + cache) / kMiB, memory.weights.total() / kMiB, Joined(modules, ", "),
       cache / kMiB, memory.activations / kMiB, memory.moe / kMiB, memory.logits / kMiB,
-      memory.tables / kMiB, memory.exchange / kMiB);
+      memory.tables / kMiB,
+      plan.cuda ? fmt::format("scratch of kernels {:.1f}, ", memory.scratch / kMiB) : "",
+      memory.exchange / kMiB);
 }
 
 }  // namespace switchyard

@@ -156,7 +156,7 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   Need need;
   for (const RankMemory& rank : stages) {
     need.weights += rank.weights.total() * ranks;
-    need.activations += rank.passes() * ranks;
+    need.activations += (rank.passes() + rank.scratch) * ranks;
     need.symmetric += rank.exchange * ranks;
   }
   // Without a rank, the others load its experts, while its new process loads all of its weights.

@@ -22,6 +22,10 @@ struct GpuInfo {
 // driver or no GPU. Free bytes are as of the first call.
 const std::vector<GpuInfo>& FindGpus();
 
+// Bytes of a GPU that no process uses now. Initialises CUDA on this GPU, which becomes the current
+// one of the calling thread. Error kInvalid without CUDA, or if there is no such GPU.
+int64_t FreeGpuBytes(int index);
+
 }  // namespace switchyard
 
 namespace switchyard::kernels {

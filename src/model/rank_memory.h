@@ -21,10 +21,12 @@ struct RankMemory {
   double moe = 0;           // MoE buffers: router scores, row lists and rows, results of products
   double logits = 0;        // head buffers
   double tables = 0;        // tables of rotary embeddings
+  double scratch = 0;       // scratch of a GPU's kernels, which all passes share
   double exchange = 0;      // symmetric memory, or peer memory and spare experts of a GPU
 
   double passes() const { return activations + moe + logits + tables; }
-  double fixed() const { return weights.total() + passes() + exchange; }  // all but the cache
+  // All but the cache.
+  double fixed() const { return weights.total() + passes() + scratch + exchange; }
 };
 
 // The sizes that the plan of an engine chooses.

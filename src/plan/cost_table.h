@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +82,9 @@ std::string ToJson(const CostTable& table);
 // The shipped table of a card ("h200", any case). Error kInvalid lists the known names.
 CostTable ShippedTable(const std::string& card);
 std::vector<std::string> ShippedNames();
+// The shipped table of the GPU that the driver calls `device` ("NVIDIA H200"). nullopt if there is
+// none, also for a variant with other rates (PCIe, NVL, or a part of a card).
+std::optional<CostTable> ShippedTableOf(const std::string& device);
 // A CPU without calibration: `cpus` threads, from rates per thread.
 CostTable CpuDefaults(int cpus);
 

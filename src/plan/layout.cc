@@ -129,6 +129,16 @@ EngineConfig ConfigOf(const Layout& layout, const EngineConfig& base) {
   return config;
 }
 
+Layout LayoutOf(const EngineConfig& config) {
+  return {.mesh = config.mesh,
+          .a2a = config.moe.a2a_backend,
+          .mode = config.moe.deepep_mode,
+          .runner = config.moe.runner_backend,
+          .redundant = config.moe.num_redundant_experts,
+          .tbo = config.two_batch_overlap,
+          .chunk = config.chunked_prefill_size};
+}
+
 std::string FlagsOf(const Layout& layout) {
   std::string flags;
   if (layout.mesh.tp > 1) flags += fmt::format(" --tp-size {}", layout.mesh.tp);

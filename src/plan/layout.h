@@ -41,6 +41,9 @@ Layout ParseLayout(const std::string& name);
 
 // The engine's configuration of a layout, from flags that all layouts share.
 EngineConfig ConfigOf(const Layout& layout, const EngineConfig& base);
+// The layout that the flags of `config` describe, so that ConfigOf(LayoutOf(config), config) has
+// the sizes of `config`.
+Layout LayoutOf(const EngineConfig& config);
 // " --tp-size 8 --ep-size 8 ...", without the defaults of `serve`.
 std::string FlagsOf(const Layout& layout);
 

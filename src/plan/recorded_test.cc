@@ -22,6 +22,16 @@ struct Errors {
   double median = 0, worst = 0;
 };
 
+// A model of `name` with `layers` layers; 0: all of them. `quantization`: as --quantization.
+Question CutModel(const std::string& name, const std::string& card, size_t layers,
+                  const std::string& quantization = "") {
+  Question q = GpuQuestion(name, card, 1);
+  if (!quantization.empty()) q.model = PublishedModel(name, {.method = quantization});
+  if (layers > 0) q.model.layers.resize(layers);
+  q.load.imbalance = 1.0;  // random weights route evenly
+  return q;
+}
+
 Errors ErrorsOf(Question q, const std::vector<Step>& steps, double prompt) {
   std::vector<double> errors;
   for (const Step& step : steps) {
@@ -64,6 +74,35 @@ TEST(Recorded, StepsOfQwen3OnH200) {
                                   {"tp4-ep4-deepep", true, 1, 1 / 220.0},
                                   {"tp4-ep4-deepep", true, 256, 256 / 19386.0},
                                   {"tp4-ep4-deepep", false, 16384, 16384 / 111323.0}},
+                                 512);
+  EXPECT_LT(errors.median, 0.15);
+  EXPECT_LT(errors.worst, 0.25);
+}
+
+// docs/performance.md, "Whole models": the shape with 24 layers, prompts of 512 tokens.
+TEST(Recorded, StepsOf24LayersOfQwen3OnH200) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 24),
+                                 {{"tp1", true, 1, 2.30e-3},
+                                  {"tp1", true, 8, 4.80e-3},
+                                  {"tp1", true, 32, 8.26e-3},
+                                  {"tp1", true, 128, 10.82e-3},
+                                  {"tp1", true, 256, 12.98e-3},
+                                  {"tp1", false, 512, 512 / 49600.0},
+                                  {"tp1", false, 4096, 4096 / 125300.0},
+                                  {"tp1", false, 8192, 8192 / 145000.0}},
+                                 512);
+  EXPECT_LT(errors.median, 0.15);
+  EXPECT_LT(errors.worst, 0.25);
+}
+
+// docs/notes/gpu.md, "Prompt attention".
+TEST(Recorded, StepsOf24LayersOfQwen3InFp8OnH200) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 24, "fp8"),
+                                 {{"tp1", true, 1, 2.15e-3},
+                                  {"tp1", true, 16, 4.78e-3},
+                                  {"tp1", true, 128, 7.72e-3},
+                                  {"tp1", false, 512, 512 / 70400.0},
+                                  {"tp1", false, 8192, 8192 / 186500.0}},
                                  512);
   EXPECT_LT(errors.median, 0.15);
   EXPECT_LT(errors.worst, 0.25);

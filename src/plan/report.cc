@@ -112,6 +112,7 @@ ordered_json MemoryJson(const Evaluation& e) {
           {"experts_rows", e.memory.moe},
           {"logits", e.memory.logits},
           {"tables", e.memory.tables},
+          {"scratch", e.memory.scratch},
           {"exchange", e.memory.exchange}};
 }
 

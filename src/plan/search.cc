@@ -178,6 +178,10 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
       prefill_(q.model, formats_, table_, ranks_, {.imbalance = q.load.imbalance}),
       decode_(q.model, formats_, table_, decode_ranks_, {.imbalance = q.load.imbalance}) {}
 
+StepTime LayoutCosts::Of(const StepShape& shape) const {
+  return (shape.decode ? decode_ : prefill_).Of(shape);
+}
+
 StepTime LayoutCosts::Decode(double running, double keys) const {
   const double group = running / decode_ranks_.mesh.dp;
   return decode_.Of({.decode = true,

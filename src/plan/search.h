@@ -73,6 +73,7 @@ class LayoutCosts {
   LayoutCosts(const Question& question, const Layout& layout, const EnginePlan& plan);
   StepTime Decode(double running, double keys) const;  // `running`: of all groups
   StepTime Prefill(double rows, double prompt) const;  // `rows`: of all groups
+  StepTime Of(const StepShape& shape) const;           // any step
   const Ranks& ranks() const { return ranks_; }
 
  private:

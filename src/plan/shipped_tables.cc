@@ -110,6 +110,13 @@ CostTable FromSheet(const Card& card) {
   return t;
 }
 
+// Lower case, without separators.
+std::string Plain(std::string name) {
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::erase_if(name, [](char c) { return c == '-' || c == '_' || c == ' '; });
+  return name;
+}
+
 }  // namespace
 
 std::vector<std::string> ShippedNames() {
@@ -118,10 +125,19 @@ std::vector<std::string> ShippedNames() {
   return names;
 }
 
+std::optional<CostTable> ShippedTableOf(const std::string& device) {
+  const std::string name = Plain(device);
+  for (const char* variant : {"pcie", "nvl", "mig", "laptop", "gh200", "gb200"})
+    if (name.find(variant) != std::string::npos) return std::nullopt;
+  std::string found;  // the longest name, because "h200" contains "h20"
+  for (const std::string& card : ShippedNames())
+    if (name.find(card) != std::string::npos && card.size() > found.size()) found = card;
+  if (found.empty()) return std::nullopt;
+  return ShippedTable(found);
+}
+
 CostTable ShippedTable(const std::string& card) {
-  std::string name = card;
-  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-  std::erase_if(name, [](char c) { return c == '-' || c == '_' || c == ' '; });
+  const std::string name = Plain(card);
   if (name == "h200") return H200();
   for (const Card& known : kCards)
     if (name == known.name) return FromSheet(known);

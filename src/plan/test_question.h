@@ -10,11 +10,12 @@
 
 namespace switchyard::plan {
 
-inline ModelConfig PublishedModel(const std::string& name) {
+inline ModelConfig PublishedModel(const std::string& name,
+                                  const QuantizationFlags& quantization = {}) {
   std::ifstream in(std::string(SWITCHYARD_TEST_DATA) + "/plan/" + name + ".json");
   std::ostringstream text;
   text << in.rdbuf();
-  return ParseModelConfig(text.str());
+  return ParseModelConfig(text.str(), {}, quantization);
 }
 
 inline Question GpuQuestion(const std::string& model, const std::string& card, int per_node,

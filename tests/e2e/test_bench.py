@@ -29,6 +29,12 @@ CASES = {
 WHICH = {"experts": "kernels", "attention": "kernels", "collectives": "exchange", "processes": "exchange"}
 
 
+# A cost table (`switchyard bench calibrate`) with round numbers.
+TABLE = {"name": "mine", "source": "measured elsewhere", "measured": True, "cuda": False, "bandwidth": 1e10,
+         "products": {"bfloat16": [[1, 1e10], [64, 1e11]]}, "op_seconds": 1e-6, "decode_bytes": [[1, 1e10]],
+         "prompt_flops": [[256, 1e11]], "decode_flops": 1e11, "host": {"seconds": 1e-6, "rate": 1e9}}
+
+
 def bench(*arguments):
     return subprocess.run([server.PROGRAM, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
@@ -77,6 +83,54 @@ def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
     passes = re.findall(r"current_pass_balancedness=([\d.]+)", done.stdout + done.stderr)
     assert len(passes) == 8  # two runs (warm-up and measurement) of one prompt and three decode steps
     assert (set(passes) == {"1.000"}) == even
+
+
+def one_batch(*arguments):
+    return bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--output-len", 4,
+                 "--repeat", 1, *arguments)
+
+
+def test_one_batch_compares_its_steps_with_the_predicted_ones(tmp_path):
+    file = tmp_path / "figures.json"
+    done = one_batch("--batch-size", 1, 3, "--input-len", 8, 40, "--chunked-prefill-size", 32, "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert "times predicted by `switchyard plan` from costs of cpu: roofline" in done.stdout
+    number = r" +([\d.]+)"
+    lines = re.findall(rf"^ *(\d+) +(\d+){number}{number} +([+-][\d.]+)%{number}{number} +([+-][\d.]+)%$", done.stdout,
+                       re.MULTILINE)
+    figures = json.loads(file.read_text())
+    assert [(int(line[0]), int(line[1])) for line in lines] == [(1, 8), (1, 40), (3, 8), (3, 40)]
+    errors = []
+    for line, case in zip(lines, figures, strict=True):
+        for kind, column in (("prefill", 2), ("decode_step", 5)):
+            measured, predicted = case[f"{kind}_seconds"], case[f"predicted_{kind}_seconds"]
+            assert predicted > 0
+            assert float(line[column]) == pytest.approx(1e3 * measured, abs=0.006)
+            assert float(line[column + 1]) == pytest.approx(1e3 * predicted, abs=0.006)
+            errors.append(100 * abs(predicted / measured - 1))
+            assert abs(float(line[column + 2])) == pytest.approx(errors[-1], abs=0.06)
+    # More prompts, and longer ones, are predicted to take longer.
+    one_short, one_long, three_short, three_long = (case["predicted_prefill_seconds"] for case in figures)
+    assert one_short < min(one_long, three_short) and max(one_long, three_short) < three_long
+    errors.sort()
+    summary = re.search(r"errors of 8 predictions: median ([\d.]+) %, worst ([\d.]+) % \((?:prefill|decode) of batch "
+                        r"\d and \d+ prompt tokens\)", done.stdout)
+    assert float(summary[1]) == pytest.approx((errors[3] + errors[4]) / 2, abs=0.06)
+    assert float(summary[2]) == pytest.approx(errors[-1], abs=0.06)
+
+
+def test_one_batch_takes_a_cost_table(tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(TABLE))
+    done = one_batch("--input-len", 8, "--cost-table", table)
+    assert done.returncode == 0, done.stderr
+    assert "from costs of mine: measured elsewhere" in done.stdout
+    table.write_text(json.dumps(TABLE | {"cuda": True}))
+    done = one_batch("--input-len", 8, "--cost-table", table)
+    assert done.returncode == 2
+    assert f"--cost-table {table}: measured for a GPU, but this run is on CPUs" in done.stderr
+    done = one_batch("--input-len", 8, "--cost-table", tmp_path / "none.json")
+    assert done.returncode == 2 and "none.json" in done.stderr
 
 
 @pytest.mark.parametrize("which", ["one-batch", *BENCHES])

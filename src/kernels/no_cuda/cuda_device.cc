@@ -22,4 +22,6 @@ const std::vector<GpuInfo>& FindGpus() {
   return kNone;
 }
 
+int64_t FreeGpuBytes(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
 }  // namespace switchyard

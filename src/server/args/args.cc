@@ -476,6 +476,8 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       .Range(2, 1 << 20);
   app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  app.Flag("--cost-table", a.cost_table, kBench,
+           "JSON of `bench calibrate`, to predict steps; default: that of `plan` for this device");
   app.Option("--profile", a.profile_dir,
              "Write a Chrome trace of the measured runs of each rank to this directory; without a "
              "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")

@@ -65,4 +65,11 @@ const std::vector<GpuInfo>& FindGpus() {
   return kGpus;
 }
 
+int64_t FreeGpuBytes(int index) {
+  cuda::UseDevice(index);
+  size_t free = 0, total = 0;
+  cuda::Check(cudaMemGetInfo(&free, &total), "reading the free memory of a GPU");
+  return static_cast<int64_t>(free);
+}
+
 }  // namespace switchyard

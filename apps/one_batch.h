@@ -1,0 +1,64 @@
+// The parts of `switchyard bench one-batch`: its cases, and reports of their times and memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "comm/device/communicator.h"
+#include "engine/config.h"
+#include "server/args/args.h"
+
+namespace switchyard::one_batch {
+
+struct Case {
+  int32_t batch = 1, input = 512;
+};
+
+struct Result {
+  // Seconds of each run: prefill of the whole batch, and the median decode step.
+  std::vector<double> prefill, decode;
+};
+
+double Median(std::vector<double> v);
+
+// Maximum prompt rows of one prefill step, as in the scheduler.
+int32_t PrefillRows(const EnginePlan& plan, const Case& c);
+
+// Checks that --cost-table, if given, can be read and is for this kind of device.
+void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan);
+
+// Prints the times that the cost model of `switchyard plan` predicts for the cases, and their
+// differences from the measured times. Adds both to the objects of `rows`, one for each case.
+// Prints only the reason if there is no cost table for this device.
+void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
+                       const std::vector<Case>& cases, const std::vector<Result>& results,
+                       nlohmann::ordered_json& rows);
+
+// Reads the memory of all ranks between the stages of a run. On CPUs this is the resident memory of
+// the process. On GPUs it is the free memory of each rank's GPU, so it includes other processes.
+class MemoryWatch {
+ public:
+  // The stages, which end when Ended is called.
+  enum Stage : uint8_t { kStart, kLoading, kCache, kSteps, kStages };
+
+  // Made before the ranks start. `config` and `plan` must outlive it.
+  MemoryWatch(const EngineConfig& config, const EnginePlan& plan);
+  // Called by every rank. Waits for all ranks of `world` before and after it reads the memory.
+  void Ended(Stage stage, int rank, Communicator& world);
+  // Prints planned and measured memory, after the ranks have ended.
+  void Report() const;
+
+ private:
+  void ReportHost() const;
+  void ReportGpus() const;
+
+  const EngineConfig& config_;
+  const EnginePlan& plan_;
+  // Bytes by rank and stage: resident bytes, or free bytes of a GPU.
+  std::vector<std::array<int64_t, kStages>> bytes_;
+};
+
+}  // namespace switchyard::one_batch
