@@ -16,6 +16,7 @@
 #include "moe/backends.h"
 #include "moe/dispatchers/exchange_memory.h"
 #include "moe/dispatchers/token_partition.h"
+#include "moe/gpu_pass_memory.h"
 #include "moe/router/routing_log_shape.h"
 #include "moe/runners/grouped_mlp.h"
 
@@ -76,6 +77,7 @@ bool NamesLayers(const QuantizationConfig& quantization) {
 struct Counted {
   WeightBytes bytes;
   int64_t dense_width = 0;
+  bool fp8_attention = false;  // whether output projections of attention are FP8 blocks
 };
 
 Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
@@ -83,8 +85,12 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
   const ModelWeights weights = BuildWeights(
       config, mesh, load, *MakeCountingSource(config, load.gpu_plain_dtype, load.packs_experts),
       &counted.bytes);
-  for (const LayerWeights& layer : weights.layers)
+  const bool latent = config.attention.kind == AttentionConfig::Kind::kLatent;
+  for (const LayerWeights& layer : weights.layers) {
     counted.dense_width = std::max(counted.dense_width, layer.dense.gate.n);
+    const WeightView& output = latent ? layer.latent.o.w : layer.grouped.o.w;
+    counted.fp8_attention |= output.format == WeightFormat::kFp8Block;
+  }
   return counted;
 }
 
@@ -109,6 +115,7 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
     const Counted counted = CountAll(one, mesh, of_one);
     const WeightBytes& b = counted.bytes;
     all.dense_width = std::max(all.dense_width, counted.dense_width);
+    all.fp8_attention |= counted.fp8_attention;
     all.bytes.embedding = b.embedding;
     all.bytes.head = b.head;
     all.bytes.attention += times * b.attention;
@@ -136,12 +143,13 @@ Counted CountLargest(const ModelConfig& config, const MeshShape& mesh, const Loa
 class PassSizes {
  public:
   PassSizes(const ModelConfig& config, const ModelOptions& options, const MeshShape& shape,
-            int64_t dense_width)
+            const Counted& counted)
       : c_(config),
         o_(options),
         mesh_(shape, 0),
         rows_(options.max_pass_tokens),
-        dense_width_(dense_width) {}
+        dense_width_(counted.dense_width),
+        fp8_attention_(counted.fp8_attention) {}
 
   // Rows of a pass: residual, normed and branch, ids, and the scratch of the largest layer. CPU
   // kernels also keep one buffer of rounded input rows.
@@ -158,6 +166,18 @@ class PassSizes {
   double Moe() const {
     if (!c_.has_moe()) return 0;
     return o_.moe.passes * (o_.gpu ? GpuMoe() : CpuMoe());
+  }
+
+  // Scratch of a GPU's kernels: partial results of attention, the tables of sequences, and rounded
+  // rows of linear layers. The last is a little less than planned if a kernel rounds its rows
+  // itself.
+  double Scratch() const {
+    if (!o_.gpu) return 0;
+    constexpr double kAttention = int64_t{256} << 20;  // kernels/cuda/attention.h
+    const int64_t sequences = std::min(o_.gpu->max_sequences, o_.max_tokens);
+    const int64_t pages = CeilDiv(o_.context_length, o_.page_size) + 1;
+    const auto table = static_cast<double>(sequences * (3 + pages) + o_.max_tokens);
+    return kAttention + o_.moe.passes * table * sizeof(int32_t) + RoundedRowsOfGpu();
   }
 
   double Logits(int64_t logit_rows) const {
@@ -213,6 +233,33 @@ class PassSizes {
     return LayerScratch::Floats({all * c_.hidden, all * c_.hidden, all * dense_width_});
   }
 
+  // Buffers of rounded rows of a GPU's linear layers (LinearOps). A buffer that is too small for
+  // the next layer is kept, and a new one has at least twice its size.
+  double RoundedRowsOfGpu() const {
+    if (Precision() == DType::kF32) return 0;
+    const AttentionConfig& a = c_.attention;
+    const int64_t heads = QueryHeads(a, mesh_).size();
+    const auto rows = static_cast<double>(o_.max_tokens);
+    double current = 0, all = 0;
+    const auto use = [&](int64_t width, bool fp8) {
+      const double bytes = rows * static_cast<double>(width) * (fp8 ? 1 : 2);
+      if (bytes <= current) return;
+      current = std::max(bytes, 2 * current);
+      all += current;
+    };
+    const bool latent = a.kind == AttentionConfig::Kind::kLatent;
+    // With grouped attention in bfloat16, the norm and attention round their rows themselves.
+    if (latent || fp8_attention_) {
+      use(c_.hidden, fp8_attention_);
+      if (latent) use(a.q_lora_rank, fp8_attention_);
+      use(heads * (latent ? a.v_head_dim : a.head_dim), fp8_attention_);
+    }
+    if (dense_width_ > 0) use(dense_width_, fp8_attention_);
+    if (c_.has_head) use(c_.hidden, false);
+    // The up projection of dense layers (LinearOps::Mlp).
+    return all + rows * static_cast<double>(dense_width_) * sizeof(float);
+  }
+
   double RoundedRows() const {
     if (!c_.quantization.bfloat16_rows || !c_.quantization.none()) return 0;
     const AttentionConfig& a = c_.attention;
@@ -266,19 +313,30 @@ class PassSizes {
     return bytes;
   }
 
-  // An upper bound. All rows of one group may go to one rank. Over all groups, a rank is assumed to
-  // get at most twice its even share.
   double GpuMoe() const {
-    const int groups = std::max(1, 2 * mesh_.dp() / mesh_.ep());
+    MoeOptions moe = o_.moe;
+    moe.row_dtype = Precision();
+    moe.fp8_group_activations &= moe.row_dtype != DType::kF32;
+    const bool whole = o_.load.replicated_shared_expert;
+    const int64_t shared = c_.moe->shared_intermediate;
+    const cuda::GpuExpertSizes experts{
+        .intermediate = CeilDiv(c_.moe->intermediate, mesh_.moe_tp()),
+        .shared_intermediate = whole ? shared : CeilDiv(shared, mesh_.tp()),
+        .fp8 = moe.fp8_group_activations && o_.gpu->packs_experts};
+    const GpuMoeBackends builtin = BuiltinGpuBackends();
     const double scaled = c_.moe->router.scales_input ? Lane() * c_.hidden * sizeof(float) : 0;
-    return scaled + static_cast<double>(rows_) * groups * (c_.moe->router.top_k + 1) *
-                        static_cast<double>(c_.hidden + c_.moe->intermediate) * sizeof(float);
+    return scaled + cuda::GpuPassBytes(moe, MoeShapeOf(c_, rows_), mesh_.shape(), experts,
+                                       o_.backends ? o_.backends->gpus : builtin);
   }
+
+  // The precision of a GPU.
+  DType Precision() const { return o_.dtype == DType::kF32 ? DType::kF32 : DType::kBF16; }
 
   const ModelConfig& c_;
   const ModelOptions& o_;
   const Mesh mesh_;
   const int64_t rows_, dense_width_;
+  const bool fp8_attention_;
 };
 
 }  // namespace
@@ -295,7 +353,7 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   RankMemory memory;
   const Counted counted = CountLargest(config, mesh, load);
   memory.weights = counted.bytes;
-  const PassSizes sizes(config, complete, mesh, counted.dense_width);
+  const PassSizes sizes(config, complete, mesh, counted);
   memory.kv_per_token =
       static_cast<double>(KvStorage::BytesPerToken(config, Mesh(mesh, 0), shape.kv_dtype));
   memory.activations = sizes.Activations();
@@ -304,6 +362,7 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   memory.tables = static_cast<double>(complete.context_length) *
                   static_cast<double>(config.rope.rotary_dim + QueryScaleWidth(config.attention)) *
                   sizeof(float);
+  memory.scratch = sizes.Scratch();
   memory.exchange = static_cast<double>(options.gpu ? GpuBytesPerRank(config, options, mesh)
                                                     : SymmetricBytesPerRank(config, options, mesh));
   return memory;

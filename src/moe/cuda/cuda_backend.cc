@@ -10,19 +10,11 @@
 #include "moe/cuda/router/select_experts.h"
 #include "moe/dispatchers/token_partition.h"
 #include "moe/gpu_options.h"
+#include "moe/gpu_pass_memory.h"
 #include "moe/runners/runner_names.h"
 
 namespace switchyard::cuda {
 namespace {
-
-// Minimum number of rows of a chunk. A chunk is smaller only if the maximum number of rows is
-// smaller.
-constexpr int64_t kMinChunkRows = 16384;
-
-// Maximum tokens of a rank whose shared expert runs on its own stream. With so few tokens, router,
-// selection and row ordering leave most of the GPU idle. Limits of 4096 and 8192 gained nothing
-// (measured).
-constexpr int64_t kMaxTokensOnSideStream = 2048;
 
 int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
 
@@ -225,6 +217,7 @@ void CudaMoeBackend::PlanChunks() {
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
 }
 
+// GpuPassBytes (moe/gpu_pass_memory.cc) computes the same sizes for memory plans.
 std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   CHECK_LT(slot, options_.passes);
   auto state = std::make_unique<CudaMoeState>(slot);
