@@ -53,59 +53,94 @@ Errors ErrorsOf(Question q, const std::vector<Step>& steps, double prompt) {
   return {.median = errors[errors.size() / 2], .worst = errors.back()};
 }
 
-// docs/performance.md, "Whole models", and docs/notes/gpu.md, "Four H200 of one host": bfloat16,
-// prompts of 512 tokens.
-TEST(Recorded, StepsOfQwen3OnH200) {
-  Question q = GpuQuestion("qwen3_30b_a3b", "h200", 1);
-  q.load.imbalance = 1.0;  // random weights route evenly
-  const Errors errors = ErrorsOf(q,
-                                 {{"tp1", true, 1, 4.9e-3},
-                                  {"tp1", true, 32, 17.3e-3},
-                                  {"tp1", true, 256, 25.6e-3},
-                                  {"tp1", false, 512, 512 / 25300.0},
-                                  {"tp1", false, 8192, 8192 / 64331.0},
-                                  {"tp1", false, 16384, 16384 / 67300.0},
-                                  {"tp2-ep2", true, 1, 4.67e-3},
-                                  {"tp2-ep2", true, 32, 11.6e-3},
-                                  {"tp2-ep2", true, 256, 18.7e-3},
-                                  {"tp4-ep4", true, 1, 1 / 262.0},
-                                  {"tp4-ep4", true, 256, 256 / 19786.0},
-                                  {"tp4-ep4", false, 16384, 16384 / 112115.0},
-                                  {"tp4-ep4-deepep", true, 1, 1 / 220.0},
-                                  {"tp4-ep4-deepep", true, 256, 256 / 19386.0},
-                                  {"tp4-ep4-deepep", false, 16384, 16384 / 111323.0}},
+// docs/performance.md, "Whole models": prompts of 512 tokens.
+TEST(Recorded, StepsOfQwen3OnOneH200) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0),
+                                 {{"tp1", true, 1, 3.839e-3},
+                                  {"tp1", true, 32, 16.144e-3},
+                                  {"tp1", true, 256, 25.321e-3},
+                                  {"tp1", false, 512, 512 / 26716.0},
+                                  {"tp1", false, 8192, 8192 / 75228.0}},
                                  512);
-  EXPECT_LT(errors.median, 0.15);
-  EXPECT_LT(errors.worst, 0.25);
+  EXPECT_LT(errors.median, 0.08);
+  EXPECT_LT(errors.worst, 0.2);
 }
 
-// docs/performance.md, "Whole models": the shape with 24 layers, prompts of 512 tokens.
-TEST(Recorded, StepsOf24LayersOfQwen3OnH200) {
-  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 24),
-                                 {{"tp1", true, 1, 2.30e-3},
-                                  {"tp1", true, 8, 4.80e-3},
-                                  {"tp1", true, 32, 8.26e-3},
-                                  {"tp1", true, 128, 10.82e-3},
-                                  {"tp1", true, 256, 12.98e-3},
-                                  {"tp1", false, 512, 512 / 49600.0},
-                                  {"tp1", false, 4096, 4096 / 125300.0},
-                                  {"tp1", false, 8192, 8192 / 145000.0}},
+TEST(Recorded, StepsOfQwen3InFp8OnOneH200) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0, "fp8"),
+                                 {{"tp1", true, 1, 3.446e-3},
+                                  {"tp1", true, 8, 6.359e-3},
+                                  {"tp1", true, 32, 10.673e-3},
+                                  {"tp1", true, 128, 14.661e-3},
+                                  {"tp1", true, 256, 18.446e-3},
+                                  {"tp1", false, 512, 512 / 37660.0},
+                                  {"tp1", false, 4096, 4096 / 83616.0},
+                                  {"tp1", false, 8192, 8192 / 91452.0}},
                                  512);
-  EXPECT_LT(errors.median, 0.15);
-  EXPECT_LT(errors.worst, 0.25);
+  EXPECT_LT(errors.median, 0.08);
+  EXPECT_LT(errors.worst, 0.2);
 }
 
-// docs/notes/gpu.md, "Prompt attention".
-TEST(Recorded, StepsOf24LayersOfQwen3InFp8OnH200) {
-  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 24, "fp8"),
-                                 {{"tp1", true, 1, 2.15e-3},
-                                  {"tp1", true, 16, 4.78e-3},
-                                  {"tp1", true, 128, 7.72e-3},
-                                  {"tp1", false, 512, 512 / 70400.0},
-                                  {"tp1", false, 8192, 8192 / 186500.0}},
+// Decode of 256 sequences is predicted 19 to 20 % too short: attention over few keys of many
+// sequences is slower than its bandwidth in the table (docs/notes/gpu.md, "Attention").
+TEST(Recorded, StepsOfQwen3OnTwoH200) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0),
+                                 {{"tp2-ep2", true, 1, 3.529e-3},
+                                  {"tp2-ep2", true, 32, 10.521e-3},
+                                  {"tp2-ep2", true, 256, 17.220e-3},
+                                  {"tp2-ep2", false, 512, 512 / 33344.0},
+                                  {"tp2-ep2", false, 8192, 8192 / 92850.0},
+                                  {"tp2-ep2-deepep", true, 1, 4.382e-3},
+                                  {"tp2-ep2-deepep", true, 32, 11.101e-3},
+                                  {"tp2-ep2-deepep", true, 256, 17.727e-3},
+                                  {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
+                                  {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}},
                                  512);
-  EXPECT_LT(errors.median, 0.15);
-  EXPECT_LT(errors.worst, 0.25);
+  EXPECT_LT(errors.median, 0.1);
+  EXPECT_LT(errors.worst, 0.21);
+}
+
+// docs/notes/gpu.md, "Decode at batch 1 on one H100": 12 layers, then all 48.
+TEST(Recorded, StepsOfQwen3OnH100) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h100", 12),
+                                 {{"tp1", true, 1, 1.30e-3},
+                                  {"tp1", true, 8, 3.08e-3},
+                                  {"tp1", true, 32, 5.63e-3},
+                                  {"tp1", true, 128, 7.30e-3},
+                                  {"tp1", true, 256, 8.67e-3}},
+                                 512);
+  EXPECT_LT(errors.median, 0.08);
+  EXPECT_LT(errors.worst, 0.2);
+  EXPECT_LT(ErrorsOf(CutModel("qwen3_30b_a3b", "h100", 0), {{"tp1", true, 1, 4.36e-3}}, 512).worst,
+            0.2);
+}
+
+TEST(Recorded, StepsOfQwen3InFp8OnH100) {
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h100", 12, "fp8"),
+                                 {{"tp1", true, 1, 1.17e-3},
+                                  {"tp1", true, 8, 2.15e-3},
+                                  {"tp1", true, 32, 3.63e-3},
+                                  {"tp1", true, 128, 4.90e-3},
+                                  {"tp1", true, 256, 6.07e-3}},
+                                 512);
+  EXPECT_LT(errors.median, 0.08);
+  EXPECT_LT(errors.worst, 0.2);
+  EXPECT_LT(
+      ErrorsOf(CutModel("qwen3_30b_a3b", "h100", 0, "fp8"), {{"tp1", true, 1, 3.81e-3}}, 512).worst,
+      0.2);
+}
+
+// docs/performance.md, "Whole models": MXFP4 experts.
+TEST(Recorded, StepsOfGptOssOnH200) {
+  const Errors errors = ErrorsOf(CutModel("gpt_oss_20b", "h200", 0),
+                                 {{"tp1", true, 1, 2.647e-3},
+                                  {"tp1", true, 32, 7.357e-3},
+                                  {"tp1", true, 256, 11.827e-3},
+                                  {"tp1", false, 512, 512 / 40543.0},
+                                  {"tp1", false, 8192, 8192 / 76424.0}},
+                                 512);
+  EXPECT_LT(errors.median, 0.12);
+  EXPECT_LT(errors.worst, 0.27);
 }
 
 }  // namespace
