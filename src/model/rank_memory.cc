@@ -324,9 +324,8 @@ class PassSizes {
         .shared_intermediate = whole ? shared : CeilDiv(shared, mesh_.tp()),
         .fp8 = moe.fp8_group_activations && o_.gpu->packs_experts};
     const GpuMoeBackends builtin = BuiltinGpuBackends();
-    const double scaled = c_.moe->router.scales_input ? Lane() * c_.hidden * sizeof(float) : 0;
-    return scaled + cuda::GpuPassBytes(moe, MoeShapeOf(c_, rows_), mesh_.shape(), experts,
-                                       o_.backends ? o_.backends->gpus : builtin);
+    return cuda::GpuPassBytes(moe, MoeShapeOf(c_, rows_), mesh_.shape(), experts,
+                              o_.backends ? o_.backends->gpus : builtin);
   }
 
   // The precision of a GPU.
