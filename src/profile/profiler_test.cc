@@ -121,7 +121,7 @@ TEST_F(ProfilerTest, WritesNestedEventsInOrder) {
     EXPECT_GE(span["ts"], spans[0]["ts"]);
     EXPECT_LE(End(span), End(spans[0]) + 1e-3);
   }
-  EXPECT_EQ(spans[0]["args"], json({{"step", 1}, {"rows", 5}}));
+  EXPECT_EQ(spans[0]["args"], json({{"step", 1}, {"rows", 5}, {"generations", json::array()}}));
   EXPECT_EQ(spans[1]["tid"], spans[0]["tid"]);
   EXPECT_NE(spans[3]["tid"], spans[0]["tid"]);
   EXPECT_LE(End(spans[1]), spans[2]["ts"].get<double>() + 1e-3);
