@@ -15,6 +15,7 @@
 #include "core/hash.h"
 #include "kernels/device.h"
 #include "model/weights.h"
+#include "model/weights/named_weights.h"
 
 namespace switchyard {
 namespace {
@@ -72,30 +73,6 @@ class Checksums {
   std::vector<float> row_;
   std::string lines_;
 };
-
-void AddAttention(const std::string& name, const LayerWeights& layer, Checksums* sums) {
-  const GroupedAttentionWeights& g = layer.grouped;
-  sums->Add(name + "q", g.q);
-  sums->Add(name + "k", g.k);
-  sums->Add(name + "v", g.v);
-  sums->Add(name + "o", g.o);
-  sums->Add(name + "gate", g.gate);
-  sums->Add(name + "q_norm", g.q_norm);
-  sums->Add(name + "k_norm", g.k_norm);
-  sums->Add(name + "sinks", g.sinks);
-  const LatentAttentionWeights& l = layer.latent;
-  sums->Add(name + "q", l.q);
-  sums->Add(name + "q_a", l.q_a);
-  sums->Add(name + "q_b", l.q_b);
-  sums->Add(name + "q_a_norm", l.q_a_norm);
-  sums->Add(name + "kv_a", l.kv_a);
-  sums->Add(name + "kv_a_norm", l.kv_a_norm);
-  for (size_t head = 0; head < l.k_up.size(); ++head)
-    sums->Add(fmt::format("{}k_up.{}", name, head), l.k_up[head]);
-  for (size_t head = 0; head < l.v_up.size(); ++head)
-    sums->Add(fmt::format("{}v_up.{}", name, head), l.v_up[head]);
-  sums->Add(name + "o", l.o);
-}
 
 void AddExperts(const std::string& name, const MoeLayerWeights& moe, Checksums* sums) {
   sums->Add(name + "router", moe.router.w);

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/format.h"
 #include "kernels/fused_ops.h"
+#include "model/weights/named_weights.h"
 #include "quant/formats.h"
 
 namespace switchyard {
@@ -88,31 +89,6 @@ class ArrayList {
   std::vector<kernels::DeviceArray> arrays_;
 };
 
-void AddAttention(const std::string& name, const LayerWeights& layer, ArrayList* list) {
-  const GroupedAttentionWeights& g = layer.grouped;
-  list->Add(name + "q", g.q);
-  list->Add(name + "k", g.k);
-  list->Add(name + "v", g.v);
-  list->Add(name + "qkv.bias", g.qkv.bias);  // the rows of qkv are those of q, k and v
-  list->Add(name + "o", g.o);
-  list->Add(name + "gate", g.gate);
-  list->Add(name + "q_norm", g.q_norm);
-  list->Add(name + "k_norm", g.k_norm);
-  list->Add(name + "sinks", g.sinks);
-  const LatentAttentionWeights& l = layer.latent;
-  list->Add(name + "q", l.q);
-  list->Add(name + "q_a", l.q_a);
-  list->Add(name + "q_b", l.q_b);
-  list->Add(name + "q_a_norm", l.q_a_norm);
-  list->Add(name + "kv_a", l.kv_a);
-  list->Add(name + "kv_a_norm", l.kv_a_norm);
-  for (size_t head = 0; head < l.k_up.size(); ++head)
-    list->Add(fmt::format("{}k_up.{}", name, head), l.k_up[head]);
-  for (size_t head = 0; head < l.v_up.size(); ++head)
-    list->Add(fmt::format("{}v_up.{}", name, head), l.v_up[head]);
-  list->Add(name + "o", l.o);
-}
-
 }  // namespace
 
 void UploadWeights(kernels::Device& device, ModelWeights& weights) {
@@ -162,6 +138,8 @@ std::vector<kernels::DeviceArray> PlacedArrays(const ModelWeights& weights) {
     list.Add(name + "attention_output_norm", layer.attention_output_norm);
     list.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
     AddAttention(name + "attention.", layer, &list);
+    // The rows of qkv are those of q, k and v; only its bias is an array of its own.
+    list.Add(name + "attention.qkv.bias", layer.grouped.qkv.bias);
     list.Add(name + "dense.gate", layer.dense.gate);
     list.Add(name + "dense.up", layer.dense.up);
     list.Add(name + "dense.down", layer.dense.down);

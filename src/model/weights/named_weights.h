@@ -1,0 +1,39 @@
+// The names of a layer's weights in checksums, on every device.
+#pragma once
+
+#include <string>
+
+#include "core/format.h"
+#include "model/weights.h"
+
+namespace switchyard {
+
+// Calls to->Add(name, weight) for each attention weight of a layer, also for undefined ones.
+// `prefix`: start of each name, such as "layers.0.attention.". Receiver::Add takes a LinearWeight,
+// a WeightView or a Tensor.
+template <typename Receiver>
+void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver* to) {
+  const GroupedAttentionWeights& g = layer.grouped;
+  to->Add(prefix + "q", g.q);
+  to->Add(prefix + "k", g.k);
+  to->Add(prefix + "v", g.v);
+  to->Add(prefix + "o", g.o);
+  to->Add(prefix + "gate", g.gate);
+  to->Add(prefix + "q_norm", g.q_norm);
+  to->Add(prefix + "k_norm", g.k_norm);
+  to->Add(prefix + "sinks", g.sinks);
+  const LatentAttentionWeights& l = layer.latent;
+  to->Add(prefix + "q", l.q);
+  to->Add(prefix + "q_a", l.q_a);
+  to->Add(prefix + "q_b", l.q_b);
+  to->Add(prefix + "q_a_norm", l.q_a_norm);
+  to->Add(prefix + "kv_a", l.kv_a);
+  to->Add(prefix + "kv_a_norm", l.kv_a_norm);
+  for (size_t head = 0; head < l.k_up.size(); ++head)
+    to->Add(fmt::format("{}k_up.{}", prefix, head), l.k_up[head]);
+  for (size_t head = 0; head < l.v_up.size(); ++head)
+    to->Add(fmt::format("{}v_up.{}", prefix, head), l.v_up[head]);
+  to->Add(prefix + "o", l.o);
+}
+
+}  // namespace switchyard
