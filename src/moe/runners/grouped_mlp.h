@@ -1,4 +1,4 @@
-// The grouped-GEMM runner of CPU ranks.
+// The runners of CPU ranks.
 #pragma once
 
 #include "moe/runners/runner.h"
@@ -33,11 +33,9 @@ class GroupedMlpRunner : public Runner {
   std::vector<int32_t> tile_offsets_;
 };
 
-// The masked-GEMM runner of CPU ranks.
-
-// Each expert has a fixed capacity of rows, of which the first counts[e] are valid. This is the
-// layout for decode on a device whose host must not wait for counts. Each row is computed as in
-// GroupedMlpRunner.
+// Computes the experts with masked GEMMs. Each expert has a fixed capacity of rows, of which the
+// first counts[e] are valid. This is the layout for decode on a device whose host must not wait for
+// counts. Each row is computed as in GroupedMlpRunner.
 class MaskedMlpRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kMasked; }
