@@ -102,8 +102,8 @@ TEST(GpuBackendsTest, AnExchangeIsFoundByItsName) {
                         backends);
           const MoeLayer moe(layer.config, layer.ShareOf(comm->mesh, true), rank.backend);
           const auto state = moe.MakeState();
-          comm->tp->Barrier("before the pass");
-          outs[r] = ForwardOnce(moe, *state, *rank.device, layer.Hidden(kTokens), kTokens);
+          outs[r] = ForwardOnce(moe, *state, *rank.device, layer.Hidden(kTokens), kTokens, 0,
+                                [&] { comm->tp->Barrier("before the pass"); });
           comm->tp->Barrier("after the pass");
         });
     EXPECT_TRUE(kernels::SameBits(outs[0], outs[1]));

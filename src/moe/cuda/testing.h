@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -60,16 +61,20 @@ class SingleMember : public Collectives {
 };
 
 // Runs one pass on a rank that is the only one of its attention group. Input and output are in host
-// memory.
+// memory. `before_pass` is called when the input is on the GPU. Ranks that share a GPU meet there:
+// an allocation would wait for kernels of the others, which may wait for this rank.
 inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
-                                      int64_t decoding = 0) {
+                                      int64_t decoding = 0,
+                                      const std::function<void()>& before_pass = {}) {
   const std::vector<int64_t> counts = {tokens}, decode = {decoding};
   std::vector<float> out(hidden.size(), NAN);
   const auto x = device.Allocate(hidden.size() * sizeof(float) + 16);
   const auto y = device.Allocate(hidden.size() * sizeof(float) + 16);
   device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
   device.CopyIn(y.get(), out.data(), out.size() * sizeof(float));
+  device.Synchronize();
+  if (before_pass) before_pass();
   moe.Forward(state, static_cast<const float*>(x.get()), {counts, decode},
               static_cast<float*>(y.get()));
   device.CopyOut(out.data(), y.get(), out.size() * sizeof(float));
