@@ -229,8 +229,9 @@ void SetAttention(const Results& results, plan::CostTable* t) {
   const auto prompts = [&](const char* heads, const auto& cases, plan::Curve* curve) {
     curve->points.clear();
     for (const Prompt& p : cases) {
-      const Result& r = results.Of("attention", AttentionShape(heads, p.batch, p.rows, p.keys));
-      curve->points.emplace_back(p.keys - (p.rows - 1) / 2.0, r.flops / r.seconds);
+      const std::string shape = AttentionShape(heads, p.batch, p.rows, p.keys);
+      curve->points.emplace_back(p.keys - (p.rows - 1) / 2.0,
+                                 results.Of("attention", shape).flops / beyond_start(shape));
     }
   };
   prompts(kGroupedHeads, kPrompts, &t->prompt_flops);
