@@ -36,12 +36,10 @@ void CheckWritable(const std::string& file) {
 // Without --json, the cost table is written to standard output, so nothing else may be printed
 // there.
 int Calibrate(const BenchArgs& args, bool cuda) {
-  if (cuda)
-    throw Invalid(
-        "bench calibrate: measures CPUs only; set --device cpu. The cost tables of H100 and H200 "
-        "are built into the program (plan --gpus)");
   bench::Report report("", args.json.empty() ? stderr : stdout, /*progress=*/true);
-  const std::string table = plan::ToJson(bench::CalibrateCpu({.threads = args.threads}, report));
+  const bench::Options options = {.threads = args.threads, .gpu = args.base_gpu_id};
+  const std::string table = plan::ToJson(cuda ? bench::CalibrateCuda(options, report)
+                                              : bench::CalibrateCpu(options, report));
   if (args.json.empty()) {
     fmt::print("{}", table);
   } else if (!(std::ofstream(args.json) << table)) {

@@ -123,7 +123,8 @@ int RunSimulate(const SimulateArgs& args, const std::shared_ptr<const MoeBackend
   const plan::Evaluation layout = args.layout.empty()
                                       ? plan::Search(q).front()
                                       : plan::Evaluate(q, plan::ParseLayout(args.layout));
-  const plan::Simulation simulation = plan::Simulate(q, layout, arrivals);
+  const plan::Simulation simulation =
+      plan::Simulate(q, layout, arrivals, plan::ParseFidelity(args.fidelity));
   if (!args.chrome_trace.empty()) {
     std::ofstream out(args.chrome_trace);
     if (!(out << plan::SimulationTrace(simulation)))

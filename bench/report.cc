@@ -66,6 +66,7 @@ Report::Report(std::string filter, std::FILE* out, bool progress)
 Report::~Report() { ClearProgress(); }
 
 bool Report::Selects(const std::string& name, const std::string& shape) const {
+  if (wanted_ && !wanted_(name, shape)) return false;
   return filter_.empty() || (name + ' ' + shape).find(filter_) != std::string::npos;
 }
 

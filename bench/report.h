@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,10 @@ class Report {
   ~Report();
 
   bool Selects(const std::string& name, const std::string& shape) const;
+  // From now on, cases are wanted only if `wanted`(name, shape) is true as well.
+  void Restrict(std::function<bool(const std::string& name, const std::string& shape)> wanted) {
+    wanted_ = std::move(wanted);
+  }
   // A measured value of the machine, printed as a line: "reads", 45.2, "GB/s".
   void Machine(const std::string& what, double value, const std::string& unit);
   // A property of the machine without a number: "cpu", "AMD EPYC 9654".
@@ -71,6 +76,7 @@ class Report {
   void ClearProgress();
 
   const std::string filter_;
+  std::function<bool(const std::string&, const std::string&)> wanted_;  // or empty
   std::FILE* const out_;
   const bool progress_;
   bool progress_shown_ = false;

@@ -133,7 +133,7 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
     for (const auto [batch, keys] :
          {std::pair{1, 1024}, std::pair{1, 4096}, std::pair{1, 32768}, std::pair{8, 4096},
           std::pair{32, 512}, std::pair{32, 4096}, std::pair{128, 1024}, std::pair{128, 4096},
-          std::pair{256, 576}})
+          std::pair{256, 128}, std::pair{256, 576}, std::pair{256, 2048}})
       Case(s, batch, 1, keys, false, machine, report);
     for (const auto [batch, rows, keys] :
          {std::tuple{1, 256, 4096}, std::tuple{1, 1024, 1024}, std::tuple{1, 4096, 4096},

@@ -210,7 +210,7 @@ void BenchRows(Bench& bench) {
 void BenchFront(Bench& bench) {
   constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 256;
   constexpr int64_t kQ = kHeads * kDim, kKv = kKvHeads * kDim, kAll = kQ + 2 * kKv;
-  const WeightView all = Weights(bench, WeightFormat::kBF16, kAll, kHidden)[0];
+  const std::vector<WeightView> copies = Weights(bench, WeightFormat::kBF16, kAll, kHidden);
   float* residual = bench.Floats(kMost * kHidden);
   float* normed = bench.Floats(kMost * kHidden);
   float* q = bench.Floats(kMost * kAll);
@@ -220,7 +220,7 @@ void BenchFront(Bench& bench) {
   const auto* zeros = reinterpret_cast<const int32_t*>(bench.Floats(kMost));
   float* cache = bench.Floats(kKv);
   kernels::FusedOps* fused = bench.device.fused();
-  const auto apart = [&](int64_t m) {
+  const auto apart = [&](int64_t m, const WeightView& all) {
     bench.device.AddInPlace(residual, normed, m * kHidden);
     bench.device.RmsNorm({.x = residual,
                           .ldx = kHidden,
@@ -261,7 +261,7 @@ void BenchFront(Bench& bench) {
                             .cache = cache,
                             .dtype = DType::kBF16});
   };
-  const auto at_once = [&](int64_t m) {
+  const auto at_once = [&](int64_t m, const WeightView& all) {
     const kernels::RoundedRows rows = {.form = kernels::RoundedForm::kBFloat16, .data = normed};
     fused->AddNorm(
         {.x = residual, .add = residual, .weight = weight, .rounded = rows, .m = m, .n = kHidden});
@@ -285,8 +285,23 @@ void BenchFront(Bench& bench) {
     const auto rows = static_cast<double>(m), products = rows * kAll * kHidden;
     bench.Run("to-attention", fmt::format("{} tokens {}", m, fused ? "fused" : "apart"),
               2.0 * kAll * kHidden + 4 * rows * (3 * kHidden + kAll), 2 * products,
-              bench.machine.bf16, [&](int) { fused ? at_once(m) : apart(m); });
+              bench.machine.bf16, [&](int i) {
+                const WeightView& all = copies[i % copies.size()];
+                fused ? at_once(m, all) : apart(m, all);
+              });
   }
+}
+
+// A small op that starts early, after another one: the addition of a branch and the norm.
+void BenchAddNorm(Bench& bench) {
+  constexpr int64_t kHidden = 2048;
+  float* residual = bench.Floats(kHidden);
+  float* normed = bench.Floats(kHidden);
+  const float* weight = bench.Floats(kHidden);
+  bench.Run("add-norm", fmt::format("1 x {}", kHidden), 16.0 * kHidden, 0, 0, [&](int) {
+    bench.device.fused()->AddNorm(
+        {.x = residual, .add = normed, .weight = weight, .y = normed, .m = 1, .n = kHidden});
+  });
 }
 
 }  // namespace
@@ -310,6 +325,7 @@ void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& r
     const std::unique_ptr<Device> fused = kernels::MakeCudaDevice(made);
     Bench with_fused{*fused, machine, report};
     BenchFront(with_fused);
+    BenchAddNorm(with_fused);
   }
   for (const WeightFormat format :
        {WeightFormat::kF32, WeightFormat::kBF16, WeightFormat::kFp8Block}) {

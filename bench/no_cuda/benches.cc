@@ -1,6 +1,7 @@
 // Stubs for builds without CUDA.
 #include "bench/benches.h"
 
+#include "bench/calibration.h"
 #include "core/error.h"
 
 namespace switchyard::bench {
@@ -15,5 +16,6 @@ Error NoCuda() {
 void CudaKernels(const Options&, Report&) { throw NoCuda(); }
 void CudaMoeLayer(const Options&, Report&) { throw NoCuda(); }
 void CudaExchange(const Options&, Report&) { throw NoCuda(); }
+plan::CostTable CalibrateCuda(const Options&, Report&) { throw NoCuda(); }
 
 }  // namespace switchyard::bench

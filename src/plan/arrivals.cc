@@ -65,7 +65,14 @@ bool ReadJson(const std::string& line, Arrival* a) {
       !number("output_length", &output))
     return false;
   if (input < 1 || output < 1 || input > kMaxTokens || output > kMaxTokens) return false;
-  *a = {ms * 1e-3, static_cast<int64_t>(input), static_cast<int64_t>(output)};
+  *a = {ms * 1e-3, static_cast<int64_t>(input), static_cast<int64_t>(output), {}};
+  const auto blocks = object.find("hash_ids");
+  if (blocks == object.end()) return true;
+  if (!blocks->is_array()) return false;
+  for (const auto& block : *blocks) {
+    if (!block.is_number_unsigned() || block.get<uint64_t>() >> 32 != 0) return false;
+    a->blocks.push_back(block.get<uint32_t>());
+  }
   return true;
 }
 
@@ -80,7 +87,7 @@ std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double secon
     const double uniform = (static_cast<double>(random() >> 11) + 0.5) / 9007199254740992.0;
     at -= std::log(uniform) / rate;
     if (at > seconds) return arrivals;
-    arrivals.push_back({at, load.input, load.output});
+    arrivals.push_back({at, load.input, load.output, {}});
   }
 }
 

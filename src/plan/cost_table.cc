@@ -139,6 +139,7 @@ CostTable CostTable::Shared(double share) const {
   t.decode_flops *= share;
   t.latent_flops *= share;
   t.select_seconds /= share;
+  for (auto& point : t.tile_seconds.points) point.second /= share;
   t.host.rate *= share;
   return t;
 }
@@ -186,6 +187,7 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Number("latent_flops", &t.latent_flops);
   reader.Points("prompt_flops", &t.prompt_flops);
   reader.Points("latent_prompt_flops", &t.latent_prompt_flops);
+  reader.Points("tile_seconds", &t.tile_seconds);
   reader.OneLink("host", &t.host);
   reader.OneLink("network", &t.network);
   reader.Number("network_share", &t.network_share);
@@ -227,6 +229,7 @@ std::string ToJson(const CostTable& t) {
               {"latent_flops", t.latent_flops},
               {"prompt_flops", Points(t.prompt_flops)},
               {"latent_prompt_flops", Points(t.latent_prompt_flops)},
+              {"tile_seconds", Points(t.tile_seconds)},
               {"host", {{"seconds", t.host.seconds}, {"rate", t.host.rate}}},
               {"network", {{"seconds", t.network.seconds}, {"rate", t.network.rate}}},
               {"network_share", t.network_share},

@@ -58,6 +58,10 @@ struct CostTable {
   Curve decode_bytes, latent_bytes;
   double decode_flops = 0, latent_flops = 0;
   Curve prompt_flops, latent_prompt_flops;
+  // Decode with grouped attention: seconds of the whole device for each tile (a sequence and a KV
+  // head), by the keys of the sequence. A block starts a tile from nothing: page table, queries,
+  // first keys. Reads of many keys hide this, so the time decreases with the keys. Empty: none.
+  Curve tile_seconds;
 
   // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.
   Link host, network;

@@ -72,6 +72,7 @@ std::string Layout::Name() const {
   if (runner != "auto") name += "-run_" + runner;
   if (redundant > 0) name += fmt::format("-red{}", redundant);
   if (tbo) name += "-tbo";
+  if (sbo) name += "-sbo";
   if (chunk != 0) name += fmt::format("-chunk{}", chunk);
   return name;
 }
@@ -105,11 +106,12 @@ Layout ParseLayout(const std::string& name) {
       known = true;
     }
     if (!known && part == "tbo") layout.tbo = known = true;
+    if (!known && part == "sbo") layout.sbo = known = true;
     if (!known)
       throw Invalid(
           "layout {}: part \"{}\" is unknown; want parts like "
           "tp8-ep8-dp8-dense1-deepep-low_latency-"
-          "red8-tbo-chunk8192 (pp and PD are not searched)",
+          "red8-tbo-sbo-chunk8192 (pp and PD are not searched)",
           name, part);
   }
   if (layout.mesh.tp < 1 || layout.mesh.ep < 1 || layout.mesh.dp < 1)
@@ -125,6 +127,7 @@ EngineConfig ConfigOf(const Layout& layout, const EngineConfig& base) {
   config.moe.runner_backend = layout.runner;
   config.moe.num_redundant_experts = layout.redundant;
   config.two_batch_overlap = layout.tbo;
+  config.moe.single_batch_overlap = layout.sbo;
   if (layout.chunk != 0) config.chunked_prefill_size = layout.chunk;
   return config;
 }
@@ -136,6 +139,7 @@ Layout LayoutOf(const EngineConfig& config) {
           .runner = config.moe.runner_backend,
           .redundant = config.moe.num_redundant_experts,
           .tbo = config.two_batch_overlap,
+          .sbo = config.moe.single_batch_overlap,
           .chunk = config.chunked_prefill_size};
 }
 
@@ -153,6 +157,7 @@ std::string FlagsOf(const Layout& layout) {
     flags += fmt::format(" --ep-num-redundant-experts {} --ep-dispatch-algorithm balanced",
                          layout.redundant);
   if (layout.tbo) flags += " --enable-two-batch-overlap";
+  if (layout.sbo) flags += " --enable-single-batch-overlap";
   if (layout.chunk != 0) flags += fmt::format(" --chunked-prefill-size {}", layout.chunk);
   return flags;
 }

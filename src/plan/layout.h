@@ -27,8 +27,8 @@ struct Layout {
   std::string mode = "auto";
   std::string runner = "auto";
   int redundant = 0;
-  bool tbo = false;
-  int32_t chunk = 0;  // 0: the engine's default
+  bool tbo = false, sbo = false;  // two-batch overlap, single-batch overlap
+  int32_t chunk = 0;              // 0: the engine's default
 
   // "tp8-ep8-dp8-dense1-deepep-tbo": parts that equal their default are left out.
   std::string Name() const;

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "engine/machine.h"
+#include "moe/options.h"
 
 namespace switchyard::plan {
 namespace {
@@ -163,10 +164,12 @@ Ranks LayoutCosts::RanksOf(const Question& q, const Layout& layout, const Engine
           .low_latency = decode && layout.mode != "normal",
           .redundant = layout.redundant,
           .tbo = layout.tbo,
+          .sbo = layout.sbo,
           .tbo_min_tokens = options.tbo_min_tokens,
           .row_dtype = plan.dtype,
           .kv_dtype = plan.kv_dtype,
           .ranks_of_host = RanksOfHost(layout, q.cluster),
+          .nics = std::max(1, q.cluster.nics),
           .nic_rate = q.cluster.nics * q.cluster.nic_gbit * 1e9 / 8};
 }
 
@@ -220,6 +223,11 @@ Evaluation Evaluate(const Question& q, const Layout& layout) {
         static_cast<int32_t>(std::min<double>(256.0 * layout.mesh.dp, 4096.0));
   const Machine machine = MachineOf(q.cluster);
   try {
+    if (layout.sbo && !CombinesInParts(config.moe, config.backends.get()))
+      throw Invalid(
+          "{}: single-batch overlap (sbo) needs an exchange that returns outputs in parts, "
+          "such as deepep",
+          layout.Name());
     e.plan = MakePlanOn(machine, q.model, config, RanksOfHost(layout, q.cluster));
     e.memory = PlanRankMemory(config, e.plan);
   } catch (const Error& error) {

@@ -74,6 +74,8 @@ class LayoutCosts {
   StepTime Decode(double running, double keys) const;  // `running`: of all groups
   StepTime Prefill(double rows, double prompt) const;  // `rows`: of all groups
   StepTime Of(const StepShape& shape) const;           // any step
+  // The costs of steps without and with prompts.
+  const StepCosts& steps(bool decode) const { return decode ? decode_ : prefill_; }
   const Ranks& ranks() const { return ranks_; }
 
  private:

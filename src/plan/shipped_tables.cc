@@ -46,6 +46,9 @@ CostTable H200() {
   t.attention_seconds = 14 * kMicro;
   t.decode_bytes.points = {{1, 3.9 * kTera}};
   t.latent_bytes.points = {{1, 3.1 * kTera}};
+  // Decode of 256 sequences with 528 keys takes 68 us more than its reads and products take at full
+  // rate (docs/notes/gpu.md, "Attention"), for 1024 tiles. With 4096 keys it runs at full rate.
+  t.tile_seconds.points = {{512, 0.066 * kMicro}, {4096, 0.002 * kMicro}};
   t.decode_flops = 300 * kTera;
   t.latent_flops = 345 * kTera;
   t.prompt_flops.points = {{256, 120 * kTera}, {2048, 307 * kTera}, {15360, 381 * kTera}};

@@ -1,5 +1,4 @@
-// Simulates requests on the ranks of a layout, step by step. StepCosts computes the time of a step
-// once for each shape, so a simulated day of a large cluster takes minutes.
+// Simulates requests on the ranks of a layout, at one of two fidelities.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/engine_step.h"
 #include "plan/search.h"
 
 namespace switchyard::plan {
@@ -14,14 +14,29 @@ namespace switchyard::plan {
 struct Arrival {
   double seconds = 0;  // arrival time since the start
   int64_t input = 0, output = 0;
+  // Texts of the prompt's leading blocks, from a trace: equal numbers are equal texts. Prompts
+  // share a prefix as far as their blocks are equal.
+  static constexpr int64_t kBlockTokens = 512;
+  std::vector<uint32_t> blocks = {};
 };
 
 // Poisson arrivals of equal requests. The same seed gives the same arrivals.
 std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double seconds, uint64_t seed);
-// A trace: lines of JSON with timestamp (ms), input_length and output_length (Mooncake), or CSV
-// with columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure). Error kInvalid names the file
-// and line.
+// A trace: lines of JSON with timestamp (ms), input_length, output_length and optionally hash_ids
+// (Mooncake), or CSV with columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure). Error
+// kInvalid names the file and line.
 std::vector<Arrival> ReadArrivals(const std::filesystem::path& file);
+
+enum class Fidelity : uint8_t {
+  // The time of a step is computed once for each shape (ShapeClock). A simulated day of a large
+  // cluster takes minutes.
+  kStep,
+  // Every operation of every rank of every step is simulated (EngineStep): seconds of a large
+  // cluster.
+  kOperation,
+};
+// "step", "operation". Error kInvalid names --fidelity.
+Fidelity ParseFidelity(const std::string& name);
 
 struct Percentiles {
   double p50 = 0, p90 = 0, p99 = 0;
@@ -36,6 +51,7 @@ struct Simulation {
   double running = 0;
   // Fraction of (group, step) pairs in which the group has no rows, but another group has rows.
   double uneven = 0;
+  int64_t cached_tokens = 0;  // prompt tokens that were in the prefix cache (kOperation)
   // Maximum number of requests of an engine that wait for their first step.
   int64_t most_waiting = 0;
   Percentiles ttft, itl, latency;
@@ -46,17 +62,24 @@ struct Simulation {
   };
   static constexpr size_t kKeptSteps = 20'000;
   std::vector<Step> first_engine;
+  // With Fidelity::kOperation: all operations of the first steps of the first engine, in seconds of
+  // the simulation; no further step after kKeptOperations.
+  static constexpr size_t kKeptOperations = 50'000;
+  std::vector<OperationSpan> operations;
 };
 
-// Requests go to engines and their groups in turn. A group admits the oldest requests as long as
-// its limit of running requests permits, and its cache has room for their whole outputs. Prompts
-// run in chunks. All groups of an engine step together. Error kInvalid for a request that the cache
-// cannot hold, and for a layout that is not accepted.
+// Requests go to engines and their groups in turn. All groups of an engine step together. Prompts
+// run in chunks, which PrefillPace limits while requests decode. With Fidelity::kOperation each
+// group has the engine's scheduler and prefix cache (ScheduledQueue). With Fidelity::kStep it
+// admits the oldest requests as long as its limit of running requests permits, and its cache has
+// room for their whole outputs (CountedQueue). Error kInvalid for a request that the cache cannot
+// hold, and for a layout that is not accepted.
 Simulation Simulate(const Question& question, const Evaluation& layout,
-                    const std::vector<Arrival>& arrivals);
+                    const std::vector<Arrival>& arrivals, Fidelity fidelity = Fidelity::kStep);
 
 std::string SimulationText(const Evaluation& layout, const Simulation& simulation);
-// A Chrome trace of the first engine's steps.
+// A Chrome trace of the first engine: its steps (process 0), and the operations of each rank
+// (process 1, a thread for each rank).
 std::string SimulationTrace(const Simulation& simulation);
 
 }  // namespace switchyard::plan

@@ -30,6 +30,61 @@ TEST(Simulate, TheSameSeedGivesTheSameRun) {
   EXPECT_NE(run(1), run(2));
 }
 
+TEST(Simulate, TheSameSeedGivesTheSameOperations) {
+  Question q = GpuQuestion("qwen3_30b_a3b", "h200", 2);
+  q.load.input = 512;
+  q.load.output = 8;
+  const Evaluation e = Evaluate(q, ParseLayout("tp2-ep2-dp2-dense1-deepep-tbo"));
+  const auto run = [&](uint64_t seed) {
+    return SimulationTrace(
+        Simulate(q, e, PoissonArrivals(q.load, 20, 1, seed), Fidelity::kOperation));
+  };
+  const std::string once = run(1);
+  EXPECT_THAT(once, HasSubstr("\"name\": \"dispatch\""));
+  EXPECT_EQ(once, run(1));
+  EXPECT_NE(once, run(2));
+}
+
+struct FidelityCase {
+  const char *model, *layout;
+  int per_node, nodes;
+  double rate;
+};
+
+// The two fidelities differ in their schedulers, in groups with different rows, and in roundings.
+TEST(Simulate, TheFidelitiesAgree) {
+  for (const FidelityCase& c : {FidelityCase{"qwen3_30b_a3b", "tp1", 1, 1, 8},
+                                {"qwen3_30b_a3b", "tp2-ep2", 2, 1, 12},
+                                {"qwen3_30b_a3b", "tp2-ep2-dp2", 2, 1, 12},
+                                {"qwen3_30b_a3b", "tp4-ep4-dp4-dense1-deepep", 4, 1, 20},
+                                {"qwen3_30b_a3b", "tp4-ep4-dp4-dense1-deepep-tbo", 4, 1, 20},
+                                {"deepseek_v3", "tp8-ep8-deepep", 8, 1, 4},
+                                {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep", 8, 1, 5},
+                                {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep-tbo", 8, 1, 5},
+                                {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep-sbo", 8, 1, 5},
+                                {"deepseek_v3", "tp16-ep16-dp16-dense1-deepep-tbo", 8, 2, 8}}) {
+    Question q = GpuQuestion(c.model, "h200", c.per_node, c.nodes);
+    q.config.tbo_min_tokens = 2;
+    q.load.input = 1000;
+    q.load.output = 50;
+    const Evaluation e = Evaluate(q, ParseLayout(c.layout));
+    ASSERT_TRUE(e.accepted) << e.refused;
+    const std::vector<Arrival> arrivals = PoissonArrivals(q.load, c.rate, 20, 3);
+    const Simulation steps = Simulate(q, e, arrivals, Fidelity::kStep);
+    const Simulation operations = Simulate(q, e, arrivals, Fidelity::kOperation);
+    const auto compare = [&](const char* what, double a, double b) {
+      std::printf("%-40s %-16s step %9.4f, operation %9.4f, %+5.1f %%\n", c.layout, what, a, b,
+                  100 * (a / b - 1));
+      EXPECT_NEAR(a / b, 1, 0.05) << c.layout << " " << what;
+    };
+    compare("seconds", steps.seconds, operations.seconds);
+    compare("output rate", steps.output_rate, operations.output_rate);
+    compare("busy", steps.busy, operations.busy);
+    compare("itl p50", steps.itl.p50, operations.itl.p50);
+    compare("latency p50", steps.latency.p50, operations.latency.p50);
+  }
+}
+
 TEST(Simulate, EveryRequestEndsAndAnIdleEngineIsAsFastAsOneRequest) {
   const Question q = OneGpu();
   const Evaluation e = Evaluate(q, ParseLayout("tp1"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "core/format.h"
@@ -111,6 +112,7 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
 }
 
 double StepCosts::Lane(const StepShape& shape) const {
+  if (exchanges()) return shape.rows * r_.mesh.dp / r_.mesh.ep;  // a rank routes rows of its group
   return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
 }
 
@@ -156,35 +158,63 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
 
-void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
+StepCosts::Limits StepCosts::KeyLimits(const ModelConfig& model) {
+  Limits limits;
+  const double share = 1.0 / static_cast<double>(model.layers.size());
+  for (const LayerConfig& layer : model.layers) {
+    double keys = std::numeric_limits<double>::infinity();
+    for (const int64_t limit : {int64_t{layer.window}, int64_t{layer.chunk}})
+      if (limit > 0) keys = std::min(keys, static_cast<double>(limit));
+    const auto known = std::ranges::find(limits, keys, &Limits::value_type::first);
+    if (known == limits.end()) {
+      limits.emplace_back(keys, share);
+    } else {
+      known->second += share;
+    }
+  }
+  return limits;
+}
+
+// Reads of keys and values, and products with them: the mean over layers.
+void StepCosts::AttendRows(bool decode, double sequences, double rows, double keys,
+                           Cost* cost) const {
+  if (rows <= 0) return;
   const AttentionConfig& a = m_.attention;
-  const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
   const double kv_heads = latent ? 1 : static_cast<double>(KvHeads(a, mesh_).size());
   const double key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
   const double value = latent ? a.kv_lora_rank : a.head_dim;
-  double flops = 0, bytes = 0;  // per layer, averaged over windows
-  for (const LayerConfig& layer : m_.layers) {
-    double keys = layer.window > 0 ? std::min<double>(shape.keys, layer.window) : shape.keys;
-    if (layer.chunk > 0) keys = std::min<double>(keys, layer.chunk);
-    flops += 2 * shape.rows * keys * heads * (key + value);
-    bytes += shape.sequences * keys * kv_heads * (latent ? 1 : 2) *
-             static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, static_cast<int64_t>(key)));
+  const auto row =
+      static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, static_cast<int64_t>(key)));
+  double flops = 0, bytes = 0, tiles = 0;
+  for (const auto& [limit, share] : limits_) {
+    const double visible = std::min(keys, limit);
+    flops += share * 2 * rows * visible * heads * (key + value);
+    bytes += share * sequences * visible * kv_heads * (latent ? 1 : 2) * row;
+    if (decode && !latent) tiles += share * sequences * kv_heads * t_.tile_seconds.At(visible);
   }
-  flops /= static_cast<double>(m_.layers.size());
-  bytes /= static_cast<double>(m_.layers.size());
   double of_bytes = 0, of_flops = 0;
-  if (shape.decode) {
+  if (decode) {
     of_bytes = bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kv_heads);
     const double rate = latent ? t_.latent_flops : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;
   } else {
-    of_flops = flops / (latent ? t_.latent_prompt_flops : t_.prompt_flops).At(shape.keys);
+    of_flops = flops / (latent ? t_.latent_prompt_flops : t_.prompt_flops).At(keys);
   }
-  cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
+  cost->Add(Part::kAttention, Limit::kStart, tiles);
   cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
             std::max(of_bytes, of_flops));
+}
+
+void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
+  const AttentionConfig& a = m_.attention;
+  const auto hidden = static_cast<double>(m_.hidden);
+  const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
+  const bool latent = a.kind == AttentionConfig::Kind::kLatent;
+  cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
+  AttendRows(shape.decode, shape.sequences, shape.rows - shape.decode_rows, shape.keys, cost);
+  AttendRows(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, cost);
   if (latent) {
     const MatrixFormat plain{};
     Product(Part::kAttention, plain, shape.rows, heads * a.v_head_dim, a.kv_lora_rank, cost);
@@ -275,21 +305,22 @@ void StepCosts::Shared(const StepShape& shape, Cost* cost) const {
 
 // Each of `tokens` tokens sends `rows_per_token` rows, evenly over the ranks of the EP group.
 void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
-                         Cost* cost) const {
+                         PhaseCost* cost) const {
   const double ep = r_.mesh.ep;
   // Ranks of this host in an EP group, which is strided over the world.
   const double near =
       std::max(1.0, std::min(ep, static_cast<double>(r_.ranks_of_host) / mesh_.moe_tp()));
   const double bytes = tokens * rows_per_token * row_bytes;
-  double seconds = 0, start = t_.host.seconds;
-  seconds = bytes * (near - 1) / ep / t_.host.rate;
+  Sent& sent = cost->sent;
+  sent = {
+      .start = t_.host.seconds, .near = bytes * (near - 1) / ep, .far = bytes * (ep - near) / ep};
+  double seconds = sent.near / t_.host.rate;
   if (near < ep) {
-    const double rate = r_.nic_rate * t_.network_share / r_.ranks_of_host;
-    seconds = std::max(seconds, bytes * (ep - near) / ep / std::max(rate, 1.0));
-    start = std::max(start, t_.network.seconds);
+    seconds = std::max(seconds, sent.far / std::max(nic_rate() / r_.ranks_of_host, 1.0));
+    sent.start = std::max(sent.start, t_.network.seconds);
   }
-  cost->Add(part, Limit::kStart, start);
-  cost->Add(part, Limit::kNetwork, seconds);
+  cost->transfer.Add(part, Limit::kStart, sent.start);
+  cost->transfer.Add(part, Limit::kNetwork, seconds);
 }
 
 void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
@@ -358,9 +389,10 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
   const auto hidden = static_cast<double>(m_.hidden);
   switch (phase) {
     case Phase::kQkv:
-      Qkv(shape, &cost.compute);
+      if (shape.rows > 0) Qkv(shape, &cost.compute);
       break;
     case Phase::kAttention:
+      if (shape.rows <= 0) break;  // a group without tokens skips attention
       if (!split) Qkv(shape, &cost.compute);
       Attend(shape, &cost.compute);
       break;
@@ -371,7 +403,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       if (exchanges()) {
         const bool fp8 = f_.experts.fp8_rows && t_.cuda;
         const double row = hidden * (fp8 ? 1 + kFloat / 128 : SizeOf(r_.row_dtype));
-        Exchange(Part::kDispatch, DistinctRanks(), row, Lane(shape), &cost.transfer);
+        Exchange(Part::kDispatch, DistinctRanks(), row, Lane(shape), &cost);
       } else if (scatters()) {
         AllGather(World(shape) * hidden * kFloat, r_.mesh.tp, &cost.compute);
       }
@@ -387,16 +419,20 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       if (!moe) {
         Dense(shape, &cost.compute);
       } else {
-        Experts(shape, &cost.compute, &cost.compute);
+        Cost down;
+        Experts(shape, &cost.compute, down_under_combine() ? &down : &cost.compute);
       }
       break;
     case Phase::kCombine:
       if (exchanges())
         Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), Lane(shape),
-                 &cost.transfer);
+                 &cost);
       break;
-    case Phase::kDown:
+    case Phase::kDown: {
+      Cost up;
+      if (down_under_combine()) Experts(shape, &up, &cost.compute);
       break;
+    }
     case Phase::kFinish:
       Finish(shape, &cost.compute);
       break;

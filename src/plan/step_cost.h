@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "model/config.h"
 #include "plan/cost_table.h"
@@ -59,13 +61,17 @@ struct ModelFormats {
 };
 ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper);
 
-// The rows of one attention group in a step. All groups have equal steps.
+// The rows of one attention group in a step.
 struct StepShape {
   bool decode = true;
   double sequences = 1;
   double rows = 1;  // decode: the number of sequences
   double keys = 1;  // keys that a row attends to, on average
   double logit_rows = 1;
+  // Without `decode`: how many of the rows are of decoding sequences, and the keys of each.
+  double decode_rows = 0, decode_keys = 0;
+  // Rows of a group, averaged over all groups, which share the experts. 0: all groups have `rows`.
+  double mean_rows = 0;
 };
 
 struct StepTime {
@@ -90,6 +96,7 @@ struct Ranks {
   int64_t tbo_min_tokens = 2;  // minimum tokens of all groups for two micro-batches
   DType row_dtype = DType::kBF16, kv_dtype = DType::kBF16;
   int ranks_of_host = 1;
+  int nics = 1;         // NICs of a host; each is used by an equal number of its ranks
   double nic_rate = 0;  // bytes per second of a host's NICs together, nominal
 };
 
@@ -97,38 +104,74 @@ class StepCosts {
  public:
   StepCosts(const ModelConfig& model, const ModelFormats& formats, const CostTable& table,
             const Ranks& ranks, const Routing& routing)
-      : m_(model), f_(formats), t_(table), r_(ranks), routing_(routing), mesh_(ranks.mesh, 0) {}
+      : m_(model),
+        f_(formats),
+        t_(table),
+        r_(ranks),
+        routing_(routing),
+        mesh_(ranks.mesh, 0),
+        limits_(KeyLimits(model)) {}
 
+  // The time of a step in which all groups have this shape, apart from `mean_rows`.
   StepTime Of(const StepShape& shape) const;
 
+  // What a rank sends in an exchange.
+  struct Sent {
+    double start = 0;          // seconds
+    double near = 0, far = 0;  // bytes to ranks of this host, and to ranks of other hosts
+  };
   // The cost of one phase of a layer. The transfer of an exchange is separate from computation.
+  // `transfer` is its time if no other exchange uses the links.
   struct PhaseCost {
     Cost compute, transfer;
+    Sent sent;
   };
   PhaseCost Of(const StepShape& shape, bool moe, schedule::Phase phase, bool split) const;
   // Embedding, head and the host's work of a whole step.
   Cost Ends(const StepShape& shape) const;
 
+  // Whether a step is divided into two micro-batches, and the shape of each part.
+  bool TwoBatches(const StepShape& shape) const;
+  StepShape PartOf(const StepShape& shape) const;
+  // The operations of the engine's decoder. The list lives as long as the thread.
+  const std::vector<schedule::Operation>& Program(bool two_batches, bool decode) const;
+
+  bool exchanges() const { return r_.a2a != "none" && r_.mesh.ep > 1; }
+  // Whether combine starts before the down projection (single-batch overlap).
+  bool down_under_combine() const { return r_.sbo && exchanges(); }
+  // Parts in which combine then returns the outputs.
+  static constexpr int kCombineParts = 4;
+  const Ranks& ranks() const { return r_; }
+  const CostTable& table() const { return t_; }
+  const ModelConfig& model() const { return m_; }
+  // Bytes per second of a host's NICs together.
+  double nic_rate() const { return r_.nic_rate * t_.network_share; }
+
  private:
+  // The largest number of keys of a row in a layer, and the fraction of layers with it.
+  using Limits = std::vector<std::pair<double, double>>;
+  static Limits KeyLimits(const ModelConfig& model);
   void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
   void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
                double seconds_of_start = -1) const;
   void Qkv(const StepShape& shape, Cost* cost) const;
   void Attend(const StepShape& shape, Cost* cost) const;
+  void AttendRows(bool decode, double sequences, double rows, double keys, Cost* cost) const;
   void Route(const StepShape& shape, Cost* cost) const;
   void Experts(const StepShape& shape, Cost* up, Cost* down) const;
   void Dense(const StepShape& shape, Cost* cost) const;
   void Shared(const StepShape& shape, Cost* cost) const;
   void Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
-                Cost* cost) const;
+                PhaseCost* cost) const;
   void Finish(const StepShape& shape, Cost* cost) const;
   void AllReduce(double bytes, int ranks, Cost* cost) const;
   void AllGather(double bytes, int ranks, Cost* cost) const;
 
   bool scatters() const { return r_.a2a != "none" || r_.mesh.dp > 1; }
-  bool exchanges() const { return r_.a2a != "none" && r_.mesh.ep > 1; }
   double Lane(const StepShape& shape) const;  // tokens that a rank routes
-  double World(const StepShape& shape) const { return shape.rows * r_.mesh.dp; }
+  double World(const StepShape& shape) const {
+    return (shape.mean_rows > 0 ? shape.mean_rows : shape.rows) * r_.mesh.dp;
+  }
   double DistinctRanks() const;
   // Expected number of a token's slots whose experts compute, if routing is even.
   double ExpertsOfToken() const;
@@ -139,6 +182,7 @@ class StepCosts {
   const Ranks r_;
   const Routing routing_;
   const Mesh mesh_;
+  const Limits limits_;
 };
 
 }  // namespace switchyard::plan

@@ -1,4 +1,5 @@
-// Simulates the engine's list of operations with the costs of its phases.
+// The time of a step of ranks with equal work, from the engine's list of operations: one rank and
+// its links. engine_step.h simulates all ranks.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -14,35 +15,45 @@ using schedule::Kind;
 using schedule::Operation;
 using schedule::Phase;
 
-// The operations of a step. Lists are cached, because they depend on few settings and a search
-// needs them thousands of times.
-const std::vector<Operation>& ProgramOf(const ModelConfig& model, bool two, bool decode) {
+constexpr size_t kPhases = static_cast<size_t>(Phase::kFinish) + 1;
+
+}  // namespace
+
+// Lists are cached, because they depend on few settings and a search needs them thousands of times.
+const std::vector<Operation>& StepCosts::Program(bool two_batches, bool decode) const {
   static thread_local std::map<std::string, std::vector<Operation>> known;
-  std::string key(two ? "2" : "1");
+  std::string key(two_batches ? "2" : "1");
   key += decode ? 'd' : 'p';
-  key += model.has_moe() && model.moe->shared_intermediate > 0 ? 's' : '-';
-  for (const LayerConfig& layer : model.layers) key += layer.shortcut ? 'x' : layer.moe ? 'm' : '.';
+  key += down_under_combine() ? 'b' : '-';
+  key += m_.has_moe() && m_.moe->shared_intermediate > 0 ? 's' : '-';
+  for (const LayerConfig& layer : m_.layers) key += layer.shortcut ? 'x' : layer.moe ? 'm' : '.';
   auto [entry, added] = known.try_emplace(std::move(key));
   if (added) {
-    schedule::ServeShape shape = ServeShapeOf(model, {}, two);
+    schedule::ServeShape shape =
+        ServeShapeOf(m_, {.single_batch_overlap = down_under_combine()}, two_batches);
     shape.mode = decode ? schedule::Mode::kDecode : schedule::Mode::kPrefill;
     entry->second = schedule::Plan(shape);
   }
   return entry->second;
 }
 
-constexpr size_t kPhases = static_cast<size_t>(Phase::kFinish) + 1;
+bool StepCosts::TwoBatches(const StepShape& shape) const {
+  return r_.tbo && m_.has_moe() && World(shape) >= static_cast<double>(r_.tbo_min_tokens);
+}
 
-}  // namespace
+StepShape StepCosts::PartOf(const StepShape& shape) const {
+  StepShape part = shape;
+  part.rows /= 2;
+  part.mean_rows /= 2;
+  part.decode_rows /= 2;
+  part.sequences = std::max(1.0, part.sequences / 2);
+  return part;
+}
 
 StepTime StepCosts::Of(const StepShape& shape) const {
-  const bool two = r_.tbo && m_.has_moe() && World(shape) >= static_cast<double>(r_.tbo_min_tokens);
-  StepShape part = shape;
-  if (two) {
-    part.rows /= 2;
-    part.sequences = std::max(1.0, part.sequences / 2);
-  }
-  const std::vector<Operation>& program = ProgramOf(m_, two, shape.decode);
+  const bool two = TwoBatches(shape);
+  const StepShape part = two ? PartOf(shape) : shape;
+  const std::vector<Operation>& program = Program(two, shape.decode);
   // Whether projections are a separate operation.
   const bool split = std::ranges::any_of(program, [](const Operation& operation) {
     return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
@@ -61,25 +72,36 @@ StepTime StepCosts::Of(const StepShape& shape) const {
   }
   StepTime time;
   std::array<std::array<int, kPhases>, 2> times{};
-  std::array<double, 2> arrival{};
-  double clock = 0, link = 0;  // when the rank and its links are free
+  std::array<double, 2> arrival{}, in_parts{};  // in_parts: a combine that follows `down`
+  double clock = 0, link = 0;                   // when the rank and its links are free
   for (const Operation& operation : program) {
     if (operation.kind != Kind::kForward) continue;
     const bool moe = m_.layers[operation.layer].moe;
     const auto p = static_cast<size_t>(operation.phase);
-    const auto [compute, transfer] = seconds[moe][p];
+    auto [compute, transfer] = seconds[moe][p];
     ++times[moe][p];
     double& arrives = arrival[operation.micro_batch];
     if (operation.phase == Phase::kExperts || operation.phase == Phase::kFinish)
       clock = std::max(clock, arrives);
+    if (operation.phase == Phase::kCombine && down_under_combine()) {
+      in_parts[operation.micro_batch] = std::exchange(transfer, 0.0);
+    } else if (operation.phase == Phase::kDown) {
+      transfer = std::exchange(in_parts[operation.micro_batch], 0.0);
+    }
+    const double begin = clock;
     clock += compute;
     if (transfer <= 0) continue;
     if (!t_.exchange_overlaps) {
       clock += transfer;
-      continue;
+    } else if (operation.phase == Phase::kDown) {
+      // The first part leaves as soon as it is computed, and the last part after all of them.
+      link = std::max(std::max(begin + compute / kCombineParts, link) + transfer,
+                      clock + transfer / kCombineParts);
+      arrives = link;
+    } else {
+      link = std::max(clock, link) + transfer;
+      arrives = link;
     }
-    link = std::max(clock, link) + transfer;
-    arrives = link;
   }
   for (const bool moe : {false, true})
     for (size_t p = 0; p < kPhases; ++p) {

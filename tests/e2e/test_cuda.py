@@ -19,7 +19,7 @@ import check_reference
 import test_recorder
 from elastic import metric
 from schema_generator import schemas
-from server import FIXTURES, OtherNode, Server, fails_to_start, free_port
+from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_families import FOLDER as FAMILY_FOLDER
@@ -452,3 +452,18 @@ def test_weights_and_memory_change(two_models, objects, layout, graphs):  # noqa
 def test_an_update_keeps_the_placement_of_experts(tmp_path):
     device, env = where(2)
     check_placement(tmp_path, 2, "static", *device, env=env)
+
+
+def test_calibrate_measures_a_table_for_plan(tmp_path):
+    device, env = where(1)
+    file = tmp_path / "table.json"
+    subprocess.run([PROGRAM, "bench", "calibrate", *map(str, device), "--json", file], check=True, env={**os.environ, **env})
+    table = json.loads(file.read_text())
+    assert table["cuda"] and table["measured"] and table["source"].startswith("switchyard bench calibrate: ")
+    assert {"bfloat16", "fp8-block", "mxfp4", "nvfp4", "int4-group"} <= set(table["weights"]) & set(table["experts"])
+    # The time to start a tile is hidden by reads of many keys.
+    times = [seconds for _, seconds in table["tile_seconds"]]
+    assert len(times) == 5 and times[-1] <= min(times)
+    plan = subprocess.run([PROGRAM, "plan", "--model-path", FIXTURES.parent / "plan/qwen3_30b_a3b.json", "--gpus", "h200",
+                           "--cost-table", file], check=True, capture_output=True, text=True).stdout
+    assert "switchyard bench calibrate" in plan and "tp1" in plan

@@ -107,3 +107,41 @@ def test_explain_prints_the_decision_tree():
 ])
 def test_bad_input_says_what_would_be_needed(flags, wanted):
     assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)
+
+
+def simulate(*flags, layout="tp8-ep8-dp8-dense1-deepep-sbo", code=0):
+    return run("simulate", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--layout", layout, *flags,
+               code=code)
+
+
+POISSON = ["--input-len", 1000, "--output-len", 20, "--rate", 4, "--seconds", 2]
+
+
+@pytest.mark.parametrize("fidelity", ["step", "operation"])
+def test_simulate_prints_latencies_and_writes_a_trace(fidelity, tmp_path):
+    file = tmp_path / "trace.json"
+    flags = [*POISSON, "--fidelity", fidelity, "--chrome-trace", file]
+    out = simulate(*flags)
+    assert "time between tokens" in out
+    text = file.read_text()
+    events = json.loads(text)["traceEvents"]
+    ranks = {event["tid"] for event in events if event["pid"] == 1}
+    assert ranks == (set(range(8)) if fidelity == "operation" else set())
+    if fidelity == "operation":
+        names = [event["name"] for event in events if event["pid"] == 1 and event["tid"] == 3]
+        assert names.index("combine") < names.index("down") < len(names)  # single-batch overlap
+    assert simulate(*flags) == out and file.read_text() == text  # the same seed gives the same events
+
+
+def test_simulate_counts_cached_prefixes_of_a_trace(tmp_path):
+    trace = tmp_path / "arrivals.jsonl"
+    lines = [{"timestamp": 10_000 * i, "input_length": 1100, "output_length": 4, "hash_ids": [7, 8, 20 + i]}
+             for i in range(3)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "2048 prompt tokens were cached" in simulate("--trace", trace, "--fidelity", "operation",
+                                                        layout="tp8-ep8-deepep")
+
+
+def test_simulate_refuses_unknown_layouts_and_fidelities():
+    assert "single-batch overlap" in simulate(*POISSON, layout="tp8-ep8-sbo", code=2)
+    assert "--fidelity" in simulate(*POISSON, "--fidelity", "kernel", code=2)

@@ -45,8 +45,7 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
              "Instruction set on CPUs: auto, reference, avx2, avx512, amx; amx-emulated for tests");
   if (a.which == "kernels" || a.which == "roofline" || calibrates) {
     app.Flag("--cpu-threads", a.threads, kBench, "Threads on CPUs; 0: all cores").NonNegative();
-    if (!calibrates)
-      app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "GPU to measure").NonNegative();
+    app.Flag("--base-gpu-id", a.base_gpu_id, kBench, "GPU to measure").NonNegative();
     return;
   }
   app.Flag("--ranks,--tp", a.ranks, kBench,
@@ -93,8 +92,8 @@ std::optional<BenchArgs> ParseBench(const std::string& which,
       {"exchange", "Time collectives, and dispatch and combine of rows between ranks"},
       {"roofline", "Measure the peak rates of this machine: memory, caches, arithmetic"},
       {"calibrate",
-       "Measure kernels and copies of this machine's CPUs, and print a cost table for `switchyard "
-       "plan --cost-table`"}};
+       "Measure kernels and links of this machine's CPUs or GPUs, and print a cost table for "
+       "`switchyard plan --cost-table`"}};
   const auto summary = summaries.find(which);
   if (summary == summaries.end())
     throw Invalid(

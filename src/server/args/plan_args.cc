@@ -168,9 +168,8 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   SimulateArgs a;
   RawFlags raw;
   constexpr const char* kSimulation = "Simulation";
-  CommandLine app(
-      "Simulate requests on a layout of a cluster, step by step: latencies, use, imbalance",
-      "switchyard simulate");
+  CommandLine app("Simulate requests on a layout of a cluster: latencies, use, imbalance",
+                  "switchyard simulate");
   AddModel(app, a.plan);
   AddCluster(app, a.plan, raw.gpus, raw.nics, raw.cpu);
   AddLoad(app, a.plan);
@@ -181,11 +180,18 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
       "Arrivals: Mooncake's JSON lines, or Azure's CSV; default: Poisson arrivals with --rate");
   app.Flag("--seconds", a.seconds, kSimulation, "Seconds of Poisson arrivals").Range(0.001, 1e7);
   app.Flag("--seed", a.seed, kSimulation, "Seed of Poisson arrivals");
+  app.Flag("--fidelity", a.fidelity, kSimulation,
+           "step: compute the time of a step once for each shape (days of large clusters). "
+           "operation: "
+           "simulate every operation of every rank, and the links that they share (seconds)")
+      .OneOf({"step", "operation"});
   app.Flag("--chrome-trace", a.chrome_trace, kSimulation,
-           "Write the steps of the first engine to this file");
+           "Write the steps of the first engine to this file, and with --fidelity operation the "
+           "operations of its first steps");
   app.Footer(
-      "Whole steps are simulated, not operations. Assumed: balanced experts, no prefix cache, and "
-      "admission in order of arrival.");
+      "Experts have equal loads. With --fidelity operation each attention group has the engine's "
+      "scheduler and prefix cache. With step, requests are admitted in order of arrival and no "
+      "prefix is cached.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(raw, a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)

@@ -36,11 +36,12 @@ struct PlanArgs {
 // Arguments of `simulate` in addition to the model, the cluster and the load.
 struct SimulateArgs {
   PlanArgs plan;
-  std::string layout;        // --layout; empty: the first of the plan
-  std::string trace;         // --trace FILE; empty: Poisson arrivals with --rate
-  double seconds = 60;       // --seconds: duration of Poisson arrivals
-  uint64_t seed = 0;         // --seed
-  std::string chrome_trace;  // --chrome-trace FILE
+  std::string layout;             // --layout; empty: the first of the plan
+  std::string trace;              // --trace FILE; empty: Poisson arrivals with --rate
+  double seconds = 60;            // --seconds: duration of Poisson arrivals
+  uint64_t seed = 0;              // --seed
+  std::string fidelity = "step";  // --fidelity
+  std::string chrome_trace;       // --chrome-trace FILE
 };
 
 // For --help, prints the help and returns nothing. Throws Error kInvalid that names the flag.

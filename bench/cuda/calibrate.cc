@@ -1,0 +1,307 @@
+// `switchyard bench calibrate --device cuda`: the rates of this host's GPUs. Runs the cases of
+// `bench kernels` and `bench exchange` that a cost table needs, and derives its entries from them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bench/calibration.h"
+#include "bench/cuda/gpu_benches.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "kernels/gpus.h"
+
+namespace switchyard::bench {
+namespace {
+
+constexpr double kMicro = 1e-6;
+
+// The sizes in the shape of a grouped product: "fp8 masked 32 groups 6127 x 6144 x 7168".
+struct Grouped {
+  std::string format;
+  bool masked = false;
+  int groups = 0;
+  double rows = 0;  // of all groups
+  long long n = 0, k = 0;
+
+  double mean() const { return rows / groups; }
+  bool few() const { return mean() >= 2 && mean() <= 6; }  // the weights limit the time
+  bool many() const { return mean() >= 40; }
+};
+
+bool Parse(const std::string& shape, Grouped* g) {
+  char format[16], kind[16];
+  long long rows = 0;
+  if (std::sscanf(shape.c_str(), "%15s %15s %d groups %lld x %lld x %lld", format, kind, &g->groups,
+                  &rows, &g->n, &g->k) != 6)
+    return false;
+  g->format = format;
+  g->masked = std::string_view(kind) == "masked";
+  g->rows = static_cast<double>(rows);
+  return true;
+}
+
+// Decode over a cache that is larger than L2, by sequences and keys. kFullKeys: so many keys that
+// reads hide the start of a tile.
+constexpr int kFullKeys = 4096;
+constexpr std::pair<int, int> kShortDecodes[] = {{256, 128}, {256, 576}, {128, 1024}, {256, 2048}};
+struct Prompt {
+  int batch, rows, keys;
+};
+constexpr Prompt kPrompts[] = {{16, 512, 512}, {1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
+constexpr Prompt kLatentPrompts[] = {{1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
+constexpr const char* kGroupedHeads = "qwen3-30b 32/4 x 128";
+constexpr double kKvHeads = 4, kKeyBytes = 4 * 2 * 128 * 2;  // of one key in all KV heads
+constexpr const char* kLatentHeads = "deepseek-v3 128 heads";
+constexpr const char* kFewLatentHeads = "deepseek-v3 16 heads";
+constexpr double kLatentKeyBytes = 576 * 2;
+
+std::string AttentionShape(const char* heads, int batch, int rows, int keys) {
+  return fmt::format("{} {} x {} rows {} keys", heads, batch, rows, keys);
+}
+std::string DecodeShape(const char* heads, int batch, int keys) {
+  return AttentionShape(heads, batch, 1, keys);
+}
+
+constexpr int64_t kDenseRows[] = {64, 128, 256, 512, 1024, 4096};
+constexpr const char* kChainShape = "bf16 1 x 256 x 7168";
+constexpr double kChainColumns = 7168;
+constexpr const char* kRowsShape = "4096 x 7168";
+constexpr const char* kRowOps[] = {"rms-norm", "add", "copy-rows"};
+constexpr size_t kAllReduceKb[] = {8, 64, 1024, 16384, 65536};
+
+std::string DenseShape(const char* format, int64_t rows) {
+  return fmt::format("{} {} x 7168 x 16384", format, rows);
+}
+
+bool IsUsedAttention(const std::string& shape) {
+  if (shape == DecodeShape(kGroupedHeads, 1, 1024)) return true;
+  for (const auto& [batch, keys] : kShortDecodes)
+    if (shape == DecodeShape(kGroupedHeads, batch, keys)) return true;
+  for (const char* heads : {kGroupedHeads, kLatentHeads, kFewLatentHeads})
+    if (shape == DecodeShape(heads, 128, kFullKeys)) return true;
+  for (const Prompt& p : kPrompts)
+    if (shape == AttentionShape(kGroupedHeads, p.batch, p.rows, p.keys)) return true;
+  return std::ranges::any_of(kLatentPrompts, [&](const Prompt& p) {
+    return shape == AttentionShape(kLatentHeads, p.batch, p.rows, p.keys);
+  });
+}
+
+bool IsUsed(const std::string& name, const std::string& shape) {
+  if (name == "grouped-gemm") {
+    Grouped g;
+    if (!Parse(shape, &g)) return false;
+    if (!g.masked) return g.groups == 8;
+    return g.groups == 32 ? g.few() || g.many() : g.n == 1536 && g.format == "bf16";
+  }
+  if (name == "dense-gemm") {
+    if (shape == kChainShape) return true;
+    for (const int64_t rows : kDenseRows)
+      for (const char* format : {"bf16", "fp8"})
+        if (shape == DenseShape(format, rows)) return true;
+    return false;
+  }
+  if (name == "attention") return IsUsedAttention(shape);
+  if (shape == kRowsShape) return std::ranges::find(kRowOps, name) != std::end(kRowOps);
+  if (name == "add-norm") return true;
+  if (name == "to-attention") return shape == "1 tokens fused";
+  if (name == "dispatch")
+    return shape.ends_with("tokens 8 fp8") || shape.ends_with("tokens 4096 bf16");
+  if (name == "all-reduce")
+    return std::ranges::any_of(kAllReduceKb, [&](size_t kb) {
+      return shape.find(fmt::format(" {} KB ", kb)) != std::string::npos;
+    });
+  return false;
+}
+
+// The results of the cases that were run.
+class Results {
+ public:
+  explicit Results(const Report& report) : all_(report.results()) {}
+
+  // Error kResource names a case that was not run.
+  const Result& Of(std::string_view name, const std::string& shape) const {
+    const auto found = std::ranges::find_if(
+        all_, [&](const Result& r) { return r.name == name && r.shape == shape; });
+    if (found == all_.end()) throw Resource("bench calibrate: no result of {} {}", name, shape);
+    return *found;
+  }
+  const std::vector<Result>& all() const { return all_; }
+
+ private:
+  const std::vector<Result>& all_;
+};
+
+// The name in cost tables; the benchmarks use shorter ones.
+std::string TableName(const std::string& format) {
+  if (format == "bf16") return "bfloat16";
+  if (format == "fp8") return "fp8-block";
+  return format == "int4" ? "int4-group" : format;
+}
+
+// Products of all formats. Cases of equal rows and different matrices are averaged by time.
+void SetProducts(const Results& results, plan::CostTable* t) {
+  struct Sum {
+    double bytes = 0, flops = 0, seconds = 0;
+  };
+  std::map<std::string, Sum> weights;
+  std::map<std::string, std::map<double, Sum>> experts;  // by rows of a group
+  for (const Result& r : results.all()) {
+    Grouped g;
+    if (r.name != "grouped-gemm" || !Parse(r.shape, &g) || g.groups == 16) continue;
+    const std::string name = TableName(g.format);
+    Sum& sum = g.few() ? weights[name] : experts[name][std::round(g.mean())];
+    sum.bytes += r.bytes;
+    sum.flops += r.flops;
+    sum.seconds += r.seconds;
+  }
+  t->weights.clear();
+  t->experts.clear();
+  t->products.clear();
+  for (const auto& [name, sum] : weights) t->weights[name] = sum.bytes / sum.seconds;
+  for (const auto& [name, by_rows] : experts)
+    for (const auto& [rows, sum] : by_rows)
+      t->experts[name].points.emplace_back(rows, sum.flops / sum.seconds);
+  for (const char* format : {"bf16", "fp8"})
+    for (const int64_t rows : kDenseRows) {
+      const Result& r = results.Of("dense-gemm", DenseShape(format, rows));
+      t->products[TableName(format)].points.emplace_back(static_cast<double>(rows),
+                                                         r.flops / r.seconds);
+    }
+}
+
+// The times of ops that move few bytes, and the bandwidth of ops that move many.
+void SetSmallOps(const Results& results, plan::CostTable* t) {
+  double bytes = 0, seconds = 0;
+  for (const char* name : kRowOps) {
+    const Result& r = results.Of(name, kRowsShape);
+    bytes += r.bytes;
+    seconds += r.seconds;
+  }
+  t->bandwidth = bytes / seconds;
+  t->op_seconds = results.Of("add-norm", "1 x 2048").seconds;
+  const double one = results.Of("dense-gemm", kChainShape).seconds;
+  t->chain_seconds = std::max(0.0, one - t->op_seconds) / kChainColumns;
+  // Two small ops and the product of q, k and v. What remains beside the time of its bytes and its
+  // dependent sums is the start of a product.
+  const double front = results.Of("to-attention", "1 tokens fused").seconds;
+  const double product =
+      std::max(2.0 * 5120 * 2048 / t->weights.at("bfloat16"), 2048 * t->chain_seconds);
+  t->product_seconds = std::clamp(front - 2 * t->op_seconds - product, 0.2 * kMicro, 5 * kMicro);
+  for (const Result& r : results.all()) {
+    Grouped g;
+    if (r.name == "grouped-gemm" && Parse(r.shape, &g) && g.groups == 16)
+      t->grouped_seconds =
+          std::clamp(r.seconds - r.bytes / t->weights.at("bfloat16"), 0.5 * kMicro, 20 * kMicro);
+  }
+}
+
+void SetAttention(const Results& results, plan::CostTable* t) {
+  const auto seconds = [&](const std::string& shape) {
+    return results.Of("attention", shape).seconds;
+  };
+  t->attention_seconds = seconds(DecodeShape(kGroupedHeads, 1, 1024));
+  // The time of a case without that of a call with one sequence.
+  const auto beyond_start = [&](const std::string& shape) {
+    const double all = seconds(shape);
+    return std::max(all - t->attention_seconds, 0.1 * all);
+  };
+  t->decode_bytes.points = {
+      {8, 128 * kFullKeys * kKeyBytes / beyond_start(DecodeShape(kGroupedHeads, 128, kFullKeys))}};
+  t->decode_flops = 0;  // decode_bytes includes the arithmetic
+  t->tile_seconds.points.clear();
+  for (const auto& [batch, keys] : kShortDecodes) {
+    const double reads = batch * keys * kKeyBytes / t->decode_bytes.At(8);
+    const double more = beyond_start(DecodeShape(kGroupedHeads, batch, keys)) - reads;
+    t->tile_seconds.points.emplace_back(keys, std::max(more / (batch * kKvHeads), 1e-10));
+  }
+  t->tile_seconds.points.emplace_back(kFullKeys, 1e-10);
+  t->latent_bytes.points = {{16, 128 * kFullKeys * kLatentKeyBytes /
+                                     beyond_start(DecodeShape(kFewLatentHeads, 128, kFullKeys))}};
+  const std::string many = DecodeShape(kLatentHeads, 128, kFullKeys);
+  t->latent_flops = results.Of("attention", many).flops / beyond_start(many);
+  const auto prompts = [&](const char* heads, const auto& cases, plan::Curve* curve) {
+    curve->points.clear();
+    for (const Prompt& p : cases) {
+      const std::string shape = AttentionShape(heads, p.batch, p.rows, p.keys);
+      curve->points.emplace_back(p.keys - (p.rows - 1) / 2.0,
+                                 results.Of("attention", shape).flops / beyond_start(shape));
+    }
+  };
+  prompts(kGroupedHeads, kPrompts, &t->prompt_flops);
+  prompts(kLatentHeads, kLatentPrompts, &t->latent_prompt_flops);
+}
+
+// Tables have the all-reduce of four ranks. The start does not depend on the number of ranks; the
+// bytes that a rank sends do.
+void SetLinks(const Results& results, int ranks, plan::CostTable* t) {
+  t->host.seconds = results.Of("dispatch", fmt::format("ranks {} tokens 8 fp8", ranks)).seconds;
+  const Result& many = results.Of("dispatch", fmt::format("ranks {} tokens 4096 bf16", ranks));
+  t->host.rate = many.bytes / many.seconds;
+  std::map<size_t, double> fastest;  // of all backends, by KB
+  for (const Result& r : results.all())
+    for (const size_t kb : kAllReduceKb)
+      if (r.name == "all-reduce" && r.shape.find(fmt::format(" {} KB ", kb)) != std::string::npos) {
+        double& seconds = fastest.try_emplace(kb, r.seconds).first->second;
+        seconds = std::min(seconds, r.seconds);
+      }
+  t->all_reduce.points.clear();
+  const double start = fastest.begin()->second, share = 2.0 * (ranks - 1) / ranks;
+  for (const auto& [kb, seconds] : fastest)
+    t->all_reduce.points.emplace_back(static_cast<double>(kb << 10),
+                                      start + std::max(0.0, seconds - start) * 1.5 / share);
+}
+
+}  // namespace
+
+plan::CostTable CalibrateCuda(const Options& options, Report& report) {
+  // A child process looks for GPUs, before this process uses one.
+  const std::vector<GpuInfo>& gpus = FindGpus();
+  CudaRanks({}, 1);
+  report.Restrict(IsUsed);
+  const GpuMachine machine = MeasureGpuMachine(options.gpu, report);
+  if (!cuda::IsHopper())
+    throw Invalid(
+        "bench calibrate: GPU {} has no kernels for products of FP8 and groups; want a "
+        "Hopper GPU (H100, H200)",
+        options.gpu);
+  const GpuInfo& gpu = gpus.at(static_cast<size_t>(options.gpu));
+  const std::string& name = gpu.name;
+  const auto shipped = plan::ShippedTableOf(name);
+  plan::CostTable t = shipped ? *shipped : plan::ShippedTable("h200");
+  GroupedGemmBench(options, machine, report);
+  W4A16Bench(options, machine, report);
+  DenseGemmBench(options, machine, report);
+  AttentionBench(options, machine, report);
+  DeviceOpsBench(options, machine, report);
+  // NVLink connects the GPUs of a host, so two of them give the rates of a link.
+  const int ranks = cuda::DeviceCount() >= 2 ? 2 : 1;
+  if (ranks > 1) {
+    Options of_links = options;
+    of_links.ranks = ranks;
+    of_links.tokens = {8, 4096};
+    CollectivesBench(of_links, DispatchCombineBench(of_links, report), report);
+    cuda::UseDevice(options.gpu);
+  }
+  const Results results(report);
+  SetProducts(results, &t);
+  SetSmallOps(results, &t);
+  SetAttention(results, &t);
+  if (ranks > 1) SetLinks(results, ranks, &t);
+  t.memory_bytes = static_cast<double>(gpu.total_bytes);
+  t.source = fmt::format(
+      "switchyard bench calibrate: {}; {}links of several hosts and the time per step are those of "
+      "the shipped table {}",
+      name, ranks > 1 ? "" : "links of this host, ", t.name);
+  t.name = name;
+  t.measured = true;
+  return t;
+}
+
+}  // namespace switchyard::bench
