@@ -137,7 +137,7 @@ void Fields(Codec& codec, T& b) {
 template <typename Codec, OneOf<ExpertLoad> T>
 void Fields(Codec& codec, T& l) {
   codec(l.layers, l.experts, l.ranks, l.passes, l.recording, l.balancedness, l.rank_count,
-        l.logical_count, l.stage_times);
+        l.logical_count, l.stage_times, l.timed_passes);
 }
 template <typename Codec, OneOf<RecordResult> T>
 void Fields(Codec& codec, T& m) {

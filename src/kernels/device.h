@@ -88,7 +88,10 @@ class Device {
   // Runs `pass`, which may only call ops of this device and collectives. If `key` is not 0 and the
   // device supports graph capture, one of the first calls with a key captures the enqueued ops.
   // Later calls replay the graph without calling `pass`. All passes with one key must enqueue the
-  // same ops on the same memory, with the same number of sequences.
+  // same ops on the same memory, with the same number of sequences. kVariant in a key stands for a
+  // pass with the ops of the key without it, and others that need neither scratch nor loading. Its
+  // first call captures it if the key without kVariant has been run.
+  static constexpr uint64_t kVariant = uint64_t{1} << 63;
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
   // Ops of ops.h, and small ones that have no Params.

@@ -220,6 +220,43 @@ def test_the_recorder_counts_in_every_mode(tmp_path, backend, mode):
 
 
 MOVES = [(dispatch, [], []) for dispatch in ("static", "dynamic", "balanced", "lp")]
+STAGE_LAYOUTS = {
+    "tp1": [],
+    "tp2-ep2-deepep": ["--tp-size", 2, "--ep-size", 2, "--moe-a2a-backend", "deepep"],
+    "two-batches": ["--tp-size", 2, "--ep-size", 2, "--moe-a2a-backend", "deepep", "--enable-dp-attention", "--dp-size", 2,
+                    "--moe-dense-tp-size", 1, "--enable-two-batch-overlap"],
+}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", STAGE_LAYOUTS)
+def test_clocked_passes_have_the_times_of_stages(layout, graphs):
+    ranks = 1 if layout == "tp1" else 2
+    device, env = where(ranks)
+    with Server(FIXTURES / "olmoe", *device, "--enable-expert-distribution-metrics", *STAGE_LAYOUTS[layout],
+                *GRAPHS[graphs], env=env) as server:
+        params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+        load, start, outputs = {"timed_passes": 0}, time.time(), set()
+        while load["timed_passes"] < 4:
+            assert time.time() - start < 60, load
+            status, answer = server.request("/generate", {"text": ["How are you?"] * 3, "sampling_params": params})
+            assert status == 200, answer
+            outputs.update(one["text"] for one in answer)
+            load = server.request("/expert_distribution")[1]
+        elapsed = time.time() - start
+        assert len(outputs) == 1  # the clock changes no output
+        assert load["timed_passes"] <= load["forward_passes"] / 16
+        assert len(load["stage_seconds"]) == ranks
+        for seconds in load["stage_seconds"]:
+            assert seconds["experts"] > 0 and seconds["combine"] > 0, load["stage_seconds"]
+            assert (seconds["dispatch"] > 0) == (ranks > 1), load["stage_seconds"]
+            assert sum(seconds.values()) < elapsed
+        name = "switchyard_moe_seconds_total"
+        assert metric(server, "switchyard_moe_timed_passes_total") == load["timed_passes"]
+        assert name in server.request("/metrics")[1]
+        assert server.stop() == 0
+
+
 MOVES += [("dynamic", DP, []), ("static", [], INT4), ("dynamic", [], ["--quantization", "fp8"])]
 
 
