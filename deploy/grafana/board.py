@@ -119,9 +119,10 @@ EXPERTS = [
           [(total("eplb_window_balancedness"), "{{instance}}")], limits=EVEN, highest=1),
     graph("Load of the EP ranks", "Token rows per second that the experts of a rank compute.", "short",
           [(rate("eplb_gpu_physical_count_total", by="instance, rank"), "{{instance}} rank {{rank}}")]),
-    graph("Time in MoE layers", "Fraction of the time that a rank spends in dispatch, experts and combine. Dispatch and combine "
-          "include waits for other ranks. Only on CPUs.", "percentunit",
-          [(rate("moe_seconds_total", by="instance, rank, stage"), "{{instance}} rank {{rank}} {{stage}}")]),
+    graph("Time in MoE layers", "Time of a rank in dispatch, experts and combine, per pass. Dispatch and combine include waits "
+          "for other ranks. On GPUs one pass in 64 is timed.", "s",
+          [(f'{rate("moe_seconds_total", by="instance, rank, stage")} / on (instance) group_left '
+            f'{rate("moe_timed_passes_total", by="instance")}', "{{instance}} rank {{rank}} {{stage}}")]),
     graph("Migrations", "Since the start of the ranks: layers with a new placement, and experts that rank 0 has loaded or "
           "received.", "short",
           [(total("eplb_layers_moved_total"), "{{instance}} layers"), (total("eplb_experts_loaded_total"), "{{instance}} loaded"),

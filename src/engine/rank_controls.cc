@@ -28,6 +28,16 @@ void RankEngine::Impl::Set(const SetControls& set, std::vector<EngineMessage>* m
   if (set.ticket != 0) messages->emplace_back(done);
 }
 
+void RankEngine::Impl::Reset(std::vector<EngineMessage>* messages) {
+  Collect();
+  if (!answers.empty()) messages->emplace_back(StepOutputs{std::exchange(answers, {})});
+  while (!table.empty()) Abort(table.begin()->first);
+  answers.clear();  // the front sends these requests again
+  cache.DropPrefixes();
+  grammars = RankGrammars();
+  Set({}, messages);
+}
+
 bool RankEngine::Impl::CanFlush() const {
   if (table.empty()) return true;
   // The requests that wait while the engine is paused get pages when they are admitted.

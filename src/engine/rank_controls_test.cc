@@ -156,6 +156,31 @@ TEST(RankControls, APausedRequestCanBeAborted) {
   EXPECT_FALSE(rig.engine.HasWork());
 }
 
+// The front then sends the requests again, as to new ranks.
+TEST(RankControls, AChangeOfTheCacheResetsTheEngine) {
+  for (const bool launches : {false, true}) {
+    Rig rig(TightOptions(), 61, launches);
+    for (const EngineRequest& request : MixedRequests(7)) rig.Tell({request});
+    for (int step = 0; step < 9; ++step) rig.Step();
+    Set(rig, {.paused = true, .step_delay_seconds = 0.5, .max_running_requests = 2});
+    for (const bool release : {true, false}) {
+      for (const EngineMessage& message : rig.Tell({ChangeCache{.release = release}}))
+        EXPECT_TRUE(std::holds_alternative<StepOutputs>(message));
+      EXPECT_FALSE(rig.engine.paused());
+      EXPECT_EQ(rig.engine.step_delay().count(), 0);
+      EXPECT_FALSE(rig.engine.HasWork());
+      EXPECT_TRUE(rig.engine.PoolIsWhole());
+      const EngineStats stats = rig.engine.Stats();
+      EXPECT_EQ(stats.free_pages, stats.total_pages);
+      EXPECT_EQ(stats.running + stats.waiting, 0);
+    }
+    rig.seen.clear();
+    for (const EngineRequest& request : MixedRequests(7)) rig.Tell({request});
+    for (int step = 0; rig.engine.HasWork() && step < 1000; ++step) rig.Step();
+    ExpectUndisturbed(rig.seen);
+  }
+}
+
 TEST(RankControls, RunningRequestsAreLimited) {
   Rig rig(Roomy());
   Set(rig, {.max_running_requests = 2});

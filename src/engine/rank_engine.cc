@@ -399,6 +399,8 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       answers.emplace_back(StatsReport{.ticket = get->ticket, .groups = {Stats()}});
     } else if (const auto* set = std::get_if<SetControls>(&message)) {
       impl_->Set(*set, &answers);
+    } else if (std::holds_alternative<ChangeCache>(message)) {
+      impl_->Reset(&answers);
     } else if (const auto* limit = std::get_if<LimitPrefill>(&message)) {
       impl_->scheduler.LimitPrefill(limit->rows);
     } else if (const auto* limit = std::get_if<LimitDrafts>(&message)) {

@@ -139,7 +139,8 @@ class RankEngine {
   RankEngine(Options options, ForwardFunction& model);
   ~RankEngine();
 
-  // Applies messages in order. Returns the answers to FlushCache, GetStats and SetControls. If
+  // Applies messages in order. Returns the answers to FlushCache, GetStats and SetControls.
+  // ChangeCache only resets the engine, and its answer comes from ApplyToCaches. If
   // SetControls pauses the engine, the outputs of the passes in flight precede its answer. A
   // request that can never run (longer than the cache or the context) gets an output with kError in
   // the next Step.

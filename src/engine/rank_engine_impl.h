@@ -30,6 +30,9 @@ struct RankEngine::Impl {
   // Controls of the scheduler (rank_controls.cc). Appends the outputs of ended passes and requests,
   // then the answer.
   void Set(const SetControls& set, std::vector<EngineMessage>* messages);
+  // Appends the outputs of ended passes and requests. Then resets requests, prefixes, grammars and
+  // controls (rank_controls.cc).
+  void Reset(std::vector<EngineMessage>* messages);
   // Whether FlushCache may remove all prefixes: no request has pages.
   bool CanFlush() const;
   // Ends all passes in flight.

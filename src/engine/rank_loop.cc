@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/active_layout.h"
+#include "engine/cache_memory.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
@@ -191,8 +192,10 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                       .page_size = config.page_size,
                       .max_running_requests = plan.max_running_requests,
                       .context_length = plan.context_length});
+  std::vector<KvStorage*> caches = {&kv};
+  if (drafting.model) caches.push_back(&drafting.model->cache());
   ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler,
-                links ? &*links : nullptr, &model);
+                links ? &*links : nullptr, &model, caches);
 }
 
 bool HasShutdown(const std::vector<ControlMessage>& messages) {
@@ -320,7 +323,8 @@ void InjectTestFaults(const std::vector<ControlMessage>& messages, const Symmetr
 }
 
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
-           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links, Model* model) {
+           EplbManager* eplb, profile::Profiler* profiler, StageLinks* links, Model* model,
+           std::span<KvStorage* const> caches) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
   StepTimeLimit time_limit;
@@ -343,6 +347,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
     groups.Post(ApplyToProfiler(messages, profiler, comm));
     groups.Post(ApplyToWeights(messages, model, comm));
+    groups.Post(ApplyToCaches(messages, caches, comm));
     profile::Step step(profiler);
     const StepCounts mine = engine.Plan();
     std::vector<uint64_t> ids = engine.InFlight();
@@ -374,9 +379,9 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
 
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder, EplbManager* eplb, profile::Profiler* profiler,
-                   StageLinks* links, Model* model) {
+                   StageLinks* links, Model* model, std::span<KvStorage* const> caches) {
   try {
-    Serve(engine, comm, io, recorder, eplb, profiler, links, model);
+    Serve(engine, comm, io, recorder, eplb, profiler, links, model, caches);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
     throw;

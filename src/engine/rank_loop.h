@@ -1,6 +1,8 @@
 // The serving loop of a rank after loading, independent of the model, for tests.
 #pragma once
 
+#include <span>
+
 #include "comm/device/communicator.h"
 #include "engine/pipeline/stage_links.h"
 #include "engine/rank_engine.h"
@@ -16,7 +18,8 @@ namespace switchyard {
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
 // handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
 // handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
-// are refused. `model` has the weights that GetWeightChecksums checks. `links`: of a pipeline
+// are refused. `model` has the weights that GetWeightChecksums checks. `caches`: those whose memory
+// ChangeCache frees; none: it is refused. `links`: of a pipeline
 // stage; null: there is one stage. Each stage runs the loop. Its first rank receives the messages
 // from the stage before, and only the first stage sends answers. An error aborts the arena before
 // it is rethrown. So the other ranks stop immediately, although destructors may have to wait for
@@ -24,7 +27,7 @@ namespace switchyard {
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr, StageLinks* links = nullptr,
-                   Model* model = nullptr);
+                   Model* model = nullptr, std::span<KvStorage* const> caches = {});
 
 // Compares the fingerprint of each batch over the attention group, then passes the batch to
 // `model`. If fingerprints differ, a bug has made the schedulers of the ranks diverge. Then it

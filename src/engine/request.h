@@ -118,6 +118,13 @@ struct GetEplb {
 struct GetWeightChecksums {  // ApplyToWeights (engine/weight_checksums.h)
   uint64_t ticket = 0;
 };
+// Frees the memory of the KV cache, or allocates it again (ApplyToCaches, engine/cache_memory.h).
+// Both first reset the engine: it drops all requests without an answer, all prefixes and grammars,
+// and the controls. So the ranks have the state of new ranks, except for their weights.
+struct ChangeCache {
+  uint64_t ticket = 0;
+  bool release = false;
+};
 struct StartProfile {  // Profiler (profile/profiler.h)
   uint64_t ticket = 0;
   profile::Options options;
@@ -263,9 +270,9 @@ struct StartImported {
 
 using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
-                 RebalanceExperts, GetEplb, GetWeightChecksums, StartProfile, StopProfile,
-                 SetControls, LimitPrefill, LimitDrafts, GrammarTokens, DefineGrammar, DropGrammar,
-                 ReleaseKv, StartImported, Shutdown>;
+                 RebalanceExperts, GetEplb, GetWeightChecksums, ChangeCache, StartProfile,
+                 StopProfile, SetControls, LimitPrefill, LimitDrafts, GrammarTokens, DefineGrammar,
+                 DropGrammar, ReleaseKv, StartImported, Shutdown>;
 
 struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;
@@ -316,6 +323,10 @@ struct WeightChecksums {  // the answer to GetWeightChecksums
   std::vector<std::string> ranks;  // of each rank: lines of a name and a checksum
   std::string error;               // why the weights were not checked; empty: they were
 };
+struct CacheChanged {  // the answer to ChangeCache
+  uint64_t ticket = 0;
+  std::string error;  // why the memory stays as it was; empty: it has changed
+};
 enum class ProfileOutcome : uint8_t {
   kDone,
   kConflict,      // StartProfile: a profile is active; StopProfile: no profile is active
@@ -350,7 +361,7 @@ struct EngineFailure {
 // Messages of the leader to the front.
 using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
                                    EngineFailure, RecordResult, ExpertLoadReport, EplbReport,
-                                   WeightChecksums, ProfileReport, ControlsSet>;
+                                   WeightChecksums, CacheChanged, ProfileReport, ControlsSet>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -42,6 +42,10 @@ template <
 void Fields(Codec& codec, T& m) {
   codec(m.ticket);
 }
+template <typename Codec, OneOf<ChangeCache> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.release);
+}
 template <typename Codec, OneOf<RecordExperts> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.action);
@@ -137,7 +141,7 @@ void Fields(Codec& codec, T& b) {
 template <typename Codec, OneOf<ExpertLoad> T>
 void Fields(Codec& codec, T& l) {
   codec(l.layers, l.experts, l.ranks, l.passes, l.recording, l.balancedness, l.rank_count,
-        l.logical_count, l.stage_times);
+        l.logical_count, l.stage_times, l.timed_passes);
 }
 template <typename Codec, OneOf<RecordResult> T>
 void Fields(Codec& codec, T& m) {
@@ -165,6 +169,10 @@ void Fields(Codec& codec, T& m) {
 template <typename Codec, OneOf<WeightChecksums> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.ranks, m.error);
+}
+template <typename Codec, OneOf<CacheChanged> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ticket, m.error);
 }
 template <typename Codec, OneOf<profile::Result> T>
 void Fields(Codec& codec, T& r) {

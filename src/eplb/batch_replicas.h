@@ -78,6 +78,9 @@ class Observers : public RoutingObserver {
   void OnTimes(uint64_t pass, const MoeTimes& times) override {
     for (RoutingObserver* one : all_) one->OnTimes(pass, times);
   }
+  bool needs_times() const override {
+    return std::ranges::any_of(all_, [](const auto* one) { return one->needs_times(); });
+  }
 
  private:
   const std::vector<RoutingObserver*> all_;

@@ -61,7 +61,10 @@ TEST(Recorder, AddsTheTimesOfCountedPasses) {
     EXPECT_TRUE(recorder.Load().stage_times.empty());
     recorder.EndPass(1, {});
     recorder.AbortPass(2);
+    recorder.BeginPass(3, 2);
+    recorder.EndPass(3, {});  // without times
     EXPECT_EQ(recorder.Load().stage_times, (std::vector<int64_t>{3, 30, 300}));
+    EXPECT_EQ(recorder.Load().timed_passes, 1);
   });
 }
 

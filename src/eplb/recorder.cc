@@ -109,7 +109,10 @@ void ExpertRecorder::OnDispatch(uint64_t number, int layer, const GroupedRows& r
 }
 
 void ExpertRecorder::OnTimes(uint64_t number, const MoeTimes& times) {
-  if (OpenPass* pass = Find(number)) pass->times += times;
+  OpenPass* pass = Find(number);
+  if (!pass) return;
+  pass->times += times;
+  pass->timed = true;
 }
 
 void ExpertRecorder::BeginPass(uint64_t number, int64_t tokens) {
@@ -123,6 +126,7 @@ void ExpertRecorder::BeginPass(uint64_t number, int64_t tokens) {
   pass.slots = slots_;
   pass.count.assign(slots_->size(), 0);
   pass.times = {};
+  pass.timed = false;
   if (!by_token_ || !recording_) return;
   pass.token_ids.assign(tokens * shape_.layers * shape_.top_k, -1);
   pass.is_own.assign(tokens, 0);
@@ -168,6 +172,7 @@ void ExpertRecorder::CountPass(const OpenPass& pass) {
   for (size_t i = 0; i < logical_.size(); ++i) total_[i] += logical_[i];
   for (size_t i = 0; i < by_rank_.size(); ++i) total_[logical_.size() + i] += by_rank_[i];
   total_times_ += pass.times;
+  timed_passes_ += pass.timed ? 1 : 0;
   ++counted_passes_;
 }
 
@@ -241,7 +246,8 @@ ExpertLoad ExpertRecorder::Load() {
           .balancedness = windows_.Get(),
           .rank_count = {end_of_logical, sum.end()},
           .logical_count = {sum.begin(), end_of_logical},
-          .stage_times = std::move(times)};
+          .stage_times = std::move(times),
+          .timed_passes = timed_passes_};
 }
 
 }  // namespace switchyard

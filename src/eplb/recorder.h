@@ -93,6 +93,7 @@ class ExpertRecorder : public RoutingObserver {
   bool needs_dispatch() const override { return by_dispatch_; }
   void OnDispatch(uint64_t pass, int layer, const GroupedRows& rows) override;
   void OnTimes(uint64_t pass, const MoeTimes& times) override;
+  bool needs_times() const override { return true; }
 
   // Called around each pass of the model. `pass`: number of the pass, unique among the passes in
   // flight. `tokens`: number of rows of this rank's attention group. Passes end in the order in
@@ -133,6 +134,7 @@ class ExpertRecorder : public RoutingObserver {
     SlotMap slots;
     std::vector<int32_t> count;  // [layers, physical]
     MoeTimes times;
+    bool timed = false;              // whether OnTimes was called
     std::vector<int32_t> token_ids;  // [group's tokens, layers, top_k]
     std::vector<uint8_t> is_own;     // [group's tokens]
   };
@@ -169,7 +171,8 @@ class ExpertRecorder : public RoutingObserver {
   // [layers · (experts + EP ranks)] counts summed over all counted passes: first logical_, then
   // by_rank_.
   std::vector<int64_t> total_;
-  MoeTimes total_times_;  // of this rank, in all counted passes
+  MoeTimes total_times_;      // of this rank, in all counted passes with times
+  int64_t timed_passes_ = 0;  // the number of these passes
   RecordedSteps steps_;
   BalancednessWindows windows_;
 };

@@ -47,8 +47,9 @@ struct ExpertLoad {
   std::vector<int64_t> rank_count;     // [layers, ranks] rows of the rank's slots
   std::vector<int64_t> logical_count;  // [layers, experts]; 0 in dense layers
   // [TP ranks, 3] nanoseconds of each rank in dispatch, experts and combine, summed over layers and
-  // passes (MoeTimes). Empty on GPUs, where they are not measured.
+  // `timed_passes` passes (MoeTimes). Empty before the first of these passes.
   std::vector<int64_t> stage_times;
+  int64_t timed_passes = 0;  // all passes on CPUs, a sample of them on GPUs
 };
 
 // Result of a dump.

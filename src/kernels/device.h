@@ -52,6 +52,20 @@ class HostCopy {
   virtual std::span<const std::byte> Wait() = 0;
 };
 
+// Memory of a device that can be freed while its addresses stay valid for captured passes. Used by
+// the device's thread, never while a pass is captured. Any thread may destroy it.
+class ReleasableMemory {
+ public:
+  virtual ~ReleasableMemory() = default;
+  virtual void* data() const = 0;
+  // Waits for all enqueued work, then frees the physical memory. Until Restore, no op may access
+  // it. Does nothing if it is free already.
+  virtual void Release() = 0;
+  // Allocates zeroed physical memory at the same addresses, unless there is some. If there is too
+  // little, throws Error kResource and stays released.
+  virtual void Restore() = 0;
+};
+
 // One per rank; owned by the rank's runner and used by the rank's thread only.
 //
 // Pointers in Params refer to device memory, except spans and the views in them. A GPU enqueues ops
@@ -68,6 +82,9 @@ class Device {
   // Allocates zeroed memory, aligned to 256 bytes. It is freed with the last copy of the pointer,
   // which must not outlive the device. Throws Error kResource.
   virtual std::shared_ptr<void> Allocate(size_t bytes) = 0;
+  // Allocates zeroed memory of at least `bytes` bytes, aligned to 4096 bytes. The device outlives
+  // it. Null if the device has no such memory. Throws Error kResource.
+  virtual std::shared_ptr<ReleasableMemory> AllocateReleasable(size_t /*bytes*/) { return nullptr; }
   // `from` is host memory; it may be overwritten once this returns.
   virtual void CopyIn(void* to, const void* from, size_t bytes) = 0;
   // `to` is host memory; waits for all ops enqueued before.
@@ -88,7 +105,10 @@ class Device {
   // Runs `pass`, which may only call ops of this device and collectives. If `key` is not 0 and the
   // device supports graph capture, one of the first calls with a key captures the enqueued ops.
   // Later calls replay the graph without calling `pass`. All passes with one key must enqueue the
-  // same ops on the same memory, with the same number of sequences.
+  // same ops on the same memory, with the same number of sequences. kVariant in a key stands for a
+  // pass with the ops of the key without it, and others that need neither scratch nor loading. Its
+  // first call captures it if the key without kVariant has been run.
+  static constexpr uint64_t kVariant = uint64_t{1} << 63;
   virtual void Run(uint64_t key, const std::function<void()>& pass) = 0;
 
   // Ops of ops.h, and small ones that have no Params.

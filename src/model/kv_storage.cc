@@ -69,10 +69,18 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
                      int32_t page_size, DType dtype, kernels::Device& device)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
   const int64_t slots = (num_pages + 1) * page_size;
+  memory_ = device.AllocateReleasable(Bytes(config, mesh, num_pages + 1, page_size, dtype));
+  size_t used = 0;
   const auto allocate = [&](int64_t bytes, DType type) {
-    std::shared_ptr<void> memory = device.Allocate(slots * bytes);
-    const void* data = memory.get();
     const int64_t width = bytes / static_cast<int64_t>(SizeOf(type));
+    std::shared_ptr<void> memory;
+    if (memory_) {
+      memory = {memory_, static_cast<std::byte*>(memory_->data()) + used};
+      used += RoundUpToPage(static_cast<size_t>(slots * bytes));
+    } else {
+      memory = device.Allocate(slots * bytes);
+    }
+    const void* data = memory.get();
     return Tensor::View(data, type, {slots, width}, std::move(memory));
   };
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
@@ -81,6 +89,15 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
     v_.push_back(v_bytes ? allocate(v_bytes, dtype) : Tensor());
   }
   if (config.has_moe()) router_faults_ = allocate(sizeof(int32_t), DType::kI32);
+}
+
+void KvStorage::Release() {
+  CHECK(memory_ != nullptr);
+  memory_->Release();
+}
+void KvStorage::Restore() {
+  CHECK(memory_ != nullptr);
+  memory_->Restore();
 }
 
 std::vector<int32_t> KvStorage::RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,

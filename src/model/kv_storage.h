@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace switchyard {
 
 namespace kernels {
 class Device;
-}
+class ReleasableMemory;
+}  // namespace kernels
 
 // Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
 // rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
@@ -33,7 +35,7 @@ class KvStorage {
   static size_t Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                       int32_t page_size, DType dtype);
   // Allocates in the memory of `device`, with one page beyond num_pages for padding rows of a
-  // batch.
+  // batch. If the device supports it, the memory is releasable.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, kernels::Device& device);
   static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
@@ -44,6 +46,13 @@ class KvStorage {
   DType dtype() const { return dtype_; }
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
+
+  // Frees the memory, or allocates it again with zeros, at the same addresses. Copies of this
+  // object share the memory. The caller drops all prefixes of the cache. Errors of
+  // kernels::ReleasableMemory.
+  bool releasable() const { return memory_ != nullptr; }
+  void Release();
+  void Restore();
 
   // [slots] the router fault (moe/router/router_fault.h) of the token at each slot, if this rank
   // routed it; null without experts. Records outlive their pass, so the host need not read them
@@ -57,6 +66,7 @@ class KvStorage {
                                       kernels::Device& device) const;
 
  private:
+  std::shared_ptr<kernels::ReleasableMemory> memory_;  // of all tensors, if it is releasable
   std::vector<Tensor> k_, v_;
   Tensor router_faults_;
   int64_t num_pages_ = 0;

@@ -352,6 +352,7 @@ struct Model::Impl {
     Pass* const both[] = {&first, &second};
     const uint64_t key =
         record ? first.RecordingKey(SizeOf(first.rows.tokens, second.rows.tokens, 0)) : 0;
+    second.moe->clocked = first.moe->clocked;
     Execute(decode ? two_decode : two_prefill, both, logit_rows, key);
     first.routed.insert(first.routed.end(), second.routed.begin(), second.routed.end());
     const float* logits = first.head.logits.data();

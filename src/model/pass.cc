@@ -83,8 +83,14 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
 
 uint64_t Pass::RecordingKey(uint64_t size) {
   CHECK_EQ(size >> 32, 0u);
-  if (seen_sizes_.insert(size).second) return 0;
-  return static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 | size;
+  CHECK_LT(index_, 128);
+  if (seen_sizes_.insert(size).second) {
+    if (moe) moe->clocked = false;
+    return 0;
+  }
+  const uint64_t variant = moe && moe->clocked ? kernels::Device::kVariant : 0;
+  return variant | static_cast<uint64_t>(index_) << 56 | static_cast<uint64_t>(generation_) << 32 |
+         size;
 }
 
 void Pass::KeepLogitRows(Activations& values) {

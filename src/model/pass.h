@@ -85,6 +85,8 @@ class Pass {
 
   // The key under which Device::Run records a pass of this size, a number of up to 32 bits. It is 0
   // for the first pass of a size, which loads kernels and allocates scratch and is not recorded.
+  // Such a pass is not clocked either, because its times would be those of a host that waits. A
+  // clocked pass is a variant (Device::kVariant). Call it after MoeState::BeginPass.
   uint64_t RecordingKey(uint64_t size);
 
   // The batch.

@@ -262,16 +262,20 @@ void MoeLayer::Gather(MoeState& s) const {
     return;
   }
   float* gathered = backend_->GatheredRows(s);
+  s.MarkStage(&MoeTimes::dispatch);
   backend_->groups().moe_tp->AllGatherV(
       s.own_x(), gathered,
       PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), s.width * sizeof(float)));
+  s.MarkStage(nullptr);
   s.x = gathered;
 }
 
 void MoeLayer::Scatter(MoeState& s) const {
   {
     const StageClock clock(s, &MoeTimes::combine);
+    s.MarkStage(&MoeTimes::combine);
     ScatterSums(s);
+    s.MarkStage(nullptr);
   }
   if (s.timed && backend_->observer()) backend_->observer()->OnTimes(s.pass, s.times);
 }

@@ -80,6 +80,7 @@ class MoeLayer {
   void RunShared(MoeState& s) const {
     const StageClock clock(s, &MoeTimes::experts);
     backend_->RunShared(*parts_, s);
+    if (s.overlaps) s.MarkStage(nullptr);
   }
   void EndDispatch(MoeState& s) const { Run(&MoeBackend::EndDispatch, BatchStage::kArrived, s); }
   void PrePermute(MoeState& s) const { Run(&MoeBackend::PrePermute, BatchStage::kPermuted, s); }
@@ -134,6 +135,8 @@ class MoeLayer {
   void Run(StageFunction run, BatchStage stage, MoeState& s) const {
     const StageClock clock(s, PartOf(stage));
     (backend_.get()->*run)(*parts_, s);
+    // The next work on a device may be that of another batch.
+    if (s.overlaps) s.MarkStage(nullptr);
     s.stage = stage;
   }
   void ApplyPlacement();

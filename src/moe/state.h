@@ -83,6 +83,15 @@ struct MoeState {
   bool timed = false;
   MoeTimes times;  // of this batch in this layer
 
+  // Set by BeginPass, for devices that measure the times of the stages themselves: whether
+  // MarkStage enqueues kernels that read the device's clock. Passes are chosen by their number, so
+  // all ranks clock the same ones. A graph captured from a clocked pass is replayed for clocked
+  // passes only.
+  bool clocked = false;
+  // Called where the work of another stage begins: the work that is enqueued from now on counts to
+  // `part`; null: to no part. A layer begins and ends without a part.
+  virtual void MarkStage(int64_t MoeTimes::* /*part*/) {}
+
   // Whether another pass is in flight, so that exchanges overlap computation.
   bool overlaps = false;
 

@@ -329,7 +329,7 @@ int RunServe(const ServerArgs& args) {
   // and OnRanksLost ends them.
   Supervisor ranks({.restarts = restarts,
                     .deaths = DeathLimit::Parse(args.max_rank_deaths),
-                    .cache_needs_ranks_to_end = plan.cuda},
+                    .ranks_free_cache = plan.cuda},
                    front,
                    std::make_shared<ServedLayout>(served, RankJob{args.engine, plan}, *weights,
                                                   *std::move(membership),

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import time
@@ -36,11 +35,6 @@ from test_reference import BACKENDS, DP_BACKENDS, NAMES
 from test_speculative import LAYOUTS as DRAFT_LAYOUTS
 from test_speculative import answers as draft_answers
 from test_speculative import SHARDED, YARDLING, check_head, head_flags
-from test_weight_updates import LAYOUTS as UPDATE_LAYOUTS
-from test_weight_updates import changed, check_placement, fresh, must, safetensors_in_memory, update
-from test_weight_updates import objects  # noqa: F401 (a fixture)
-from test_weight_updates import MODEL as UPDATED
-from test_weight_updates import outputs as updated_outputs
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
@@ -219,6 +213,43 @@ def test_the_recorder_counts_in_every_mode(tmp_path, backend, mode):
         assert server.stop() == 0
 
 
+STAGE_LAYOUTS = {
+    "tp1": [],
+    "tp2-ep2-deepep": ["--tp-size", 2, "--ep-size", 2, "--moe-a2a-backend", "deepep"],
+    "two-batches": ["--tp-size", 2, "--ep-size", 2, "--moe-a2a-backend", "deepep", "--enable-dp-attention", "--dp-size", 2,
+                    "--moe-dense-tp-size", 1, "--enable-two-batch-overlap"],
+}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", STAGE_LAYOUTS)
+def test_clocked_passes_have_the_times_of_stages(layout, graphs):
+    ranks = 1 if layout == "tp1" else 2
+    device, env = where(ranks)
+    with Server(FIXTURES / "olmoe", *device, "--enable-expert-distribution-metrics", *STAGE_LAYOUTS[layout],
+                *GRAPHS[graphs], env=env) as server:
+        params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+        load, start, outputs = {"timed_passes": 0}, time.time(), set()
+        while load["timed_passes"] < 4:
+            assert time.time() - start < 60, load
+            status, answer = server.request("/generate", {"text": ["How are you?"] * 3, "sampling_params": params})
+            assert status == 200, answer
+            outputs.update(one["text"] for one in answer)
+            load = server.request("/expert_distribution")[1]
+        elapsed = time.time() - start
+        assert len(outputs) == 1  # the clock changes no output
+        assert load["timed_passes"] <= load["forward_passes"] / 16
+        assert len(load["stage_seconds"]) == ranks
+        for seconds in load["stage_seconds"]:
+            assert seconds["experts"] > 0 and seconds["combine"] > 0, load["stage_seconds"]
+            assert (seconds["dispatch"] > 0) == (ranks > 1), load["stage_seconds"]
+            assert sum(seconds.values()) < elapsed
+        name = "switchyard_moe_seconds_total"
+        assert metric(server, "switchyard_moe_timed_passes_total") == load["timed_passes"]
+        assert name in server.request("/metrics")[1]
+        assert server.stop() == 0
+
+
 MOVES = [(dispatch, [], []) for dispatch in ("static", "dynamic", "balanced", "lp")]
 MOVES += [("dynamic", DP, []), ("static", [], INT4), ("dynamic", [], ["--quantization", "fp8"])]
 
@@ -355,103 +386,6 @@ def check_draft_backends(folder, *flags, env=None):
 def test_the_drafts_layers_have_their_own_backends(tmp_path):
     device, env = where(2)
     check_draft_backends(tmp_path, *device, "--disable-cuda-graph", env=env)
-
-
-@pytest.fixture(scope="module")
-def two_models(tmp_path_factory):
-    return [UPDATED, changed(UPDATED, tmp_path_factory.mktemp("weights") / "seed1", 1)]
-
-
-def used_memory(ranks):
-    """MiB in use on the GPUs of `ranks` ranks, by all processes."""
-    text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True,
-                          text=True, check=True).stdout
-    own = range(FIRST_GPU, FIRST_GPU + ranks) if gpus() >= FIRST_GPU + ranks else [0]
-    return sum(int(text.splitlines()[gpu]) for gpu in own)
-
-
-def weights_and_cache(server, ranks):
-    """MiB of weights and MiB of cache of all ranks, from the plan in the log."""
-    match = re.search(r"memory of a rank in full use: .*?: weights ([\d.]+) .*?, cache ([\d.]+)", server.text())
-    return [ranks * float(size) for size in match.groups()]
-
-
-def falls(ranks, limit, seconds=20):
-    """Whether the memory in use falls to `limit` MiB: the driver may report the end of a process later."""
-    end = time.time() + seconds
-    while used_memory(ranks) > limit:
-        if time.time() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-@pytest.mark.parametrize("graphs", GRAPHS)
-@pytest.mark.parametrize("layout", ["tp1", "tp2-ep2"])
-def test_weights_and_memory_change(two_models, objects, layout, graphs):  # noqa: F811
-    """The loop of test_weight_updates.py, with device memory. Outputs are requested twice, so that graphs are captured
-    again and replayed after each change."""
-    ranks = 2 if layout == "tp2-ep2" else 1
-    device, env = where(ranks)
-    flags = [*device, "--max-total-tokens", 1 << 19, *UPDATE_LAYOUTS[layout], *GRAPHS[graphs]]
-    want = [fresh(model, flags, env=env) for model in two_models]
-    assert want[0] != want[1]
-    with Server(two_models[0], *flags, env=env) as server:
-        def control(path, **body):
-            return server.request(path, body)
-
-        def equal(step):
-            got = []
-            for _ in range(2):
-                assert server.request("/flush_cache", method="POST")[0] == 200
-                got.append(updated_outputs(server))
-            return got == [want[step]] * 2
-
-        assert equal(0)
-        sums = must(control("/weights_checker", action="checksum"))["ranks"]
-        assert len(sums) == ranks
-        for one in sums:
-            names = set(one["checksums"])
-            assert {"embedding", "final_norm", "head", "layers.0.attention.o", "layers.0.dense.down", "layers.2.moe.router",
-                    "layers.2.moe.experts.0.gate_up", "layers.2.moe.experts.3.down", "layers.2.moe.shared.down"} <= names, names
-        must(control("/weights_checker", action="snapshot"))
-        must(control("/weights_checker", action="compare"))
-        must(update(server, two_models[1], weight_version="v1"))
-        status, answer = control("/weights_checker", action="compare")
-        assert status == 400 and "rank 0: " in answer["message"] and " differs" in answer["message"], answer
-        assert server.request("/get_weight_version")[1] == {"weight_version": "v1"}
-        assert equal(1)
-        weights, cache = weights_and_cache(server, ranks)
-        full = used_memory(ranks)
-        must(control("/release_memory_occupation"))
-        assert server.ranks() == []
-        assert falls(ranks, full - weights - cache), (full, used_memory(ranks), weights, cache)
-        must(control("/resume_memory_occupation", tags=["weights"]))  # without the cache, no rank runs
-        assert server.ranks() == [] and used_memory(ranks) <= full - weights - cache
-        must(update(server, two_models[0]))
-        must(control("/resume_memory_occupation", tags=["kv_cache"]))
-        assert len(server.ranks()) == ranks
-        assert equal(0)
-        must(control("/weights_checker", action="compare"))  # equal weights have equal bits on the device
-        safetensors_in_memory(objects[0], two_models[1])
-        must(control("/update_weights_from_tensor", shared_memory=[objects[0]]))
-        assert equal(1)
-        must(update(server, two_models[0]))
-        assert equal(0)
-        full = used_memory(ranks)
-        must(control("/release_memory_occupation", tags=["kv_cache"]))
-        assert falls(ranks, full - cache), (full, used_memory(ranks), cache)
-        must(control("/resume_memory_occupation", tags=["kv_cache"]))
-        assert equal(0)
-        name = "model.norm.weight"
-        assert control("/get_weights_by_name", name=name)[0] == 200
-        assert metric(server, "switchyard_rank_deaths_total") == 0
-        assert server.stop() == 0
-
-
-def test_an_update_keeps_the_placement_of_experts(tmp_path):
-    device, env = where(2)
-    check_placement(tmp_path, 2, "static", *device, env=env)
 
 
 def test_calibrate_measures_a_table_for_plan(tmp_path):

@@ -44,6 +44,7 @@ class DraftModel : public DraftForward {
   void ReadTargetHidden(int64_t first_row, int64_t rows, float* to) override;
   const float* PlaceHidden(std::span<const float> rows) override;
   std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) override;
+  KvStorage& cache() { return kv_; }
 
  private:
   Model& target_;

@@ -86,9 +86,13 @@ struct CudaMoeState : MoeState {
   void BeginPass(int64_t rows, int64_t first) override {
     if (choice) choice->Begin(pass, micro_batch);
     if (log) log->Begin(pass, rows, first);
+    clocked = log && log->clocks(pass);
   }
   void EndPass() override {
-    if (log) log->Read();
+    if (log) log->Read(clocked);
+  }
+  void MarkStage(int64_t MoeTimes::*part) override {
+    if (clocked) log->MarkStage(part);
   }
   void ReportRouting(uint64_t last) override {
     if (log) log->Report(last);

@@ -59,6 +59,7 @@ void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {
 void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
+  s.MarkStage(nullptr);
   PlanRound(parts, s);
   // PrePermute computes the logits and selects the experts.
   if (RoutesInOneKernel(parts, s)) return;
@@ -195,6 +196,7 @@ void CudaMoeBackend::StoreRoutedExperts(const CudaMoeState& s) const {
 
 void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
+  if (s.exchange || gathers()) s.MarkStage(&MoeTimes::dispatch);
   if (s.exchange) {
     s.exchange->BeginDispatch(s.slot,
                               {.x = s.round_x(),
@@ -244,6 +246,8 @@ void CudaMoeBackend::RunShared(const MoeLayerParts& layer, MoeState& state) {
   if (!parts.shared || own == 0) return;
   CHECK(s.in_first_round());
   const Branch* branch = SharedBranch(parts, s);
+  // The work of a branch overlaps that of the other stages.
+  if (!branch) s.MarkStage(&MoeTimes::experts);
   const PdlStream on = branch ? PdlStream(branch->stream(), chain().early) : chain();
   RunSharedExpert(*parts.shared, ActivationOf(parts.config), s.own_x(), own,
                   s.buffers.shared_y.as<float>(),
@@ -267,6 +271,7 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
   const int64_t hidden = s.width;
   arrived = {};
   if (s.exchange) {
+    s.MarkStage(&MoeTimes::dispatch);
     AwaitSent(s);
     const DispatchedRows rows = s.exchange->EndDispatch(s.slot, stream());
     arrived.in = {.segments = mesh_.ep(),
@@ -308,6 +313,8 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
                                 .blocks = s.ordered_rows / kGroupBlockRows,
                                 .scratch = buffers.order_scratch.as<int32_t>(),
                                 .out = s.order};
+  // A kernel that selects experts too counts to no part, as Route does.
+  s.MarkStage(FusesSelectAndOrder(s) ? nullptr : &MoeTimes::experts);
   if (FusesSelectAndOrder(s)) {
     Check(RoutesInOneKernel(parts, s)
               ? RouteFewTokens(Logits(parts, s), Choice(parts, s), order, chain())
@@ -371,6 +378,7 @@ void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   const ProductBuffers& buffers = s.buffers.products;
   const ExpertActivation activation = ActivationOf(parts.config);
+  s.MarkStage(&MoeTimes::experts);
   if (SplitsDown(s)) {
     if (s.ordered_rows == 0) return;
     s.grouped = PermuteChunk(parts, s, 0);
@@ -389,6 +397,7 @@ void CudaMoeBackend::PostPermute(const MoeLayerParts& /*layer*/, MoeState& /*sta
 void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (SplitsDown(s)) return;
+  s.MarkStage(&MoeTimes::combine);
   if (const Branch* branch = SharedBranch(Own(layer), s)) branch->Join(stream());
   if (!s.exchange) return;
   s.exchange->BeginCombine(s.slot, s.buffers.outputs.data(), s.order.position, ForkSends(s));
@@ -400,6 +409,7 @@ void CudaMoeBackend::BeginCombine(const MoeLayerParts& layer, MoeState& state) {
 void CudaMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   if (!SplitsDown(s)) return;
+  s.MarkStage(&MoeTimes::experts);
   const CudaMoeParts& parts = Own(layer);
   const ProductBuffers& buffers = s.buffers.products;
   const ExpertActivation activation = ActivationOf(parts.config);
@@ -427,6 +437,7 @@ void CudaMoeBackend::RunDown(const MoeLayerParts& layer, MoeState& state) {
 void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
+  s.MarkStage(&MoeTimes::combine);
   if (s.exchange) {
     const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
     if (branch) branch->Join(stream());  // the down projection did not need this branch to end

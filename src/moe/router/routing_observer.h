@@ -65,8 +65,11 @@ class RoutingObserver {
   // Fused operators do not expose these rows, so they are rejected if this is true.
   virtual bool needs_dispatch() const { return false; }
   virtual void OnDispatch(uint64_t /*pass*/, int /*layer*/, const GroupedRows& /*rows*/) {}
-  // Called on CPUs after each batch of a layer. On GPUs the host does not run the stages.
+  // Called on CPUs after each batch of a layer. Called on GPUs once for a clocked pass
+  // (MoeState::clocked), because reading a clock in every pass would take too long.
   virtual void OnTimes(uint64_t /*pass*/, const MoeTimes& /*times*/) {}
+  // Whether GPUs clock some passes.
+  virtual bool needs_times() const { return false; }
 };
 
 }  // namespace switchyard

@@ -103,6 +103,7 @@ Json LoadJson(const ExpertLoad& load) {
             {"last_100_average", b.last_100},
             {"last_1000_average", b.last_1000}}},
           {"stage_seconds", std::move(stage_seconds)},
+          {"timed_passes", load.timed_passes},
           {"layers", std::move(layers)}};
 }
 

@@ -71,6 +71,10 @@ void AddExperts(Page& page, const ExpertLoad& load) {
         "Time of a rank in a stage of MoE layers, with waits for other ranks",
         {{"rank", std::to_string(i / kStages.size())}, {"stage", kStages[i % kStages.size()]}},
         static_cast<double>(load.stage_times[i]) * 1e-9);
+  if (!load.stage_times.empty())
+    page.Counter("switchyard_moe_timed_passes_total",
+                 "Passes in switchyard_moe_seconds_total: all on CPUs, a sample on GPUs", {},
+                 static_cast<double>(load.timed_passes));
 }
 
 void AddEplb(Page& page, const EplbStatus& s) {

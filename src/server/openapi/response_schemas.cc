@@ -281,6 +281,7 @@ constexpr NamedSchema kResponses[] = {
         "rank_count": {"type": "array", "items": {"type": "integer"}},
         "balancedness": {"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         "stage_seconds": {"type": "array", "items": {"type": "object"}},
+        "timed_passes": {"type": "integer"},
         "layers": {"type": "array", "items": {"type": "object"}}
       }
     })"},

@@ -116,7 +116,8 @@ struct QueriedLink : RankLink {
                   .passes = 5,
                   .rank_count = {7},
                   .logical_count = {3, 4},
-                  .stage_times = {20, 30, 40}};
+                  .stage_times = {20, 30, 40},
+                  .timed_passes = 4};
   EplbStatus eplb;
   std::vector<bool> asked_slots;
 };
@@ -137,6 +138,7 @@ TEST(SnapshotTest, HasTheStateOfTheRanks) {
   EXPECT_EQ(first["experts"]["logical_count"], Json({3, 4}));
   EXPECT_EQ(first["experts"]["passes"], 5);
   EXPECT_EQ(first["experts"]["stage_times"], Json({20, 30, 40}));
+  EXPECT_EQ(first["experts"]["timed_passes"], 4);
   EXPECT_EQ(first["first_token"]["counts"].size(), first["first_token"]["bounds"].size() + 1);
   EXPECT_EQ(first["eplb"], nullptr);
   // Counts are sent again only if there was a pass, or to a new listener.

@@ -79,6 +79,7 @@ Json LoadJson(const ExpertLoad& load, bool with_counts) {
     json["rank_count"] = load.rank_count;        // [layers, ranks]
     json["logical_count"] = load.logical_count;  // [layers, experts]
     json["stage_times"] = load.stage_times;      // [TP ranks, 3] ns
+    json["timed_passes"] = load.timed_passes;
   }
   return json;
 }

@@ -46,20 +46,25 @@ bool Supervisor::DrainRequests(const PlannedChange& change, ChangeOutcome* outco
   return true;
 }
 
+// Ends the ranks, and with them all of their memory. While memory is released, none start.
+void Supervisor::EndForRelease(Clock::time_point start) {
+  std::unique_ptr<EngineRanks> last = Detach();
+  front_.PauseForChange(start, layout_->groups());
+  last.reset();
+  layout_->Release();
+}
+
 bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome) {
   const MemoryTags tags = change.memory;
   if (!DrainRequests(change, outcome)) return false;
   if (!outcome->error.empty()) return true;
   const auto start = Clock::now();
-  if (EndsRanks(tags)) {
-    if (!EndsRanks(released_)) {
-      // The processes end, and with them all of their memory.
-      std::unique_ptr<EngineRanks> last = Detach();
-      front_.PauseForChange(start, layout_->groups());
-      last.reset();
-      layout_->Release();
-    }
-    released_.weights = released_.weights || tags.weights;
+  if (tags.weights) {
+    if (ranks_) EndForRelease(start);
+    released_.weights = true;
+  } else if (tags.kv_cache && !released_.any() && options_.ranks_free_cache) {
+    if (!ReleaseCache(change, outcome)) return false;
+    if (!outcome->error.empty()) return true;
   } else if (tags.kv_cache && !released_.any()) {
     released_.kv_cache = true;  // first, so that the front stays paused
     const std::string why = change.what;
@@ -81,27 +86,85 @@ bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outco
   return true;
 }
 
+// Sends ChangeCache to the ranks. Returns their error, empty on success; nullopt if the ranks have
+// ended, or if the server stops.
+std::optional<std::string> Supervisor::ChangeCacheOfRanks(bool release) {
+  std::unique_lock lock(mutex_);
+  const uint64_t ticket = ++cache_changes_;
+  ranks_->Send({ChangeCache{.ticket = ticket, .release = release}});
+  const auto changed = [&] { return cache_changed_ && cache_changed_->ticket == ticket; };
+  changed_.wait(lock, [&] { return stopping_ || ends_.contains(present_) || changed(); });
+  if (!changed()) return std::nullopt;
+  return cache_changed_->error;
+}
+
+// The ranks drop requests that /pause_generation has paused; the front sends them again after the
+// resume. It is paused only when the ranks have answered, because they may still send outputs.
+bool Supervisor::ReleaseCache(const PlannedChange& change, ChangeOutcome* outcome) {
+  const auto start = Clock::now();
+  for (;;) {
+    const std::optional<std::string> error = ChangeCacheOfRanks(/*release=*/true);
+    if (error) {
+      if (!error->empty()) {
+        LOG_INFO("{}: {}, so the ranks end", change.what, *error);
+        EndForRelease(start);
+      }
+      break;
+    }
+    std::optional<RanksEnd> end = TakeEnd();
+    if (!end) {  // the server stops
+      outcome->error = kShuttingDown;
+      outcome->kind = ErrorKind::kUnavailable;
+      return true;
+    }
+    if (!Restart(*std::move(end))) return false;
+  }
+  if (ranks_) front_.PauseForChange(start, layout_->groups());
+  return true;
+}
+
+// Starts the ranks that have ended for a release.
+bool Supervisor::StartReleased(ChangeOutcome* outcome) {
+  try {
+    const std::optional<RanksEnd> end = StartAgain();
+    if (stopping_) {
+      Drop();  // ends ranks that may still load
+      return false;
+    }
+    if (end) outcome->error = fmt::format("the ranks do not load: {}", end->why);
+  } catch (const std::exception& error) {
+    outcome->error = fmt::format("the ranks do not load: {}", error.what());
+  }
+  if (!outcome->error.empty()) {
+    Drop();
+    layout_->Release();
+  }
+  return true;
+}
+
+// Gives the present ranks the memory of their cache again. If they have ended, starts new ones.
+bool Supervisor::RestoreCache(ChangeOutcome* outcome) {
+  if (const std::optional<std::string> error = ChangeCacheOfRanks(/*release=*/false)) {
+    outcome->error = *error;
+    return true;
+  }
+  std::optional<RanksEnd> end = TakeEnd();
+  if (!end) return false;                       // the server stops
+  if (!Restart(*std::move(end))) return false;  // there are no ranks now
+  return StartReleased(outcome);
+}
+
 bool Supervisor::ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome) {
   const bool was_released = released_.any();
   const MemoryTags left = {.weights = released_.weights && !change.memory.weights,
                            .kv_cache = released_.kv_cache && !change.memory.kv_cache};
-  if (EndsRanks(released_) && !EndsRanks(left)) {
-    try {
-      const std::optional<RanksEnd> end = StartAgain();
-      if (stopping_) {
-        Drop();  // ends ranks that may still load
-        return false;
-      }
-      if (end) outcome->error = fmt::format("the ranks do not load: {}", end->why);
-    } catch (const std::exception& error) {
-      outcome->error = fmt::format("the ranks do not load: {}", error.what());
-    }
-    if (!outcome->error.empty()) {
-      Drop();
-      layout_->Release();
-      return true;
-    }
+  const bool starts = !left.weights && !(left.kv_cache && options_.ranks_free_cache);
+  if (starts && !ranks_) {
+    if (!StartReleased(outcome)) return false;
+  } else if (starts && RanksLackCache()) {
+    if (!RestoreCache(outcome)) return false;
   }
+  if (!outcome->error.empty()) return true;
   released_ = left;
   if (was_released) ResumeFront();
   return true;

@@ -18,8 +18,8 @@ constexpr MemoryTags kCache = {.kv_cache = true};
 
 class MemoryChangeTest : public SupervisorTest {
  protected:
-  void StartServing(bool cache_needs_ranks_to_end = false) {
-    Start({.restarts = true, .cache_needs_ranks_to_end = cache_needs_ranks_to_end});
+  void StartServing(bool ranks_free_cache = false) {
+    Start({.restarts = true, .ranks_free_cache = ranks_free_cache});
     supervisor->Watch();
   }
   void Begin(PlannedChange change) {
@@ -41,6 +41,18 @@ class MemoryChangeTest : public SupervisorTest {
     const auto messages = Host(epoch).Receive();
     EXPECT_THAT(messages, SizeIs(1));
     return std::get<EngineRequest>(messages.at(0));
+  }
+  // Receives a ChangeCache in the epoch, and answers it.
+  void AnswerChange(size_t epoch, bool release, const std::string& error = "") {
+    const auto messages = Host(epoch).Receive();
+    ASSERT_THAT(messages, SizeIs(1));
+    const auto& change = std::get<ChangeCache>(messages.at(0));
+    EXPECT_EQ(change.release, release);
+    Host(epoch).Send(CacheChanged{.ticket = change.ticket, .error = error});
+  }
+  size_t HostsSoFar() {
+    const std::lock_guard lock(mutex);
+    return hosts.size();
   }
   std::shared_ptr<FakeLayout> Layout() { return std::make_shared<FakeLayout>(*this, 1); }
 
@@ -100,19 +112,17 @@ TEST_F(MemoryChangeTest, WithoutTheCacheTheRanksStayPausedAlsoAfterOneEnds) {
 }
 
 TEST_F(MemoryChangeTest, OnGpusTheRanksStartWhenNothingIsReleased) {
-  StartServing(/*cache_needs_ranks_to_end=*/true);
-  const auto hosts_so_far = [this] {
-    const std::lock_guard lock(mutex);
-    return hosts.size();
-  };
-  EXPECT_EQ(Make({.rounds = {{0, 1}}, .drains = true, .memory = kCache}).released, kCache);
+  StartServing(/*ranks_free_cache=*/true);
+  Begin({.rounds = {{0, 1}}, .drains = true, .memory = kCache});
+  AnswerChange(1, /*release=*/true, "the memory of the cache cannot be released alone");
+  EXPECT_EQ(Outcome().released, kCache);  // the ranks have ended
   EXPECT_THAT(retired, IsEmpty());
   EXPECT_EQ(Make({.memory = kWeights}).released, kAll);
   const uint64_t id = Submit(5);  // waits
   EXPECT_EQ(Make({.memory = kWeights, .resumes = true}).released, kCache);
   const auto next = Layout();
   EXPECT_THAT(Make({.layout = next, .drains = true}).error, IsEmpty());
-  EXPECT_EQ(hosts_so_far(), 1u);
+  EXPECT_EQ(HostsSoFar(), 1u);
   next->fails = true;
   const ChangeOutcome failed = Make({.memory = kCache, .resumes = true});
   EXPECT_THAT(failed.error, HasSubstr("no memory"));
@@ -123,6 +133,52 @@ TEST_F(MemoryChangeTest, OnGpusTheRanksStartWhenNothingIsReleased) {
   EXPECT_FALSE(Outcome().released.any());
   EXPECT_EQ(Request(2).id, id);
   EXPECT_EQ(front.history().paused_for, 0);
+}
+
+TEST_F(MemoryChangeTest, RanksOnGpusKeepTheirWeightsWithoutTheCache) {
+  StartServing(/*ranks_free_cache=*/true);
+  Begin({.rounds = {{}}, .drains = true, .memory = kCache});
+  AnswerChange(1, /*release=*/true);
+  EXPECT_EQ(Outcome().released, kCache);
+  EXPECT_GT(front.history().paused_for, 0);
+  const uint64_t id = Submit(5);  // waits
+  Begin({.memory = kCache, .resumes = true});
+  AnswerChange(1, /*release=*/false, "no memory");
+  const ChangeOutcome failed = Outcome();
+  EXPECT_EQ(failed.error, "no memory");
+  EXPECT_EQ(failed.released, kCache);
+  Begin({.memory = kCache, .resumes = true});
+  AnswerChange(1, /*release=*/false);
+  EXPECT_FALSE(Outcome().released.any());
+  EXPECT_EQ(Request(1).id, id);
+  EXPECT_EQ(HostsSoFar(), 1u);
+  EXPECT_THAT(retired, IsEmpty());
+}
+
+TEST_F(MemoryChangeTest, RanksOnGpusThatEndWithoutTheCacheStartAtTheResume) {
+  StartServing(/*ranks_free_cache=*/true);
+  Begin({.rounds = {{}}, .drains = true, .memory = kCache});
+  AnswerChange(1, /*release=*/true);
+  EXPECT_EQ(Outcome().released, kCache);
+  Host(1).End("rank 1 was killed", kKilled);
+  while (front.history().deaths == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const uint64_t id = Submit(5);  // waits
+  Begin({.memory = kCache, .resumes = true});
+  Host(2).Send(RankReady{});
+  EXPECT_FALSE(Outcome().released.any());
+  EXPECT_EQ(Request(2).id, id);
+}
+
+TEST_F(MemoryChangeTest, AnUpdateWithoutTheCacheOnGpusLoadsAtTheResume) {
+  StartServing(/*ranks_free_cache=*/true);
+  Begin({.rounds = {{}}, .drains = true, .memory = kCache});
+  AnswerChange(1, /*release=*/true);
+  EXPECT_EQ(Outcome().released, kCache);
+  EXPECT_THAT(Make({.layout = Layout(), .drains = true}).error, IsEmpty());
+  EXPECT_EQ(HostsSoFar(), 1u);
+  Begin({.memory = kCache, .resumes = true});
+  Host(2).Send(RankReady{});
+  EXPECT_FALSE(Outcome().released.any());
 }
 
 TEST_F(MemoryChangeTest, AnUpdateWithoutWeightsLoadsAtTheResume) {

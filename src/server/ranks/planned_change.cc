@@ -201,7 +201,8 @@ void Supervisor::DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
 }
 
 bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome) {
-  if (EndsRanks(released_)) {  // ResumeMemory starts the layout
+  if (RanksLackCache()) EndForRelease(Clock::now());
+  if (!ranks_) {  // ResumeMemory starts the layout
     {
       const std::lock_guard lock(mutex_);
       layout_ = change.layout;

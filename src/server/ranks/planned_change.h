@@ -32,7 +32,7 @@ struct PlannedChange {
   std::function<void()> on_switched;
   // Memory to release, or to give back with `resumes`. For the cache alone, `rounds` has one list:
   // the ranks that end because their cache is private. The other ranks keep their weights. The list
-  // has no effect with Supervisor::Options::cache_needs_ranks_to_end.
+  // has no effect with Supervisor::Options::ranks_free_cache.
   MemoryTags memory;
   bool resumes = false;
 };

@@ -60,7 +60,14 @@ std::unique_ptr<EngineRanks> Supervisor::Start(RankLayout& layout, uint64_t* num
     *number = ++started_;
   }
   return layout.Start(
-      {.on_message = [this](const EngineMessage& m) { front_.OnMessage(m); },
+      {.on_message =
+           [this](const EngineMessage& m) {
+             const auto* changed = std::get_if<CacheChanged>(&m);
+             if (!changed) return front_.OnMessage(m);
+             const std::lock_guard lock(mutex_);
+             cache_changed_ = *changed;
+             changed_.notify_all();
+           },
        .on_lost = [this, id = *number](const RanksEnd& end) { OnEnd(id, end); }},
       [this] { return stopping_ || (beside_ && interrupted_); }, may_be_absent);
 }
@@ -152,6 +159,13 @@ bool Supervisor::Restart(RanksEnd end) {
   } catch (const Error& error) {
     on_lost_(error.what());
     return false;
+  }
+  if (RanksLackCache()) {  // new ranks would allocate it
+    LOG_WARNING("{}; the ranks start again when the memory is resumed", end.why);
+    front_.Pause(end);
+    Drop();
+    layout_->Release();
+    return true;
   }
   return StartUntilServing(std::move(end));
 }

@@ -36,9 +36,10 @@ class Supervisor : public RankLink {
     // Time limit for killed ranks to end. A rank that is blocked in a driver or a file system may
     // never end; then the loss is final too.
     std::chrono::milliseconds reap_timeout{30'000};
-    // The cache is freed only with the rank processes, as on GPUs. So a release of the cache ends
-    // the ranks, and they start again when nothing is released any more.
-    bool cache_needs_ranks_to_end = false;
+    // Ranks on GPUs. The ranks free the memory of their cache when they get ChangeCache. If they
+    // cannot, they end. Ranks that have ended for a release start again when nothing is released
+    // any more, because they allocate weights and cache together.
+    bool ranks_free_cache = false;
   };
   using OnLost = std::function<void(const std::string& why)>;
   using OnChanged = std::function<void(const ChangeOutcome&)>;
@@ -102,9 +103,14 @@ class Supervisor : public RankLink {
   bool DrainRequests(const PlannedChange& change, ChangeOutcome* outcome);
   bool ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome);
   bool ResumeMemory(const PlannedChange& change, ChangeOutcome* outcome);
-  // Whether there are no ranks while `released` is released.
-  bool EndsRanks(MemoryTags released) const {
-    return released.weights || (released.kv_cache && options_.cache_needs_ranks_to_end);
+  void EndForRelease(std::chrono::steady_clock::time_point start);
+  bool ReleaseCache(const PlannedChange& change, ChangeOutcome* outcome);
+  bool RestoreCache(ChangeOutcome* outcome);
+  std::optional<std::string> ChangeCacheOfRanks(bool release);
+  bool StartReleased(ChangeOutcome* outcome);
+  // Whether the present ranks have no memory for their cache.
+  bool RanksLackCache() const {
+    return options_.ranks_free_cache && released_.kv_cache && ranks_ != nullptr;
   }
   void DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
                   std::shared_ptr<RankLayout> layout);
@@ -132,14 +138,16 @@ class Supervisor : public RankLink {
   bool watching_ = false;            // set by Watch: thread_ handles the ends of ranks
   bool runs_ = false;                // thread_ accepts changes
   std::optional<Pending> pending_;
-  uint64_t started_ = 0;               // number of starts of ranks so far; each start has a number
-  uint64_t present_ = 0;               // number of the start of ranks_
-  std::map<uint64_t, RanksEnd> ends_;  // by number of the start; thread_ handles them
+  uint64_t started_ = 0;        // number of starts of ranks so far; each start has a number
+  uint64_t present_ = 0;        // number of the start of ranks_
+  uint64_t cache_changes_ = 0;  // number of ChangeCache messages so far
+  std::optional<CacheChanged> cache_changed_;  // the last answer
+  std::map<uint64_t, RanksEnd> ends_;          // by number of the start; thread_ handles them
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
 
-  // Used by thread_ only. While memory is released, the front stays paused. EndsRanks says whether
-  // there are ranks.
+  // Used by thread_ only. While memory is released, the front stays paused. Without weights there
+  // are no ranks. Without a cache there may be ranks.
   MemoryTags released_;
   std::vector<int> absent_;  // ranks that the present epoch runs without; used by thread_ only
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended

@@ -157,8 +157,8 @@ bool RankChanges::Release(MemoryTags tags, Done done) {
         throw Invalid("the ranks could not load the present weights again{}", changes);
     }
     const auto begin = [this, tags, done] {
-      // Ranks keep their weights if the cache is in memory that outlives them (StartRanks). On
-      // GPUs all ranks end anyway.
+      // Ranks keep their weights if the cache is in memory that outlives them (StartRanks), or on
+      // GPUs (Supervisor::Options::ranks_free_cache).
       const bool keeps = !options_.config.disable_radix_cache && !options_.config.eplb.enable;
       std::vector<int> ending(keeps ? 0 : sizes().mesh.tp);
       std::iota(ending.begin(), ending.end(), 0);

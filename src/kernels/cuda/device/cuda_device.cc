@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/cpus.h"
+#include "core/cuda/mapped_memory.h"
 #include "core/cuda/runtime.h"
 #include "core/duration.h"
 #include "core/error.h"
@@ -22,18 +23,38 @@
 namespace switchyard::cuda {
 namespace {
 
+// Calls `run` with the GPU as the current one.
+template <typename Run>
+void On(int index, const Run& run) {
+  int current = index;
+  cudaGetDevice(&current);
+  if (current != index) cudaSetDevice(index);
+  run();
+  if (current != index) cudaSetDevice(current);
+}
+
 // Memory of one GPU. The deleter switches to that GPU, so any thread may drop the last reference.
 std::shared_ptr<void> AllocateOn(int index, size_t bytes) {
   auto* memory = new DeviceMemory(std::max<size_t>(bytes, 1));
-  const auto free = [index, memory](void*) {
-    int current = index;
-    cudaGetDevice(&current);
-    if (current != index) cudaSetDevice(index);
-    delete memory;
-    if (current != index) cudaSetDevice(current);
-  };
+  const auto free = [index, memory](void*) { On(index, [memory] { delete memory; }); };
   return {static_cast<void*>(memory->data()), free};
 }
+
+class GpuReleasableMemory final : public kernels::ReleasableMemory {
+ public:
+  GpuReleasableMemory(int index, size_t bytes)
+      : index_(index), memory_(std::make_unique<MappedMemory>(bytes)) {}
+  ~GpuReleasableMemory() override {
+    On(index_, [this] { memory_.reset(); });
+  }
+  void* data() const override { return memory_->data(); }
+  void Release() override { memory_->Unmap(); }
+  void Restore() override { memory_->Map(); }
+
+ private:
+  const int index_;
+  std::unique_ptr<MappedMemory> memory_;
+};
 
 // Makes the GPU current and returns its index. The initializer of index_ calls this, so that later
 // members are constructed on this GPU.
@@ -73,6 +94,11 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   std::shared_ptr<void> Allocate(size_t bytes) override {
     CHECK(!graphs_.recording());
     return AllocateOn(index_, bytes);
+  }
+  std::shared_ptr<kernels::ReleasableMemory> AllocateReleasable(size_t bytes) override {
+    CHECK(!graphs_.recording());
+    if (!MappedMemory::Supported()) return nullptr;
+    return std::make_shared<GpuReleasableMemory>(index_, std::max<size_t>(bytes, 1));
   }
   void CopyIn(void* to, const void* from, size_t bytes) override {
     CHECK(!graphs_.recording());

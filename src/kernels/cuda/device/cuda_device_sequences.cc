@@ -36,7 +36,7 @@ Graphs::Entry& Graphs::Find(uint64_t key) {
 
 void Graphs::Run(uint64_t key, const std::function<void()>& pass) {
   CHECK(!recording_);
-  const bool seen = by_key_.contains(key);
+  const bool seen = by_key_.contains(key) || by_key_.contains(key & ~kernels::Device::kVariant);
   if (!seen) {
     pass();
     Find(key);

@@ -26,14 +26,15 @@ class Graphs {
   Graphs& operator=(const Graphs&) = delete;
 
   // The first call with a key runs `pass` directly, so that ops allocate scratch and load kernel
-  // modules. The second call captures it; later calls replay the graph. Exceptions of `pass`
+  // modules, unless `key` is a variant of one that has been run (Device::kVariant). The second call
+  // captures it; later calls replay the graph. Exceptions of `pass`
   // propagate and leave nothing captured.
   void Run(uint64_t key, const std::function<void()>& pass);
   bool recording() const { return recording_; }
   void Clear();  // destroys all graphs; the stream must have finished with them
 
  private:
-  static constexpr size_t kMaxGraphs = 64;
+  static constexpr size_t kMaxGraphs = 128;
   struct Entry {
     uint64_t key = 0;
     cudaGraphExec_t graph = nullptr;  // null: not captured yet

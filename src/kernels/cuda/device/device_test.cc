@@ -66,15 +66,36 @@ TEST_F(DeviceTest, AReplayedPassReadsTheCurrentMemory) {
   EXPECT_EQ(calls, 3);
 }
 
+TEST_F(DeviceTest, AVariantOfAPassIsCapturedInItsFirstCall) {
+  const DeviceVector x(*exact_, std::vector<float>(64, 1.0f));
+  const DeviceVector y(*exact_, std::vector<float>(64, 0.0f));
+  int calls = 0;
+  const auto pass = [&](int adds) {
+    return [&, adds] {
+      ++calls;
+      for (int i = 0; i < adds; ++i) exact_->AddInPlace(y.data(), x.data(), 64);
+    };
+  };
+  exact_->Run(3 | Device::kVariant, pass(10));  // before the pass itself: runs directly
+  exact_->Run(4, pass(1));
+  EXPECT_EQ(calls, 2);
+  for (int round = 0; round < 3; ++round) {
+    exact_->Run(4 | Device::kVariant, pass(10));
+    exact_->Run(4, pass(1));
+  }
+  EXPECT_EQ(calls, 4);  // one capture each
+  EXPECT_EQ(y.Read(), std::vector<float>(64, 44.0f));
+}
+
 TEST_F(DeviceTest, MorePassesThanAreKeptAndThoseThatThrow) {
   const DeviceVector x(*exact_, std::vector<float>(64, 1.0f));
   const DeviceVector y(*exact_, std::vector<float>(64, 0.0f));
   for (int round = 0; round < 3; ++round) {
-    for (uint64_t key = 1; key <= 100; ++key) {
+    for (uint64_t key = 1; key <= 200; ++key) {
       exact_->Run(key, [&] { exact_->AddInPlace(y.data(), x.data(), 64); });
     }
   }
-  EXPECT_EQ(y.Read(), std::vector<float>(64, 300.0f));
+  EXPECT_EQ(y.Read(), std::vector<float>(64, 600.0f));
   for (int round = 0; round < 4; ++round) {
     EXPECT_THROW(exact_->Run(7777,
                              [&] {
@@ -94,7 +115,7 @@ TEST_F(DeviceTest, MorePassesThanAreKeptAndThoseThatThrow) {
   fails = false;
   exact_->Run(7778, pass);
   exact_->Run(7778, pass);
-  EXPECT_EQ(y.Read(), std::vector<float>(64, 307.0f));
+  EXPECT_EQ(y.Read(), std::vector<float>(64, 607.0f));
 }
 
 TEST_F(DeviceTest, ChecksRunAfterWaits) {

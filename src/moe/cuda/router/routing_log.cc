@@ -11,6 +11,11 @@ namespace {
 
 size_t WordBytes(int64_t words) { return static_cast<size_t>(words) * sizeof(int32_t); }
 
+int IndexOf(int64_t MoeTimes::*part) {
+  if (part == nullptr) return -1;
+  return part == &MoeTimes::dispatch ? 0 : part == &MoeTimes::experts ? 1 : 2;
+}
+
 }  // namespace
 
 RoutingLog::RoutingLog(RoutingObserver& observer, std::vector<int> layers,
@@ -22,7 +27,7 @@ RoutingLog::RoutingLog(RoutingObserver& observer, std::vector<int> layers,
       memory_(shape.Bytes()) {
   for (size_t i = 0; i < kMaxPending; ++i)
     copies_.emplace_back(WordBytes(shape.Counts()), WordBytes(shape.Ids()));
-  static_assert(sizeof(RoutingControl) <= RoutingLogShape::kAlignment * sizeof(int32_t));
+  static_assert(sizeof(Head) <= RoutingLogShape::kAlignment * sizeof(int32_t));
   CHECK_EQ(std::ssize(layers_), shape.layers);
 }
 
@@ -34,8 +39,9 @@ void RoutingLog::Begin(uint64_t pass, int64_t rows, int64_t first) {
   CHECK_LE(rows, shape_.max_rows);
   observed_ = observer_.needs_pass(pass);
   now_ = {.pass = pass, .rows = observed_ ? rows : 0, .first_row = first};
-  const RoutingControl control = {static_cast<int32_t>(now_.rows), observed_ ? 1 : 0};
-  device_.CopyIn(memory_.data(), &control, sizeof control);
+  const Head head = {.control = {static_cast<int32_t>(now_.rows), observed_ ? 1 : 0}};
+  device_.CopyIn(memory_.data(), &head, sizeof head);
+  part_ = -1;
   if (!observed_) return;
   if (shape_.Counts() > 0)
     Check(cudaMemsetAsync(CountsOf(0), 0, WordBytes(shape_.Counts()), device_.stream()),
@@ -70,11 +76,23 @@ void RoutingLog::CountDispatched(int index, const int32_t* counts) const {
         "counts of dispatched rows");
 }
 
-void RoutingLog::Read() {
+void RoutingLog::MarkStage(int64_t MoeTimes::*part) {
+  const int begins = IndexOf(part), ends = std::exchange(part_, begins);
+  if (begins == ends) return;
+  Check(ChangeStage(memory_.as<Head>()->times, ends, begins, device_.stream()),
+        "reading of the clock");
+}
+
+void RoutingLog::Read(bool clocked) {
   if (!std::exchange(observed_, false)) return;
   CHECK_LT(pending_, kMaxPending);
   Copy& copy = copies_[(oldest_ + pending_++) % kMaxPending];
   copy.of = now_;
+  copy.clocked = clocked;
+  if (clocked)
+    Check(cudaMemcpyAsync(copy.times.as<int64_t>(), memory_.as<Head>()->times, copy.times.bytes(),
+                          cudaMemcpyDeviceToHost, device_.stream()),
+          "copy of the times of stages");
   if (shape_.Counts() > 0)
     Check(cudaMemcpyAsync(copy.counts.as<int32_t>(), CountsOf(0), copy.counts.bytes(),
                           cudaMemcpyDeviceToHost, device_.stream()),
@@ -102,6 +120,11 @@ void RoutingLog::Report(const Copy& copy) const {
   if (cudaEventQuery(copy.read.get()) != cudaSuccess) {
     cudaGetLastError();  // clears "not ready", which is not an error
     device_.Synchronize();
+  }
+  if (copy.clocked) {
+    const int64_t* times = copy.times.as<int64_t>();
+    observer_.OnTimes(copy.of.pass,
+                      {.dispatch = times[0], .experts = times[1], .combine = times[2]});
   }
   for (int i = 0; i < shape_.layers; ++i) {
     shape_.tokens ? ReportTokens(copy, i) : ReportCounts(copy, i);

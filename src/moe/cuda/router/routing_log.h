@@ -19,8 +19,9 @@ namespace switchyard::cuda {
 // enqueue work; Report waits for it. The next pass may begin before the previous one is reported.
 // Used by the rank's thread; borrows observer and device.
 //
-//   Begin    clears the counts, and sets how many rows are recorded: 0 if the pass is not observed
-//   kernels  add counts or store ids by RecordOf, and AddDispatched
+//   Begin    clears the counts and times, and sets how many rows are recorded: 0 if the pass is not
+//            observed
+//   kernels  add counts or store ids by RecordOf, and AddDispatched; MarkStage adds times
 //   Read     copies them to page-locked memory of the pass
 //   Report   calls the observer, layer by layer
 class RoutingLog {
@@ -28,6 +29,10 @@ class RoutingLog {
   // `layers` [shape.layers]: index in the model of each layer, for the observer.
   RoutingLog(RoutingObserver& observer, std::vector<int> layers, const RoutingLogShape& shape,
              CudaDevice& device);
+
+  // One in so many passes is clocked, because the kernels of MarkStage, three or more per layer,
+  // lengthen a decode step.
+  static constexpr uint64_t kClockedPasses = 64;
 
   // Maximum number of passes that are read but not reported.
   static constexpr size_t kMaxPending = 2;
@@ -43,7 +48,15 @@ class RoutingLog {
   // the record of layer layers[index].
   void CountDispatched(int index, const int32_t* counts) const;
   bool counts_dispatched() const { return shape_.dispatch; }
-  void Read();
+  // Whether the pass that has begun, `pass`, is clocked.
+  bool clocks(uint64_t pass) const {
+    return observed_ && observer_.needs_times() && (pass + 1) % kClockedPasses == 0;
+  }
+  // Enqueues a reading of the clock, unless the present work counts to `part` already. Only in
+  // clocked passes.
+  void MarkStage(int64_t MoeTimes::*part);
+  // `clocked`: whether the times of the pass are reported.
+  void Read(bool clocked = false);
   // Reports all passes up to the one with number `last`, in order.
   void Report(uint64_t last);
 
@@ -56,9 +69,18 @@ class RoutingLog {
   struct Copy {
     Copy(size_t counts_bytes, size_t ids_bytes) : counts(counts_bytes), ids(ids_bytes) {}
     PassRows of;
+    bool clocked = false;
+    const PinnedMemory times{kParts * sizeof(int64_t)};
     const PinnedMemory counts;  // [layers, CountsOfLayer]
     const PinnedMemory ids;     // [2, layers, rows, top_k]
     const Event read{cudaEventDisableTiming};
+  };
+
+  // The first words of memory_. Begin writes them.
+  static constexpr int kParts = 3;
+  struct Head {
+    RoutingControl control;
+    int64_t times[kParts] = {};  // of the fields of MoeTimes
   };
 
   int32_t* CountsOf(int index) const;  // on the device
@@ -70,11 +92,12 @@ class RoutingLog {
   const std::vector<int> layers_;
   const RoutingLogShape shape_;
   CudaDevice& device_;
-  const DeviceMemory memory_;  // control words, then counts, then ids
+  const DeviceMemory memory_;  // Head, then counts, then ids
   std::deque<Copy> copies_;    // [kMaxPending], used in round-robin order
   size_t oldest_ = 0, pending_ = 0;
   PassRows now_;           // the pass that is being enqueued
   bool observed_ = false;  // whether that pass is observed
+  int part_ = -1;          // the index in Head::times of the work that is enqueued; −1: none
 };
 
 }  // namespace switchyard::cuda

@@ -196,6 +196,59 @@ TEST(CudaRoutingLog, CapturedPassesFollowStartAndStop) {
   }
 }
 
+// Whether passes are captured or not: the times of stages are within the time of the pass, and the
+// outputs do not depend on the clock.
+TEST(CudaRoutingLog, ClockedPassesHaveTheTimesOfTheirStages) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 20;
+  constexpr double kSlack = 20'000;  // nanoseconds between the clocks of kernels and of events
+  SummingObserver wanted;
+  wanted.times = true;
+  for (const uint64_t key : {0, 1}) {
+    for (const bool fused : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << key << ' ' << fused);
+      Observed observed(TestLayer({.shared = true}), wanted, {.fused = !fused});
+      kernels::Device& device = *observed.gpu->device;
+      const cudaStream_t stream = CudaDevice::From(device).stream();
+      MoeState& state = *observed.gpu->state;
+      const size_t count = kTokens * observed.layer.spec.hidden;
+      const auto x = device.Allocate(count * sizeof(float)),
+                 y = device.Allocate(count * sizeof(float));
+      const auto hidden = observed.layer.Hidden(kTokens, 3);
+      device.CopyIn(x.get(), hidden.data(), count * sizeof(float));
+      const std::vector<int64_t> counts = {kTokens};
+      std::vector<float> want(count), got(count);
+      const Event begin, end;
+      for (uint64_t pass = 1; pass <= 2 * RoutingLog::kClockedPasses; ++pass) {
+        state.pass = pass;
+        state.BeginPass(kTokens, 0);
+        const bool clocked = (pass + 1) % RoutingLog::kClockedPasses == 0;
+        ASSERT_EQ(state.clocked, clocked);
+        begin.Record(stream);
+        device.Run(key == 0 ? 0 : key | (clocked ? kernels::Device::kVariant : 0), [&] {
+          observed.gpu->moe->Forward(state, static_cast<float*>(x.get()), {counts, counts},
+                                     static_cast<float*>(y.get()));
+        });
+        end.Record(stream);
+        state.EndPass();
+        state.ReportRouting(pass);
+        device.CopyOut(got.data(), y.get(), count * sizeof(float));
+        if (pass == 1) want = got;
+        ASSERT_EQ(got, want) << pass;
+        ASSERT_EQ(observed.observer.timed.contains(pass), clocked) << pass;
+        if (!clocked) continue;
+        const MoeTimes& times = observed.observer.timed.at(pass);
+        EXPECT_EQ(times.dispatch, 0);  // one rank has no exchange
+        EXPECT_GT(times.experts, 0);
+        EXPECT_GT(times.combine, 0);
+        EXPECT_LE(static_cast<double>(times.experts + times.combine),
+                  end.MillisecondsSince(begin) * 1e6 + kSlack);
+      }
+      EXPECT_EQ(observed.observer.timed.size(), 2u);
+    }
+  }
+}
+
 // Launches a pass before the results of the previous one are collected.
 TEST(CudaRoutingLog, APassMayEndBeforeThePreviousIsReported) {
   SKIP_WITHOUT_GPU();

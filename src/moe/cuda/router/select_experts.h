@@ -41,6 +41,11 @@ struct RoutingRecord {
 cudaError_t AddDispatched(const RoutingControl* control, const int32_t* counts, int experts,
                           int32_t* sums, cudaStream_t stream);
 
+// Reads the GPU's clock when the kernels enqueued before have ended. Subtracts the time, in
+// nanoseconds, from times[begins], and adds it to times[ends]; −1: neither. So a pair of calls adds
+// the time between them.
+cudaError_t ChangeStage(int64_t* times, int ends, int begins, cudaStream_t stream);
+
 // Where a selection records faults (moe/router/router_fault.h). It covers tokens [begin, end) of
 // the call. The record of token t is records[index[t - begin]]; an earlier fault in it is kept.
 struct FaultRecords {

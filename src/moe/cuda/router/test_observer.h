@@ -13,11 +13,13 @@ namespace switchyard::cuda {
 
 // The reported counts, summed by layer.
 struct SummingObserver : RoutingObserver {
-  bool tokens = false, dispatch = false, active = true;  // which events it requests
+  // Which events it requests.
+  bool tokens = false, dispatch = false, times = false, active = true;
   using Counts = std::map<int, std::vector<int32_t>>;
   Counts logical, physical, dispatched;
   // By layer and row: the reported choices. A row that is reported twice fails the test.
   std::map<int, std::map<int64_t, std::vector<int32_t>>> rows, physical_rows;
+  std::map<uint64_t, MoeTimes> timed;  // by pass number
   int placements = 0, calls = 0;
   std::vector<uint64_t> counted_passes;  // pass number of each call of OnCounts
 
@@ -45,6 +47,10 @@ struct SummingObserver : RoutingObserver {
   }
   bool needs_pass(uint64_t) const override { return active; }
   bool needs_dispatch() const override { return dispatch; }
+  bool needs_times() const override { return times; }
+  void OnTimes(uint64_t pass, const MoeTimes& of_pass) override {
+    EXPECT_TRUE(timed.emplace(pass, of_pass).second);
+  }
   void OnDispatch(uint64_t, int layer, const GroupedRows& grouped) override {
     ++calls;
     Add(grouped.counts, dispatched[layer]);

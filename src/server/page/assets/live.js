@@ -8,7 +8,7 @@ import {HeatMap, showLegend} from "./heatmap.js";
 const WINDOW_MS = 60_000;  // of latencies
 const STAGES = [{name: "dispatch", color: "--series-1"}, {name: "experts", color: "--series-2"}, {name: "combine", color: "--series-3"}];
 const experts = new RecentCounts(), ranks = new RecentCounts();
-const times = new RecentCounts();  // of the stages of each rank, then the number of passes
+const times = new RecentCounts();  // of the stages of each rank, then the number of timed passes
 const history = [];  // {time, snapshot} of the last minute
 let span = "recent", shown = null, placement = null, maps = null, charts = null, lastEplb = null;
 
@@ -78,7 +78,7 @@ function showExperts(time, snapshot) {
   if (load?.logical_count) {
     if (shown && (shown.experts !== load.experts || shown.ranks !== load.ranks)) shown = null;
     experts.add(load.logical_count);
-    times.add([...load.stage_times, load.passes]);
+    times.add([...load.stage_times, load.timed_passes]);
     const change = ranks.add(load.rank_count);
     if (change && load.ranks > 1) balance = balancednessOf(change, load.ranks);
     if (load.passes > 0) shown = load;
