@@ -52,6 +52,10 @@ void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const Mes
   if (mode != "auto" && mode != "normal" && mode != "low_latency")
     throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
   CheckSizes(options, shape, mesh);
+  if (options.waterfill && shape.has_shared && shape.scales_input)
+    throw Invalid(
+        "--enable-deepep-waterfill: this model scales the input rows of routed experts but not of "
+        "the shared expert, so the two cannot share a dispatched row; leave the flag out");
 }
 
 }  // namespace switchyard::cuda

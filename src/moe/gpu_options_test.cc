@@ -30,6 +30,16 @@ std::string ErrorOf(const MoeOptions& options, const MoeShape& shape = kShape,
 
 constexpr char kExchanges[] = "deepep, flashinfer, fused, mooncake, none";
 
+TEST(GpuOptionsTest, ScaledInputsCannotShareRowsWithTheSharedExpert) {
+  MoeShape shape = kShape;
+  shape.has_shared = true;
+  EXPECT_EQ(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape), "");
+  shape.scales_input = true;
+  EXPECT_EQ(ErrorOf({.a2a_backend = "deepep"}, shape), "");
+  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape),
+              HasSubstr("--enable-deepep-waterfill: this model scales the input rows"));
+}
+
 TEST(GpuOptionsTest, GpusTakeEveryBackendOfCpus) {
   const MoeBackends backends = BuiltinMoeBackends();
   for (const auto& entry : backends.dispatchers.all())

@@ -38,6 +38,7 @@ struct MoeBuffers {
   DeviceMemory logical, ids;            // [round, top_k]
   DeviceMemory weights;                 // [round, top_k]
   DeviceMemory wide_ids, wide_weights;  // [round, top_k + 1] if the shared expert is dispatched
+  DeviceMemory scaled;                  // [round, H] rows times their weights
   DeviceMemory gathered;                // [lane, H] if a lane's tokens are not contiguous
   DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
   DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
@@ -212,6 +213,8 @@ class CudaMoeBackend : public MoeBackend {
   // [tokens of the round, slots_per_token()] the ids and weights that dispatch sends.
   const int32_t* DispatchedIds(const CudaMoeState& state) const;
   const float* DispatchedWeights(const CudaMoeState& state) const;
+  // [tokens of the round, H] the rows that the experts receive.
+  const float* DispatchedRowsOf(const CudaMoeState& state) const;
   // The chunk that begins at row `first` of the order. Its pointers to row data are not set.
   GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;
   GpuGroupedRows PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& state,

@@ -66,6 +66,14 @@ void CudaMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   if (FusesSelectAndOrder(s)) return;  // PrePermute selects the experts
   Check(SelectExpertsOnDevice(Choice(parts, s), stream()), "choice of experts");
   StoreRoutedExperts(s);
+  if (parts.config.router.scales_input)
+    Check(ScaleInputRows({.x = s.round_x(),
+                          .tokens = s.round.size(),
+                          .width = s.width,
+                          .weights = s.buffers.weights.as<float>(),
+                          .y = s.buffers.scaled.as<float>()},
+                         stream()),
+          "scaling of rows");
   if (s.choice) ChooseReplicas(parts, s);
   if (shared_dispatched()) DispatchShared(parts, s);
 }
@@ -121,6 +129,10 @@ const float* CudaMoeBackend::DispatchedWeights(const CudaMoeState& s) const {
   return (shared_dispatched() ? s.buffers.wide_weights : s.buffers.weights).as<float>();
 }
 
+const float* CudaMoeBackend::DispatchedRowsOf(const CudaMoeState& s) const {
+  return shape_.scales_input ? s.buffers.scaled.as<float>() : s.round_x();
+}
+
 RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeState& s) const {
   if (!s.log) return {};
   return s.log->RecordOf(parts.index, s, s.ReportedInRound(mesh_), parts.physical_of.as<int32_t>());
@@ -168,11 +180,12 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
           .record = s.choice ? RoutingRecord{} : RecordOf(parts, s)};
 }
 
-// Selection and ordering are fused if rows are not exchanged and no stage in between reads the
-// selection.
+// Selection and ordering are fused if rows are not exchanged or scaled, and no stage in between
+// reads the selection.
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
   return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
-         !shared_dispatched() && s.round.size() <= kMaxTokensToOrder && permute_.joins_selection;
+         !shared_dispatched() && !shape_.scales_input && s.round.size() <= kMaxTokensToOrder &&
+         permute_.joins_selection;
 }
 
 bool CudaMoeBackend::RoutesInOneKernel(const CudaMoeParts& parts, const CudaMoeState& s) const {
@@ -197,7 +210,7 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
   CudaMoeState& s = Own(state);
   if (s.exchange) {
     s.exchange->BeginDispatch(s.slot,
-                              {.x = s.round_x(),
+                              {.x = DispatchedRowsOf(s),
                                .dtype = DType::kF32,
                                .ids = DispatchedIds(s),
                                .weights = DispatchedWeights(s),
@@ -230,7 +243,7 @@ void CudaMoeBackend::GatherAll(CudaMoeState& s) const {
   };
   gather(DispatchedIds(s), buffers.all_ids, k * sizeof(int32_t));
   gather(DispatchedWeights(s), buffers.all_weights, k * sizeof(float));
-  gather(s.round_x(), buffers.all_x, s.width * sizeof(float));
+  gather(DispatchedRowsOf(s), buffers.all_x, s.width * sizeof(float));
   const int64_t tokens = std::accumulate(s.lanes.begin(), s.lanes.end(), int64_t{0});
   Check(MapIds(buffers.all_ids.as<int32_t>(), local_ids_.as<int32_t>(), tokens * k,
                buffers.all_local.as<int32_t>(), stream()),
@@ -283,7 +296,7 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
     const bool all = gathers();
     const int64_t tokens =
         all ? std::accumulate(s.lanes.begin(), s.lanes.end(), int64_t{0}) : s.round.size();
-    const float* x = all ? buffers.all_x.as<float>() : s.round_x();
+    const float* x = all ? buffers.all_x.as<float>() : DispatchedRowsOf(s);
     arrived.in = {.segments = 1, .capacity = tokens, .tokens = tokens};
     arrived.rows = reinterpret_cast<const std::byte*>(x);
     arrived.row_stride = hidden * static_cast<int64_t>(sizeof(float));

@@ -116,6 +116,18 @@ TEST(CudaMoeLayer, Bf16IsNearTheReference) {
   ExpectNear(Bf16Layer(/*clamped_with_biases=*/true), {}, {DType::kBF16}, 1e-2);
 }
 
+TEST(CudaMoeLayer, ScaledInputs) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(TestLayer({.top_k = 1, .shared = true, .scales_input = true}));
+  const TestLayer layer({.format = WeightFormat::kBF16,
+                         .hidden = 256,
+                         .intermediate = 384,
+                         .top_k = 1,
+                         .shared = true,
+                         .scales_input = true});
+  ExpectNear(layer, {}, {DType::kBF16}, 1e-2);
+}
+
 TEST(CudaMoeLayer, Bf16TakesSizesThatMatrixUnitsDoNot) {
   SKIP_WITHOUT_GPU();
   ExpectNear(TestLayer({.format = WeightFormat::kMxfp4, .hidden = 96, .intermediate = 160}), {},

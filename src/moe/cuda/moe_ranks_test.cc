@@ -171,6 +171,25 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
   }
 }
 
+TEST(CudaMoeRanks, ScaledInputsChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer({.hidden = 256,
+                         .intermediate = 256,
+                         .num_experts = 12,
+                         .top_k = 1,
+                         .shared = true,
+                         .scales_input = true});
+  const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency"}) {
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2});
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2, .dp = 2});
+  }
+  for (const MeshShape& mesh : {MeshShape{.tp = 2, .ep = 2}, {.tp = 2, .ep = 2, .dp = 2}}) {
+    const Ranks ranks{layer, DType::kF32, {}, Passes(mesh.dp)};
+    EXPECT_LT(RelativeError(ranks.On(mesh), ReferencePasses(layer, {}, ranks.passes)), 1e-5);
+  }
+}
+
 // The shared expert is dispatched like a routed expert, to a rank with little load.
 TEST(CudaMoeRanks, WaterfillChangesNoBit) {
   SKIP_WITHOUT_GPU();

@@ -311,6 +311,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);
     if (has) slot.weight /= sum;
   }
+  if (p.scoring == kTopKSigmoidScoring && has) slot.weight = 1.0f / (1.0f + expf(-slot.weight));
   if (p.renormalize) {
     float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);

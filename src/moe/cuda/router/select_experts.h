@@ -50,9 +50,9 @@ struct FaultRecords {
   int32_t of_expert_0 = 0;  // fault code of the layer's expert 0; expert e has of_expert_0 + e
 };
 
-// Value of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
+// Values of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
 // experts.
-constexpr int kSparseMixerScoring = 3;
+constexpr int kSparseMixerScoring = 3, kTopKSigmoidScoring = 4;
 
 // The fields of RouterConfig; enums are passed as their integer values.
 struct SelectExpertsParams {
@@ -89,6 +89,16 @@ inline bool SelectsExperts(const SelectExpertsParams& p) {
 // weights NaN, as on CPUs. Results equal those on CPUs except for the last bits of exponentials and
 // sums. Returns cudaErrorInvalidValue for parameters that SelectsExperts rejects.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
+
+// Multiplies rows by the weights of their experts (RouterConfig::scales_input, k = 1), and sets
+// these weights to 1. A weight that is NaN or 0 stays.
+struct ScaleInputRowsParams {
+  const float* x = nullptr;  // [tokens, width]
+  int64_t tokens = 0, width = 0;
+  float* weights = nullptr;  // [tokens]
+  float* y = nullptr;        // [tokens, width]; not x
+};
+cudaError_t ScaleInputRows(const ScaleInputRowsParams& p, cudaStream_t stream);
 
 // Maps physical experts to the ids that the exchange or this rank's GEMMs read.
 

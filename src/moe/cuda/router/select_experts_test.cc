@@ -142,6 +142,49 @@ TEST(SelectExpertsOnDevice, SparseMixerChoosesAsTheCpuDoes) {
   }
 }
 
+TEST(SelectExpertsOnDevice, TopKSigmoidChoosesAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(6);
+  for (int round = 0; round < 30; ++round) {
+    const RouterConfig config = {.num_experts = static_cast<int>(4 + random.Below(509)),
+                                 .top_k = static_cast<int>(1 + random.Below(4)),
+                                 .scoring = RouterConfig::Scoring::kTopKSigmoid};
+    const int64_t tokens = random.Below(40);
+    auto logits = OnGrid(random.Normal(tokens * config.num_experts, 20.0f), 1.0f / 64);
+    if (round % 5 == 0 && tokens > 0)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts);
+    ExpectAsOnCpu(config, logits, tokens, {});
+  }
+}
+
+TEST(ScaleInputRowsTest, WeightsBecomeOneUnlessTheyAreNanOrZero) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 5, kWidth = 1030;
+  const std::vector<float> x = kernels::Random(3).Normal(kTokens * kWidth);
+  const std::vector<float> weights = {0.25f, NAN, 1.0f, 0.0f, 0.7f};
+  const DeviceMemory from = ToDevice(x), factors = ToDevice(weights), to(x.size() * sizeof(float));
+  Check(ScaleInputRows({.x = from.as<float>(),
+                        .tokens = kTokens,
+                        .width = kWidth,
+                        .weights = factors.as<float>(),
+                        .y = to.as<float>()},
+                       nullptr),
+        "scaling of rows");
+  const std::vector<float> y = ToHost<float>(to, kTokens * kWidth);
+  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+    const float want = x[i] * weights[i / kWidth];
+    ASSERT_TRUE(y[i] == want || (std::isnan(y[i]) && std::isnan(want))) << i;
+  }
+  const std::vector<float> left = ToHost<float>(factors, kTokens);
+  EXPECT_TRUE(std::isnan(left[1]));
+  EXPECT_EQ(left[0], 1.0f);
+  EXPECT_EQ(left[2], 1.0f);
+  EXPECT_EQ(left[3], 0.0f);
+  EXPECT_EQ(left[4], 1.0f);
+  EXPECT_EQ(ScaleInputRows({}, nullptr), cudaSuccess);
+}
+
 TEST(SelectExpertsOnDevice, RefusesSparseMixerWithGroupsOrABias) {
   SelectExpertsParams p = {
       .tokens = 1, .num_experts = 8, .top_k = 2, .scoring = kSparseMixerScoring};
