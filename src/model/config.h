@@ -77,8 +77,8 @@ struct LayerConfig {
   bool rope = true;     // false: no rotary embedding (NoPE)
   bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
   int32_t window = 0;   // sliding window; 0: full attention
-  // CPUs only, grouped only: attention within chunks of this many positions (AttentionParams::chunk
-  // in kernels/ops.h). 0: no chunks.
+  // Grouped only: attention within chunks of this many positions (AttentionParams::chunk in
+  // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
 
   bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
