@@ -26,6 +26,11 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
         "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {}); use "
         "--device cpu",
         shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
+  if (shape.num_logits() > kMaxRouterLogits)
+    throw Invalid(
+        "{} experts and {} experts without computation exceed the CUDA limit of {}; use --device "
+        "cpu",
+        shape.num_experts, shape.zero_experts, kMaxRouterLogits);
   const int shared = options.waterfill && shape.has_shared ? 1 : 0;
   if (shared > 0 && shape.top_k + 1 > kMaxExchangeTopK)
     throw Invalid(

@@ -109,6 +109,11 @@ TEST(GpuOptionsTest, LimitsOfTheKernels) {
   EXPECT_EQ(ErrorOf({}, shape), "");
   shape.num_experts += 2;
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("num_experts=514"));
+  shape.num_experts = cuda::kMaxRouterExperts;
+  shape.zero_experts = 256;
+  EXPECT_EQ(ErrorOf({}, shape), "");
+  shape.zero_experts = 257;
+  EXPECT_THAT(ErrorOf({}, shape), HasSubstr("512 experts and 257 experts without computation"));
   shape = kShape;
   shape.top_k = cuda::kMaxTopK + 1;
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("top_k=17"));

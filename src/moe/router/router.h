@@ -29,7 +29,7 @@ struct RouterConfig {
   int top_k = 0;
   // Experts without computation: their output is their input row (LongCat-Flash). Their logits
   // follow those of the experts. The rank that routes a token adds their outputs, so these slots
-  // are not dispatched. Only on CPUs, without groups.
+  // are not dispatched. Only without groups.
   int zero_experts = 0;
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = false;  // weights are divided by the sum of the k weights

@@ -29,10 +29,12 @@ cudaError_t Start(const SelectExpertsParams& p, cudaStream_t stream) {
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   if (!SelectsExperts(p)) return cudaErrorInvalidValue;
-  if (p.num_experts <= 64) return Start<2>(p, stream);
-  if (p.num_experts <= 128) return Start<4>(p, stream);
-  if (p.num_experts <= 256) return Start<8>(p, stream);
-  return Start<16>(p, stream);
+  const int logits = p.num_logits();
+  if (logits <= 64) return Start<2>(p, stream);
+  if (logits <= 128) return Start<4>(p, stream);
+  if (logits <= 256) return Start<8>(p, stream);
+  if (logits <= 512) return Start<16>(p, stream);
+  return Start<kMaxRouterLogits / 32>(p, stream);
 }
 
 namespace {
