@@ -70,7 +70,7 @@ struct AttentionConfig {
 
 struct LayerConfig {
   bool moe = false;
-  // A MoE layer of LongCat-Flash, CPUs only. A dense feed-forward reads the same rows as the
+  // A MoE layer of LongCat-Flash. A dense feed-forward reads the same rows as the
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
   bool shortcut = false;
