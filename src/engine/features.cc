@@ -150,6 +150,7 @@ void AddExperts(const MoeBackends& backends, std::vector<Feature>& all) {
         {.section = kExperts.name, .flag = what, .on_gpus = fmt::format("up to {}", most)});
   };
   limit("experts of a layer", cuda::kMaxRouterExperts);
+  limit("experts of a layer and those without computation", cuda::kMaxRouterLogits);
   limit("experts of a layer and rank", cuda::kMaxLocalExperts);
   limit("experts of a token", cuda::kMaxTopK);
 }

@@ -168,7 +168,7 @@ struct AttentionParams {
   int32_t page_size = 1;
   float scale = 1.0f;
   int32_t window = 0;  // sliding window: position p attends to key j if p - j < window; 0: all
-  // CPUs only: position p attends to key j if both are in the same chunk of this many positions,
+  // Position p attends to key j if both are in the same chunk of this many positions,
   // floor(p / chunk) = floor(j / chunk). 0: no chunks. Not together with a window.
   int32_t chunk = 0;
   // [heads] attention sinks: logits that join the softmax sum but carry no value; or null.

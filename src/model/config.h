@@ -70,15 +70,15 @@ struct AttentionConfig {
 
 struct LayerConfig {
   bool moe = false;
-  // A MoE layer of LongCat-Flash, CPUs only. A dense feed-forward reads the same rows as the
+  // A MoE layer of LongCat-Flash. A dense feed-forward reads the same rows as the
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
   bool shortcut = false;
   bool rope = true;     // false: no rotary embedding (NoPE)
   bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
   int32_t window = 0;   // sliding window; 0: full attention
-  // CPUs only, grouped only: attention within chunks of this many positions (AttentionParams::chunk
-  // in kernels/ops.h). 0: no chunks.
+  // Grouped only: attention within chunks of this many positions (AttentionParams::chunk in
+  // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
 
   bool dense() const { return !moe || shortcut; }  // has a dense feed-forward

@@ -31,7 +31,8 @@ MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
           .top_k = config.moe->router.top_k,
           .max_tokens = max_tokens,
           .has_shared = config.moe->shared_intermediate > 0,
-          .scales_input = config.moe->router.scales_input};
+          .scales_input = config.moe->router.scales_input,
+          .zero_experts = config.moe->router.zero_experts};
 }
 
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,

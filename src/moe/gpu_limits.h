@@ -5,6 +5,7 @@
 namespace switchyard::cuda {
 
 constexpr int kMaxRouterExperts = 512;  // logical experts
+constexpr int kMaxRouterLogits = 768;   // logical experts and experts without computation
 constexpr int kMaxRouterGroups = 32;
 constexpr int kMaxTopK = 16;
 constexpr int kMaxLocalExperts = 512;  // physical experts of one GPU

@@ -26,6 +26,11 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
         "num_experts={} top_k={} exceeds the CUDA limits (num_experts <= {}, top_k <= {}); use "
         "--device cpu",
         shape.num_experts, shape.top_k, kMaxRouterExperts, kMaxTopK);
+  if (shape.num_logits() > kMaxRouterLogits)
+    throw Invalid(
+        "{} experts and {} experts without computation exceed the CUDA limit of {}; use --device "
+        "cpu",
+        shape.num_experts, shape.zero_experts, kMaxRouterLogits);
   const int shared = options.waterfill && shape.has_shared ? 1 : 0;
   if (shared > 0 && shape.top_k + 1 > kMaxExchangeTopK)
     throw Invalid(
@@ -52,6 +57,10 @@ void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const Mes
   if (mode != "auto" && mode != "normal" && mode != "low_latency")
     throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
   CheckSizes(options, shape, mesh);
+  if (options.waterfill && shape.has_shared && shape.scales_input)
+    throw Invalid(
+        "--enable-deepep-waterfill: this model scales the input rows of routed experts but not of "
+        "the shared expert, so the two cannot share a dispatched row; leave the flag out");
 }
 
 }  // namespace switchyard::cuda

@@ -30,6 +30,16 @@ std::string ErrorOf(const MoeOptions& options, const MoeShape& shape = kShape,
 
 constexpr char kExchanges[] = "deepep, flashinfer, fused, mooncake, none";
 
+TEST(GpuOptionsTest, ScaledInputsCannotShareRowsWithTheSharedExpert) {
+  MoeShape shape = kShape;
+  shape.has_shared = true;
+  EXPECT_EQ(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape), "");
+  shape.scales_input = true;
+  EXPECT_EQ(ErrorOf({.a2a_backend = "deepep"}, shape), "");
+  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape),
+              HasSubstr("--enable-deepep-waterfill: this model scales the input rows"));
+}
+
 TEST(GpuOptionsTest, GpusTakeEveryBackendOfCpus) {
   const MoeBackends backends = BuiltinMoeBackends();
   for (const auto& entry : backends.dispatchers.all())
@@ -99,6 +109,11 @@ TEST(GpuOptionsTest, LimitsOfTheKernels) {
   EXPECT_EQ(ErrorOf({}, shape), "");
   shape.num_experts += 2;
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("num_experts=514"));
+  shape.num_experts = cuda::kMaxRouterExperts;
+  shape.zero_experts = 256;
+  EXPECT_EQ(ErrorOf({}, shape), "");
+  shape.zero_experts = 257;
+  EXPECT_THAT(ErrorOf({}, shape), HasSubstr("512 experts and 257 experts without computation"));
   shape = kShape;
   shape.top_k = cuda::kMaxTopK + 1;
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("top_k=17"));

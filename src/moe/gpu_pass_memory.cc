@@ -67,7 +67,9 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
 
   const int64_t hidden = exchange.hidden, lane = exchange.max_tokens;
   const bool shared_dispatched = options.waterfill && shape.has_shared;
-  int64_t bytes = round * shape.num_experts * kFloat + 3 * round * shape.top_k * kInt;
+  int64_t bytes = round * shape.num_logits() * kFloat + 3 * round * shape.top_k * kInt;
+  if (shape.scales_input) bytes += round * hidden * kFloat;
+  if (shape.zero_experts > 0) bytes += lane * kFloat;
   if (shared_dispatched) bytes += 2 * round * k * kInt + round * kFloat;
   if (scatters && of_rank.moe_tp() > 1) bytes += 2 * lane * hidden * kFloat;
   if (gathers) bytes += 2 * arrived * hidden * kFloat + 3 * arrived * k * kInt;

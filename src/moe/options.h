@@ -77,6 +77,9 @@ struct MoeShape {
   int64_t max_tokens = 0;  // maximum rows of one attention group in one pass
   bool has_shared = false;
   bool scales_input = false;  // RouterConfig::scales_input
+  int zero_experts = 0;       // RouterConfig::zero_experts
+
+  int num_logits() const { return num_experts + zero_experts; }
 };
 
 // Returns the options of a draft model's layers: speculative_* replace the model's backends where

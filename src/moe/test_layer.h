@@ -75,7 +75,8 @@ struct TestLayer {
             .top_k = spec.top_k,
             .max_tokens = max_tokens,
             .has_shared = spec.shared,
-            .scales_input = spec.scales_input};
+            .scales_input = spec.scales_input,
+            .zero_experts = spec.zero_experts};
   }
 
   // The weights that a rank would load, for config.placement (default: trivial).

@@ -18,10 +18,10 @@ import check_reference
 import test_recorder
 from elastic import metric
 from schema_generator import schemas
-from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_port
+from server import FIXTURES, PROGRAM, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
-from test_families import FOLDER as FAMILY_FOLDER
+from test_families import MORE as SHORTCUT_LAYOUTS
 from test_families import NAMES as FAMILIES
 from test_families import check as check_family
 from test_faults import ROUTER_RANKS, check_router_overflow
@@ -80,19 +80,18 @@ def test_equals_transformers(case):
         check_reference.check(server, FIXTURES / name)
 
 
-CPU_ONLY = ("llama4", "longcat")  # prefixes of families without kernels on GPUs
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_equal_transformers(tmp_path, name, ranks):
     device, env = where(ranks)
-    if name.startswith(CPU_ONLY):
-        code, error = fails_to_start("--model-path", FAMILY_FOLDER / name, *device, "--tp", ranks)
-        assert code == 2 and "supported on CPUs only" in error
-        return
     layout = [] if ranks == 1 else ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
     check_family(name, tmp_path, *device, *layout, env=env)
+
+
+@pytest.mark.parametrize("layout", [name for name in SHORTCUT_LAYOUTS if name != "stages"])  # stages: CPUs only
+def test_shortcut_layers_equal_transformers(tmp_path, layout):
+    device, env = where(2)
+    check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")

@@ -122,7 +122,6 @@ constexpr Family kFamilies[] = {{.architecture = "Llama4ForCausalLM",
                                  .model_type = "llama4_text",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .cpu_only = "chunked attention, scaled inputs of experts",
                                  .tool_parser = "llama3"}};
 
 }  // namespace

@@ -85,12 +85,10 @@ TensorNames Names(const ModelConfig&) {
   return names;
 }
 
-constexpr Family kFamilies[] = {
-    {.architecture = "LongcatFlashForCausalLM",
-     .model_type = "longcat_flash",
-     .read_config = ReadConfig,
-     .names = Names,
-     .cpu_only = "experts without computation, shortcut-connected MoE"}};
+constexpr Family kFamilies[] = {{.architecture = "LongcatFlashForCausalLM",
+                                 .model_type = "longcat_flash",
+                                 .read_config = ReadConfig,
+                                 .names = Names}};
 
 }  // namespace
 

@@ -27,10 +27,7 @@ GroupedAttention::GroupedAttention(const LayerContext& context)
       heads_(QueryHeads(context.config.attention, context.mesh).size()),
       kv_heads_(KvHeads(context.config.attention, context.mesh).size()),
       head_dim_(context.config.attention.head_dim),
-      plain_heads_(HasPlainHeads(context.config)) {
-  CHECK(context.device.is_cpu() ||
-        std::ranges::all_of(context.config.layers, [](const auto& l) { return l.chunk == 0; }));
-}
+      plain_heads_(HasPlainHeads(context.config)) {}
 
 int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;

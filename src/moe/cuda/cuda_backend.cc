@@ -225,9 +225,11 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   const int64_t hidden = shape_.hidden, k = slots_per_token();
   const int64_t round = RoundCapacity(), arrived = ArrivedCapacity();
   const int64_t lane = exchange_shape_.max_tokens;
-  b.logits = Memory(round * shape_.num_experts * 4);
+  b.logits = Memory(round * shape_.num_logits() * 4);
   for (DeviceMemory* ids : {&b.logical, &b.ids, &b.weights})
     *ids = Memory(round * shape_.top_k * 4);
+  if (shape_.scales_input) b.scaled = Memory(round * hidden * 4);
+  if (shape_.zero_experts > 0) b.zero_weights = Memory(lane * 4);
   if (shared_dispatched()) {
     for (DeviceMemory* ids : {&b.wide_ids, &b.wide_weights}) *ids = Memory(round * k * 4);
     b.shared_gate = Memory(round * 4);
@@ -297,6 +299,8 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   if (router.num_groups > kMaxRouterGroups)
     throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", router.num_groups,
                   kMaxRouterGroups);
+  CHECK(!router.scales_input || (shape_.scales_input && router.top_k == 1));
+  CHECK_EQ(router.zero_experts, shape_.zero_experts);
   layers_.push_back(config.layer);
   auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this,
                                               static_cast<int>(layers_.size()) - 1);

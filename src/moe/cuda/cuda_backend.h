@@ -34,10 +34,12 @@ struct ProductBytes {
 // Device memory. It is sized for the largest batch when the state is made, so that a pass allocates
 // nothing.
 struct MoeBuffers {
-  DeviceMemory logits;                  // [round, num_experts]
+  DeviceMemory logits;                  // [round, num_logits]
   DeviceMemory logical, ids;            // [round, top_k]
   DeviceMemory weights;                 // [round, top_k]
   DeviceMemory wide_ids, wide_weights;  // [round, top_k + 1] if the shared expert is dispatched
+  DeviceMemory scaled;                  // [round, H] rows times their weights
+  DeviceMemory zero_weights;            // [lane] weights of experts without computation
   DeviceMemory gathered;                // [lane, H] if a lane's tokens are not contiguous
   DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
   DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
@@ -128,6 +130,12 @@ struct CudaMoeParts : MoeLayerParts {
   DeviceMatrix shared_gate;  // [1, H]; empty if there is no gate
 };
 
+// The parts and the state of this backend.
+inline const CudaMoeParts& Own(const MoeLayerParts& parts) {
+  return static_cast<const CudaMoeParts&>(parts);
+}
+inline CudaMoeState& Own(MoeState& state) { return static_cast<CudaMoeState&>(state); }
+
 // The selected exchange, runner and permutes, with the kernels of the other stages. Stages enqueue
 // all work on the device's stream, or on a branch that later joins the stream. They allocate no
 // memory. They do not block the host, except for EndDispatch over NCCL (nccl_exchange.h). Borrows
@@ -216,6 +224,8 @@ class CudaMoeBackend : public MoeBackend {
   // [tokens of the round, slots_per_token()] the ids and weights that dispatch sends.
   const int32_t* DispatchedIds(const CudaMoeState& state) const;
   const float* DispatchedWeights(const CudaMoeState& state) const;
+  // [tokens of the round, H] the rows that the experts receive.
+  const float* DispatchedRowsOf(const CudaMoeState& state) const;
   // The chunk that begins at row `first` of the order. Its pointers to row data are not set.
   GpuGroupedRows ChunkAt(const CudaMoeState& state, int64_t first) const;
   GpuGroupedRows PermuteChunk(const CudaMoeParts& parts, const CudaMoeState& state,

@@ -51,7 +51,7 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
       places(config.router.num_experts * sizeof(int32_t)),
       physical_of(places.bytes()),
       experts(PlaceExperts(weights, moe_backend)) {
-  const int64_t count = config.router.num_experts;
+  const int64_t count = config.router.num_logits();
   if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
   if (weights.router.correction_bias)
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));

@@ -116,6 +116,36 @@ TEST(CudaMoeLayer, Bf16IsNearTheReference) {
   ExpectNear(Bf16Layer(/*clamped_with_biases=*/true), {}, {DType::kBF16}, 1e-2);
 }
 
+TEST(CudaMoeLayer, ScaledInputs) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(TestLayer({.top_k = 1, .shared = true, .scales_input = true}));
+  const TestLayer layer({.format = WeightFormat::kBF16,
+                         .hidden = 256,
+                         .intermediate = 384,
+                         .top_k = 1,
+                         .shared = true,
+                         .scales_input = true});
+  ExpectNear(layer, {}, {DType::kBF16}, 1e-2);
+}
+
+TestLayer LayerWithZeroExperts(WeightFormat format, bool shared = true) {
+  return TestLayer({.format = format,
+                    .hidden = 256,
+                    .intermediate = 384,
+                    .shared = shared,
+                    .zero_experts = 6,
+                    .router = format});
+}
+
+TEST(CudaMoeLayer, ExpertsWithoutComputation) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(LayerWithZeroExperts(WeightFormat::kF32));
+  ExpectExact(LayerWithZeroExperts(WeightFormat::kF32, /*shared=*/false));
+  ExpectNear(LayerWithZeroExperts(WeightFormat::kBF16), {}, {DType::kBF16}, 1e-2);
+  ExpectExact(TestLayer(
+      {.hidden = 64, .intermediate = 32, .num_experts = 300, .top_k = 12, .zero_experts = 256}));
+}
+
 TEST(CudaMoeLayer, Bf16TakesSizesThatMatrixUnitsDoNot) {
   SKIP_WITHOUT_GPU();
   ExpectNear(TestLayer({.format = WeightFormat::kMxfp4, .hidden = 96, .intermediate = 160}), {},
@@ -288,8 +318,8 @@ TEST(CudaMoeLayer, RowsBeyondAChunkGoInFurtherRuns) {
 
 TEST(CudaMoeLayer, FusedOpsDoNotChangeABit) {
   SKIP_WITHOUT_GPU();
-  for (const TestLayer& layer :
-       {Bf16Layer(), Bf16Layer(/*clamped_with_biases=*/true), Fp8Layer()}) {
+  for (const TestLayer& layer : {Bf16Layer(), Bf16Layer(/*clamped_with_biases=*/true), Fp8Layer(),
+                                 LayerWithZeroExperts(WeightFormat::kBF16)}) {
     OnGpu plain(layer, DType::kBF16, {}, kMaxTokens, {.fused = true});
     OnGpu fused(layer, DType::kBF16);
     for (const int64_t tokens : {401, 0, 1, 5, 16, 131})

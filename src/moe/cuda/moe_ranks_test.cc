@@ -149,6 +149,14 @@ void ExpectSameBits(const TestLayer& layer, DType dtype, MoeOptions options,
       kernels::SameBits(Ranks{layer, dtype, options, Passes(mesh.dp), hosts}.On(mesh), want));
 }
 
+// Compares backend `none` with the reference.
+void ExpectNearTheReference(const TestLayer& layer, const MeshShape& mesh) {
+  const MoeOptions none;
+  SCOPED_TRACE(Describe(mesh, none));
+  const Ranks ranks{layer, DType::kF32, none, Passes(mesh.dp)};
+  EXPECT_LT(RelativeError(ranks.On(mesh), ReferencePasses(layer, none, ranks.passes)), 1e-5);
+}
+
 TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
   SKIP_WITHOUT_GPU();
   for (const WeightFormat format :
@@ -169,6 +177,40 @@ TEST(CudaMoeRanks, RankCountModeAndPlacementChangeNoBit) {
       ExpectSameBits(layer, dtype, options, want, {.tp = 4, .ep = 4, .dp = 2});
     }
   }
+}
+
+TEST(CudaMoeRanks, ScaledInputsChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer({.hidden = 256,
+                         .intermediate = 256,
+                         .num_experts = 12,
+                         .top_k = 1,
+                         .shared = true,
+                         .scales_input = true});
+  const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency"}) {
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2});
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2, .dp = 2});
+  }
+  ExpectNearTheReference(layer, {.tp = 2, .ep = 2});
+  ExpectNearTheReference(layer, {.tp = 2, .ep = 2, .dp = 2});
+}
+
+TEST(CudaMoeRanks, ExpertsWithoutComputationChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer(
+      {.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = true, .zero_experts = 5});
+  const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency"}) {
+    MoeOptions options = DeepEp(mode);
+    ExpectSameBits(layer, DType::kF32, options, want, {.tp = 2, .ep = 2});
+    options.long_seq_per_round_tokens = 9;
+    options.max_dispatch_tokens_per_rank = 4;
+    ExpectSameBits(layer, DType::kF32, options, want, {.tp = 2, .ep = 2, .dp = 2});
+  }
+  ExpectNearTheReference(layer, {.tp = 2, .ep = 2});
+  ExpectNearTheReference(layer, {.tp = 2, .ep = 1});
+  ExpectNearTheReference(layer, {.tp = 2, .ep = 2, .dp = 2});
 }
 
 // The shared expert is dispatched like a routed expert, to a rank with little load.

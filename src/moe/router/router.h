@@ -21,7 +21,7 @@ struct RouterConfig {
     // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
     // (https://arxiv.org/abs/2409.12136). Only with k = 2, without groups and correction bias.
     kSparseMixer,
-    kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4). Only on CPUs.
+    kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4)
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
 
@@ -29,7 +29,7 @@ struct RouterConfig {
   int top_k = 0;
   // Experts without computation: their output is their input row (LongCat-Flash). Their logits
   // follow those of the experts. The rank that routes a token adds their outputs, so these slots
-  // are not dispatched. Only on CPUs, without groups.
+  // are not dispatched. Only without groups.
   int zero_experts = 0;
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = false;  // weights are divided by the sum of the k weights
@@ -40,7 +40,7 @@ struct RouterConfig {
   float routed_scaling_factor = 1.0f;
   float jitter = 0.0f;  // used by kSparseMixer
   // A weight multiplies the expert's input row instead of its output (Llama 4). So rows are scaled
-  // before dispatch, and are dispatched with weight 1. Only on CPUs, with k = 1.
+  // before dispatch, and are dispatched with weight 1. Only with k = 1.
   bool scales_input = false;
 
   int num_logits() const { return num_experts + zero_experts; }

@@ -52,11 +52,13 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .v_dim = static_cast<int>(p.head_dim),
                             .scale = p.scale,
                             .window = p.window,
+                            .chunk = p.chunk,
                             .sinks = p.sinks,
                             .out = p.out,
                             .ldo = p.ldo,
                             .bf16_out = static_cast<__nv_bfloat16*>(p.bf16_out),
                             .table = table};
+  CHECK(p.window == 0 || p.chunk == 0);
   CHECK(!(p.bf16_out || p.bf16_queries) || AttentionToBFloat16(p, exact));
   Start(launch, exact, false, scratch, chain);
 }

@@ -24,7 +24,7 @@ struct AttentionLaunch {
   DType kv_dtype = DType::kF32;
   int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   float scale = 1.0f;
-  int window = 0;                // 0: none
+  int window = 0, chunk = 0;     // AttentionParams; at most one is not 0
   const float* sinks = nullptr;  // [heads] or null
   float* out = nullptr;          // [rows, heads, v_dim], row stride ldo
   int64_t ldo = 0;

@@ -26,13 +26,19 @@ struct KeySplits {
   }
 };
 
+// The first key that the query at a position sees. It does not decrease with the position.
+__host__ __device__ constexpr int FirstKey(int position, int window, int chunk) {
+  if (chunk > 0) return position - position % chunk;
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
 struct AttentionSchedule {
   const int32_t* rows = nullptr;    // SequenceTable::rows
   const int32_t* kv_len = nullptr;  // SequenceTable::kv_len
   int num_sequences = 0;
   int group = 1;  // query heads of a key-value head
   int kv_heads = 1;
-  int window = 0;
+  int window = 0, chunk = 0;  // 0: none
   int tile_rows = 0;
   KeySplits splits;
   // Sequences before this index are not split if they have at most `whole_splits` splits: a block
@@ -41,6 +47,8 @@ struct AttentionSchedule {
   // Sequences with rows · group outside of this range belong to another launch.
   int min_rows = 0, max_rows = 0;
   int slots = 0;  // scratch slots, in order of sequence; a sequence without slots is not split
+
+  __device__ int FirstKeyOf(int position) const { return FirstKey(position, window, chunk); }
 };
 
 struct AttentionWorkItem {
@@ -62,7 +70,7 @@ struct SequenceWork {
 __device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int sequence) {
   const int rows = s.rows[sequence], flat = rows * s.group, keys = s.kv_len[sequence];
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
-  const int begin = s.window > 0 ? max(0, keys - rows - s.window + 1) : 0;
+  const int begin = s.FirstKeyOf(keys - rows);
   const int splits = s.splits.Of(keys - 1) - s.splits.Of(begin) + 1;
   return {.tiles = (flat + s.tile_rows - 1) / s.tile_rows,
           .splits = splits,
@@ -231,7 +239,7 @@ __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int s
   k.end_row = min(k.begin_row + s.tile_rows, rows * s.group);
   k.first_new = start;
   k.first_position = start + k.begin_row / s.group;
-  k.begin = s.window > 0 ? max(0, k.first_position - s.window + 1) : 0;
+  k.begin = s.FirstKeyOf(k.first_position);
   k.end = start + (k.end_row - 1) / s.group + 1;
   k.first_split = s.splits.Of(k.begin);
   k.splits = s.splits.Of(k.end - 1) - k.first_split + 1;

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/cuda/attention/attention_launch.h"
+#include "kernels/cuda/attention/attention_schedule.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int position =
       table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence];
-  const int begin = p.window > 0 ? max(0, position - p.window + 1) : 0;
+  const int begin = FirstKey(position, p.window, p.chunk);
   const int* pages = table.pages + int64_t{sequence} * table.max_pages;
   const T* k = static_cast<const T*>(p.k) + int64_t{kv_head} * p.qk_dim;
   const T* v = static_cast<const T*>(p.v) + int64_t{kv_head} * p.qk_dim;

@@ -77,6 +77,7 @@ cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_ro
                    .group = group,
                    .kv_heads = launch.kv_heads,
                    .window = launch.window,
+                   .chunk = launch.chunk,
                    .tile_rows = Shape::kRows,
                    .splits = Shape::kSplits,
                    .whole_sequences = static_cast<int>(whole_sequences),

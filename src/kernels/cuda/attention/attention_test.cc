@@ -37,8 +37,8 @@ void ExpectNear(const std::vector<float>& got, const std::vector<float>& want, d
 std::string Describe(const AttentionShape& s) {
   return std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " +
          std::to_string(s.head_dim) + ", pages of " + std::to_string(s.page_size) + ", window " +
-         std::to_string(s.window) + (s.sinks ? ", sinks" : "") + ", type " +
-         std::string(Name(s.dtype));
+         std::to_string(s.window) + ", chunks of " + std::to_string(s.chunk) +
+         (s.sinks ? ", sinks" : "") + ", type " + std::string(Name(s.dtype));
 }
 
 AttentionShape RandomShape(Random& random) {
@@ -49,6 +49,7 @@ AttentionShape RandomShape(Random& random) {
   shape.page_size = random.Pick<int32_t>({1, 16, 64, 48});
   shape.dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kBF16});
   shape.window = random.Pick<int32_t>({0, 0, 1, 50, 300});
+  if (shape.window == 0) shape.chunk = random.Pick<int32_t>({0, 1, 50, 64, 260});
   shape.sinks = random.Below(2) == 0;
   return shape;
 }
@@ -91,9 +92,12 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
   for (const AttentionShape& shape :
        {AttentionShape{.heads = 8, .kv_heads = 1, .head_dim = 128},
         AttentionShape{.heads = 2, .kv_heads = 1, .head_dim = 64, .window = 90, .sinks = true},
+        AttentionShape{.heads = 5, .kv_heads = 1, .head_dim = 128, .chunk = 130},
+        AttentionShape{.heads = 2, .kv_heads = 2, .head_dim = 64, .chunk = 516},
         AttentionShape{.heads = 40, .head_dim = 576, .rope = 64}}) {
     const AttentionSequences sequences(random, shape, {150, 530});
-    const std::vector<AttentionChunk> chunks = {{0, 0, 150}, {1, 500, 530}};
+    // The last rows are in one chunk of 130 positions, which begins within a block of keys.
+    const std::vector<AttentionChunk> chunks = {{0, 0, 150}, {1, 500, 530}, {1, 470, 510}};
     ExpectNear(sequences.Run(chunks, false), sequences.Reference(chunks), Tolerance(false),
                Describe(shape));
   }
@@ -176,6 +180,8 @@ TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
         AttentionShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 1, .window = 100},
         AttentionShape{.heads = 40, .kv_heads = 2, .head_dim = 64, .sinks = true},
         AttentionShape{.heads = 10, .kv_heads = 2, .head_dim = 128, .window = 300, .sinks = true},
+        AttentionShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 1, .chunk = 100},
+        AttentionShape{.heads = 10, .kv_heads = 2, .head_dim = 128, .chunk = 300, .sinks = true},
         AttentionShape{.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF16}}) {
     ExpectSameBitsInAnyChunks(shape, false, random);
     ExpectSameBitsInAnyChunks(shape, true, random);

@@ -18,7 +18,7 @@ struct AttentionShape {
   int64_t rope = 0;  // nonzero: latent attention with lora = head_dim − rope
   int32_t page_size = 16;
   DType dtype = DType::kBF16;
-  int32_t window = 0;
+  int32_t window = 0, chunk = 0;
   bool sinks = false;
 
   int64_t out_dim() const { return head_dim - rope; }
@@ -229,6 +229,7 @@ class AttentionSequences {
             .page_size = shape_.page_size,
             .scale = Scale(),
             .window = shape_.window,
+            .chunk = shape_.chunk,
             .ldo = OutWidth()};
   }
   kernels::LatentAttentionParams Latent() const {

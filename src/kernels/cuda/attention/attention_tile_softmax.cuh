@@ -196,7 +196,7 @@ __device__ __forceinline__ TileRows TileRowsOf(const TiledAttention& p,
   for (int i = 0; i < 2; ++i) {
     const int flat = min(keys.begin_row + thread.RowOf(i), keys.end_row - 1), row = flat / group;
     rows.end[i] = from + row + 1;
-    rows.begin[i] = p.schedule.window > 0 ? rows.end[i] - p.schedule.window : 0;
+    rows.begin[i] = p.schedule.FirstKeyOf(rows.end[i] - 1);
     rows.head[i] = unit.kv_head * group + flat - row * group;
     rows.out[i] = int64_t{row_begin + row} * p.launch.ldo + int64_t{rows.head[i]} * Shape::kVDim +
                   thread.column_warp * Shape::kWarpColumns + thread.lane % 4 * 2;
@@ -204,13 +204,15 @@ __device__ __forceinline__ TileRows TileRowsOf(const TiledAttention& p,
   return rows;
 }
 
-// Whether a key of the block is masked for a row of the tile.
+// Whether a key of the block is masked for a row of the tile. First keys do not decrease from row
+// to row. So the first row decides about later keys, and the last row about earlier ones. A chunk
+// may begin within a block: then even a tile of one row masks keys before the chunk.
 template <typename Shape>
 __device__ __forceinline__ bool BlockHasMaskedKeys(const AttentionSchedule& s, const TileKeys& keys,
                                                    int block) {
   const int first_key = block * Shape::kKeys;
   return first_key + Shape::kKeys > keys.first_position + 1 ||
-         (s.window > 0 && first_key < keys.end - s.window);
+         first_key < s.FirstKeyOf(keys.end - 1);
 }
 
 // Masks keys outside of the visible range of the lane's rows.

@@ -1,7 +1,8 @@
 // Permute, activation and unpermute kernels of the experts; kThreads threads per block.
 //   CopyRowsKernel, ConvertRowsKernel  one or more blocks per dispatched row (GridOf)
 //   ActivateKernel                     one or more blocks per kGroupBlockRows rows
-//   SumSlotsKernel, AddToTokensKernel  one or more blocks per token (GridOf)
+//   SumSlotsKernel, AddToTokensKernel, AddWeightedRowsKernel
+//                                      one or more blocks per token (GridOf)
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -319,6 +320,20 @@ __global__ void __launch_bounds__(kThreads) AddToTokensKernel(const AddToTokensP
   }
 }
 
+__global__ void __launch_bounds__(kThreads) AddWeightedRowsKernel(const AddWeightedRowsParams p) {
+  const int64_t token = blockIdx.x;
+  const float weight = p.weights[token];
+  if (weight == 0.0f) return;
+  const float* x = p.x + token * p.hidden;
+  float* y = p.y + token * p.hidden;
+  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
+  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = LoadFour(y + i);
+    AddWeighted(&sum, weight, LoadFour(x + i));
+    StoreFour(y + i, sum);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     MapIdsKernel(const int32_t* from, const int32_t* table, int64_t count, int32_t* to) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -369,6 +384,13 @@ cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) 
 cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   AddToTokensKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t AddWeightedRows(const AddWeightedRowsParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  if (p.hidden % 4 != 0) return cudaErrorInvalidValue;
+  AddWeightedRowsKernel<<<GridOf(p.tokens, p.hidden), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

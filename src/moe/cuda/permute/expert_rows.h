@@ -126,6 +126,16 @@ struct AddToTokensParams {
 };
 cudaError_t AddToTokens(const AddToTokensParams& p, cudaStream_t stream);
 
+// y[t] += weights[t] · x[t], with each product and each sum rounded. Tokens of weight 0 do not
+// change.
+struct AddWeightedRowsParams {
+  const float* x = nullptr;        // [tokens, hidden]
+  const float* weights = nullptr;  // [tokens]
+  int64_t tokens = 0, hidden = 0;  // hidden: a multiple of 4
+  float* y = nullptr;              // [tokens, hidden]
+};
+cudaError_t AddWeightedRows(const AddWeightedRowsParams& p, cudaStream_t stream);
+
 // to[i] = table[from[i]], or −1 where from[i] is −1.
 cudaError_t MapIds(const int32_t* from, const int32_t* table, int64_t count, int32_t* to,
                    cudaStream_t stream);

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/testing.h"
@@ -117,6 +119,30 @@ TEST(OrderRows, TakesNoRowsAtAll) {
                .segment_rows = {0, 0},
                .ids = std::vector<int32_t>(16, 1 << 30)};
   EXPECT_TRUE(OnDevice(c) == Wanted(c));
+}
+
+TEST(AddWeightedRows, AddsRowsAndSkipsWeightZero) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(8);
+  for (const auto& [tokens, hidden] :
+       {std::pair<int64_t, int64_t>(0, 64), {1, 4}, {7, 1028}, {1300, 64}, {3, 6144}}) {
+    const std::vector<float> x = random.Normal(tokens * hidden);
+    std::vector<float> weights = random.Normal(tokens), want = random.Normal(tokens * hidden);
+    for (int64_t t = 0; t < tokens; t += 3) weights[t] = 0.0f;
+    const DeviceMemory rows = ToDevice(x), factors = ToDevice(weights), y = ToDevice(want);
+    for (int64_t i = 0; i < tokens * hidden; ++i) want[i] += weights[i / hidden] * x[i];
+    Check(AddWeightedRows({.x = rows.as<float>(),
+                           .weights = factors.as<float>(),
+                           .tokens = tokens,
+                           .hidden = hidden,
+                           .y = y.as<float>()},
+                          nullptr),
+          "weighted rows");
+    const std::vector<float> got = ToHost<float>(y, tokens * hidden);
+    for (int64_t i = 0; i < tokens * hidden; ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-6 * (1 + std::abs(want[i]))) << i;
+  }
+  EXPECT_EQ(AddWeightedRows({.tokens = 1, .hidden = 6}, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

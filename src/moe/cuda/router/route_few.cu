@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kOrderThreads)
     // The scores of a token may overwrite its logits, because each lane reads its logits first.
     float* const row = logits + warp * kStride;
     SelectExpertsParams own = select;
-    own.logits = row - int64_t{warp} * select.num_experts;
+    own.logits = row - int64_t{warp} * select.num_logits();
     choice::SelectForToken<kPerLane>(own, constants, warp, row, ids);
   }
   __syncthreads();
@@ -162,12 +162,12 @@ cudaError_t Start(const RouterLogitsParams& logits, const SelectExpertsParams& c
 
 bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain) {
   return chain.early && logits.m > 0 && logits.m <= kMaxTokensToRoute && logits.w_is_bf16 &&
-         logits.k % 4 == 0 && logits.n <= kMaxRouterExperts && top_k <= kMaxTopK;
+         logits.k % 4 == 0 && logits.n <= kMaxLogitsToOrder && top_k <= kMaxTopK;
 }
 
 cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExpertsParams& choice,
                            const RowOrderParams& order, const PdlStream& chain) {
-  const bool joined = choice.tokens == logits.m && choice.num_experts == logits.n &&
+  const bool joined = choice.tokens == logits.m && choice.num_logits() == logits.n &&
                       order.ids == choice.ids && order.k == choice.top_k &&
                       order.in.segments == 1 && order.in.tokens == choice.tokens &&
                       order.in.counts == nullptr;

@@ -12,21 +12,23 @@ namespace switchyard::cuda {
 namespace {
 
 struct Written {
-  Written(int64_t slots, int experts, int64_t blocks)
+  Written(int64_t tokens, int64_t slots, int experts, int64_t blocks)
       : logical(slots * 4),
         ids(slots * 4),
         weights(slots * 4),
+        zero_weights(tokens * 4),
         position(slots * 4),
         offsets((experts + 1) * 4),
         counts(experts * 4),
         groups(blocks * 4) {}
   std::vector<std::vector<int32_t>> Read() const {
     std::vector<std::vector<int32_t>> all;
-    for (const DeviceMemory* m : {&logical, &ids, &weights, &position, &offsets, &counts, &groups})
+    for (const DeviceMemory* m :
+         {&logical, &ids, &weights, &zero_weights, &position, &offsets, &counts, &groups})
       all.push_back(ToHost<int32_t>(*m, static_cast<int64_t>(m->bytes() / 4)));
     return all;
   }
-  DeviceMemory logical, ids, weights, position, offsets, counts, groups;
+  DeviceMemory logical, ids, weights, zero_weights, position, offsets, counts, groups;
 };
 
 TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
@@ -44,31 +46,35 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
     const int top_k = static_cast<int>(1 + random.Below(std::min(16, experts)));
     const int64_t tokens = random.Pick<int64_t>({1, 2, 7, 8, 9, 15, 16});
     const int64_t k = random.Pick<int64_t>({4, 60, 64, 516, 2048, 2880, 7168});
+    const int zero_experts =
+        num_groups == 1 && round % 3 == 1 ? std::min(experts, 512 - experts) : 0;
+    const int all = experts + zero_experts;
     // Half or all of the experts are on this rank.
     const int local = round % 3 == 0 ? (experts + 1) / 2 : experts;
-    SCOPED_TRACE(testing::Message() << "round " << round << " tokens " << tokens << " experts "
-                                    << experts << " k " << k << " top " << top_k);
+    SCOPED_TRACE(testing::Message()
+                 << "round " << round << " tokens " << tokens << " experts " << experts << " and "
+                 << zero_experts << " k " << k << " top " << top_k);
     std::vector<int32_t> places(experts);
     for (int e = 0; e < experts; ++e) places[e] = e < local ? local - 1 - e : -1;
     std::vector<float> rows = random.Normal(tokens * k);
     if (round % 5 == 0) rows[random.Below(std::ssize(rows))] = NAN;
     std::vector<uint16_t> router;
-    for (const float w : random.Normal(experts * k)) router.push_back(ToBF16(w).bits);
-    const DeviceMemory x = ToDevice(rows), w = ToDevice(router), y(tokens * experts * 4);
-    const DeviceMemory bias = ToDevice(random.Normal(experts)), place = ToDevice(places);
-    const DeviceMemory correction = ToDevice(random.Normal(experts));
+    for (const float w : random.Normal(all * k)) router.push_back(ToBF16(w).bits);
+    const DeviceMemory x = ToDevice(rows), w = ToDevice(router), y(tokens * all * 4);
+    const DeviceMemory bias = ToDevice(random.Normal(all)), place = ToDevice(places);
+    const DeviceMemory correction = ToDevice(random.Normal(all));
     const RouterLogitsParams logits = {.x = x.as<float>(),
                                        .w = w.data(),
                                        .w_is_bf16 = true,
                                        .bias = round % 2 ? bias.as<float>() : nullptr,
                                        .y = y.as<float>(),
                                        .m = tokens,
-                                       .n = experts,
+                                       .n = all,
                                        .k = k};
     const int64_t slots = tokens * top_k, blocks = MaxOrderedRows(slots, local) / kGroupBlockRows;
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
     const auto run = [&](bool at_once) {
-      const Written out(slots, local, blocks);
+      const Written out(tokens, slots, local, blocks);
       const bool mixer = round % 4 == 3;
       const SelectExpertsParams choice = {
           .logits = y.as<float>(),
@@ -76,6 +82,7 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
           .tokens = tokens,
           .num_experts = experts,
           .top_k = top_k,
+          .zero_experts = zero_experts,
           .scoring = mixer ? kSparseMixerScoring : round % 3,
           .renormalize = round % 2 == 0,
           .num_groups = experts % num_groups == 0 && !mixer ? num_groups : 1,
@@ -85,7 +92,8 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
           .places = place.as<int32_t>(),
           .logical = out.logical.as<int32_t>(),
           .ids = out.ids.as<int32_t>(),
-          .weights = out.weights.as<float>()};
+          .weights = out.weights.as<float>(),
+          .zero_weights = out.zero_weights.as<float>()};
       const RowOrderParams order = {.in = {.segments = 1, .capacity = tokens, .tokens = tokens},
                                     .ids = choice.ids,
                                     .k = top_k,

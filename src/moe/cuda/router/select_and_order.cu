@@ -67,15 +67,16 @@ cudaError_t Start(const SelectExpertsParams& choice, const RowOrderParams& order
 cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderParams& order,
                            uint32_t* arrived, const PdlStream& chain) {
   if (choice.tokens == 0) return cudaSuccess;
+  const int logits = choice.num_logits();
   const bool fits = choice.tokens <= kMaxTokensToOrder && SelectsExperts(choice) &&
-                    order.experts <= kMaxLocalExperts;
+                    logits <= kMaxLogitsToOrder && order.experts <= kMaxLocalExperts;
   const bool joined = order.ids == choice.ids && order.k == choice.top_k &&
                       order.in.segments == 1 && order.in.tokens == choice.tokens &&
                       order.in.counts == nullptr;
   if (!fits || !joined) return cudaErrorInvalidValue;
-  if (choice.num_experts <= 64) return Start<2>(choice, order, arrived, chain);
-  if (choice.num_experts <= 128) return Start<4>(choice, order, arrived, chain);
-  if (choice.num_experts <= 256) return Start<8>(choice, order, arrived, chain);
+  if (logits <= 64) return Start<2>(choice, order, arrived, chain);
+  if (logits <= 128) return Start<4>(choice, order, arrived, chain);
+  if (logits <= 256) return Start<8>(choice, order, arrived, chain);
   return Start<16>(choice, order, arrived, chain);
 }
 

@@ -15,6 +15,8 @@ namespace switchyard::cuda {
 
 // Maximum number of tokens. It is limited because a single block computes the order.
 constexpr int64_t kMaxTokensToOrder = 512;
+// Maximum number of a token's logits. With more, the registers of a lane would not suffice.
+constexpr int kMaxLogitsToOrder = 512;
 
 // The results equal those of SelectExpertsOnDevice followed by OrderRows, bit for bit. `order`
 // reads the ids that `choice` writes; it must have one segment in which all rows are valid.

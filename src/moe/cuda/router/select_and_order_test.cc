@@ -19,6 +19,7 @@ struct Written {
         logical(slots * 4),
         ids(slots * 4),
         weights(slots * 4),
+        zero_weights(tokens * 4),
         position(slots * 4),
         offsets((experts + 1) * 4),
         counts(experts * 4),
@@ -26,11 +27,11 @@ struct Written {
   std::vector<std::vector<int32_t>> Read() const {
     std::vector<std::vector<int32_t>> all;
     for (const DeviceMemory* m :
-         {&faults, &logical, &ids, &weights, &position, &offsets, &counts, &groups})
+         {&faults, &logical, &ids, &weights, &zero_weights, &position, &offsets, &counts, &groups})
       all.push_back(ToHost<int32_t>(*m, static_cast<int64_t>(m->bytes() / 4)));
     return all;
   }
-  DeviceMemory faults, logical, ids, weights, position, offsets, counts, groups;
+  DeviceMemory faults, logical, ids, weights, zero_weights, position, offsets, counts, groups;
 };
 
 TEST(ChooseAndOrder, HasTheBitsOfBoth) {
@@ -47,11 +48,14 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
     const int local = some_elsewhere ? (experts + 1) / 2 : experts;
     std::vector<int32_t> places(experts);
     for (int e = 0; e < experts; ++e) places[e] = e < local ? local - 1 - e : -1;
-    std::vector<float> scores = random.Normal(tokens * experts);
+    const int zero_experts =
+        num_groups == 1 && round % 3 == 0 ? std::min(experts, 512 - experts) : 0;
+    const int all = experts + zero_experts;
+    std::vector<float> scores = random.Normal(tokens * all);
     if (round % 4 == 0) scores[random.Below(std::ssize(scores))] = NAN;
     const DeviceMemory logits = ToDevice(scores);
     const DeviceMemory index = ToDevice(random.Shuffled(static_cast<int>(tokens)));
-    const DeviceMemory bias = ToDevice(random.Normal(experts)), device_places = ToDevice(places);
+    const DeviceMemory bias = ToDevice(random.Normal(all)), device_places = ToDevice(places);
     const int64_t slots = tokens * k, blocks = MaxOrderedRows(slots, local) / kGroupBlockRows;
     const DeviceMemory scratch(RowOrderScratch(slots, local) * 4);
     const bool mixer = round % 4 == 2;
@@ -60,6 +64,7 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
                                         .tokens = tokens,
                                         .num_experts = experts,
                                         .top_k = k,
+                                        .zero_experts = zero_experts,
                                         .scoring = mixer ? kSparseMixerScoring : round % 3,
                                         .renormalize = round % 5 == 0,
                                         .num_groups = mixer ? 1 : num_groups,
@@ -73,6 +78,7 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
       c.logical = out.logical.as<int32_t>();
       c.ids = out.ids.as<int32_t>();
       c.weights = out.weights.as<float>();
+      c.zero_weights = out.zero_weights.as<float>();
       c.faults = {.records = out.faults.as<int32_t>(),
                   .index = index.as<int32_t>(),
                   .end = tokens,
@@ -95,8 +101,9 @@ TEST(ChooseAndOrder, HasTheBitsOfBoth) {
       stream.Synchronize();
       return out.Read();
     };
-    EXPECT_EQ(run(true), run(false)) << "round " << round << " tokens " << tokens << " experts "
-                                     << experts << " here " << local << " top " << k;
+    EXPECT_EQ(run(true), run(false))
+        << "round " << round << " tokens " << tokens << " experts " << experts << " and "
+        << zero_experts << " here " << local << " top " << k;
     EXPECT_EQ(ToHost<uint32_t>(arrived, 1)[0], 0u);
   }
 }

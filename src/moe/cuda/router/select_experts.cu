@@ -1,5 +1,5 @@
 // Top-k expert selection (softmax, sigmoid, grouped, SparseMixer). Grid: one warp per token, kWarps
-// tokens a block.
+// tokens a block. Scaling of the experts' input rows: one block per token.
 #include "moe/cuda/router/select_experts.cuh"
 
 namespace switchyard::cuda {
@@ -29,10 +29,34 @@ cudaError_t Start(const SelectExpertsParams& p, cudaStream_t stream) {
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   if (!SelectsExperts(p)) return cudaErrorInvalidValue;
-  if (p.num_experts <= 64) return Start<2>(p, stream);
-  if (p.num_experts <= 128) return Start<4>(p, stream);
-  if (p.num_experts <= 256) return Start<8>(p, stream);
-  return Start<16>(p, stream);
+  const int logits = p.num_logits();
+  if (logits <= 64) return Start<2>(p, stream);
+  if (logits <= 128) return Start<4>(p, stream);
+  if (logits <= 256) return Start<8>(p, stream);
+  if (logits <= 512) return Start<16>(p, stream);
+  return Start<kMaxRouterLogits / 32>(p, stream);
+}
+
+namespace {
+
+constexpr int kScaleThreads = 256;
+
+__global__ void __launch_bounds__(kScaleThreads) ScaleKernel(const ScaleInputRowsParams p) {
+  const int64_t token = blockIdx.x;
+  const float weight = p.weights[token];
+  const float* x = p.x + token * p.width;
+  float* y = p.y + token * p.width;
+  for (int64_t i = threadIdx.x; i < p.width; i += kScaleThreads) y[i] = __fmul_rn(x[i], weight);
+  __syncthreads();  // all threads have read the weight
+  if (threadIdx.x == 0 && weight != 0.0f && !isnan(weight)) p.weights[token] = 1.0f;
+}
+
+}  // namespace
+
+cudaError_t ScaleInputRows(const ScaleInputRowsParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  ScaleKernel<<<static_cast<unsigned>(p.tokens), kScaleThreads, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace switchyard::cuda

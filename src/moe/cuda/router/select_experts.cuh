@@ -108,9 +108,8 @@ struct ExpertConstants {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int e = i * 32 + static_cast<int>(threadIdx.x % 32);
-      const bool exists = e < p.num_experts;
-      bias[i] = p.correction_bias && exists ? p.correction_bias[e] : 0.0f;
-      place[i] = p.places && exists ? p.places[e] : e;
+      bias[i] = p.correction_bias && e < p.num_logits() ? p.correction_bias[e] : 0.0f;
+      place[i] = p.places && e < p.num_experts ? p.places[e] : e;
     }
   }
 };
@@ -131,7 +130,7 @@ __device__ __forceinline__ void WriteChoice(const SelectExpertsParams& p, int64_
 
 __device__ __forceinline__ bool IsBad(const SelectExpertsParams& p, int expert, float score,
                                       float bias) {
-  if (expert >= p.num_experts) return false;
+  if (expert >= p.num_logits()) return false;
   return !isfinite(score) || !(isfinite(bias) || bias == MinusInfinity());
 }
 
@@ -204,7 +203,7 @@ __device__ __forceinline__ Slot SelectByScore(const SelectExpertsParams& p,
     largest = WarpMax(largest);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const bool exists = i * 32 + lane < p.num_experts;
+      const bool exists = i * 32 + lane < p.num_logits();
       score[i] = exists ? expf(score[i] - largest) : 0.0f;
       sum += score[i];
     }
@@ -219,8 +218,8 @@ __device__ __forceinline__ Slot SelectByScore(const SelectExpertsParams& p,
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    choice[i] = e < p.num_experts ? score[i] : MinusInfinity();
-    if (p.correction_bias && e < p.num_experts) choice[i] += constants.bias[i];
+    choice[i] = e < p.num_logits() ? score[i] : MinusInfinity();
+    if (p.correction_bias && e < p.num_logits()) choice[i] += constants.bias[i];
   }
   if (p.num_groups > 1) {
 #pragma unroll
@@ -264,6 +263,20 @@ __device__ __forceinline__ Slot SelectByScore(const SelectExpertsParams& p,
   return slot;
 }
 
+// Empties the slots of experts without computation, and stores the sum of their weights. Slots are
+// added in order, as in RemoveZeroExperts of moe/router/router.h.
+__device__ __forceinline__ void RemoveZeroExperts(const SelectExpertsParams& p, int64_t token,
+                                                  Slot& slot) {
+  const bool removed = slot.id >= p.num_experts;
+  const float weight = removed ? slot.weight : 0.0f;
+  float sum = 0.0f;
+  for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, weight, j);
+  if (threadIdx.x % 32 == 0) p.zero_weights[token] = sum;
+  if (!removed) return;
+  slot.id = slot.written = -1;
+  slot.weight = 0.0f;
+}
+
 // One warp selects the experts of one token; `shared_choice` [32 kPerLane] is private to the warp.
 // Element i of a lane's arrays is for expert 32 i + lane. A token with a score that is not finite
 // gets experts 0 to top_k - 1 with weights NaN. The model's logits for the token are then NaN on
@@ -275,13 +288,13 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
                                                int64_t token, float* shared_choice,
                                                int32_t* copy = nullptr) {
   const int lane = threadIdx.x % 32;
-  const float* logits = p.logits + token * p.num_experts;
+  const float* logits = p.logits + token * p.num_logits();
 
   float score[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = i * 32 + lane;
-    score[i] = e < p.num_experts ? logits[e] : MinusInfinity();
+    score[i] = e < p.num_logits() ? logits[e] : MinusInfinity();
   }
   bool bad = false;
 #pragma unroll
@@ -296,6 +309,7 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
       if (IsBad(p, i * 32 + lane, score[i], constants.bias[i])) first = i * 32 + lane;
     first = __reduce_min_sync(kAll, first);
     if (lane == 0) RecordFault(p.faults, token, static_cast<int>(first));
+    if (lane == 0 && p.zero_experts > 0) p.zero_weights[token] = 0.0f;
     if (lane < p.top_k)
       WriteChoice(p, token, lane, lane, constants.place[0], __int_as_float(0x7fc00000), copy);
     return;
@@ -311,13 +325,16 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
     for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);
     if (has) slot.weight /= sum;
   }
+  if (p.scoring == kTopKSigmoidScoring && has) slot.weight = 1.0f / (1.0f + expf(-slot.weight));
   if (p.renormalize) {
     float sum = 1e-20f;  // avoids division by zero: all sigmoids may be zero
     for (int j = 0; j < slot.chosen; ++j) sum += __shfl_sync(kAll, slot.weight, j);
     if (has) slot.weight /= sum;
   }
+  slot.weight = has ? slot.weight * p.scaling : 0.0f;
+  if (p.zero_experts > 0) RemoveZeroExperts(p, token, slot);
   if (lane >= p.top_k) return;
-  WriteChoice(p, token, lane, slot.id, slot.written, has ? slot.weight * p.scaling : 0.0f, copy);
+  WriteChoice(p, token, lane, slot.id, slot.written, slot.weight, copy);
 }
 
 }  // namespace switchyard::cuda::choice

@@ -55,17 +55,18 @@ struct FaultRecords {
   int32_t of_expert_0 = 0;  // fault code of the layer's expert 0; expert e has of_expert_0 + e
 };
 
-// Value of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
+// Values of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
 // experts.
-constexpr int kSparseMixerScoring = 3;
+constexpr int kSparseMixerScoring = 3, kTopKSigmoidScoring = 4;
 
 // The fields of RouterConfig; enums are passed as their integer values.
 struct SelectExpertsParams {
-  const float* logits = nullptr;           // [tokens, num_experts]
-  const float* correction_bias = nullptr;  // [num_experts] or null
+  const float* logits = nullptr;           // [tokens, num_logits]
+  const float* correction_bias = nullptr;  // [num_logits] or null
   int64_t tokens = 0;
   int num_experts = 0, top_k = 0;
-  int scoring = 0;  // RouterConfig::Scoring; see kSparseMixerScoring
+  int zero_experts = 0;  // RouterConfig::zero_experts
+  int scoring = 0;       // RouterConfig::Scoring; see kSparseMixerScoring
   bool renormalize = false;
   int num_groups = 1, topk_groups = 1;
   // A group's score is the sum of its two best scores; false: its best score.
@@ -79,21 +80,37 @@ struct SelectExpertsParams {
   int32_t* logical = nullptr;  // [tokens, top_k], −1: none; or null
   int32_t* ids = nullptr;      // [tokens, top_k]
   float* weights = nullptr;    // [tokens, top_k]
+  // [tokens] the sum of the weights of experts without computation, in slot order. Their slots are
+  // written without an expert: ids −1, weight 0. Set if there are such experts.
+  float* zero_weights = nullptr;
   FaultRecords faults;
   RoutingRecord record;
+
+  __host__ __device__ int num_logits() const { return num_experts + zero_experts; }
 };
 // Whether the kernels that select experts support the sizes and options.
 inline bool SelectsExperts(const SelectExpertsParams& p) {
   if (p.scoring == kSparseMixerScoring && (p.num_groups > 1 || p.correction_bias != nullptr))
     return false;
-  return p.num_experts <= kMaxRouterExperts && p.top_k <= kMaxTopK &&
-         p.num_groups <= kMaxRouterGroups;
+  if (p.zero_experts > 0 && (p.num_groups > 1 || p.zero_weights == nullptr)) return false;
+  return p.num_experts <= kMaxRouterExperts && p.num_logits() <= kMaxRouterLogits &&
+         p.top_k <= kMaxTopK && p.num_groups <= kMaxRouterGroups;
 }
 
 // One warp per token. A token with a score that is not finite gets experts 0 to top_k - 1 with
 // weights NaN, as on CPUs. Results equal those on CPUs except for the last bits of exponentials and
 // sums. Returns cudaErrorInvalidValue for parameters that SelectsExperts rejects.
 cudaError_t SelectExpertsOnDevice(const SelectExpertsParams& p, cudaStream_t stream);
+
+// Multiplies rows by the weights of their experts (RouterConfig::scales_input, k = 1), and sets
+// these weights to 1. A weight that is NaN or 0 stays.
+struct ScaleInputRowsParams {
+  const float* x = nullptr;  // [tokens, width]
+  int64_t tokens = 0, width = 0;
+  float* weights = nullptr;  // [tokens]
+  float* y = nullptr;        // [tokens, width]; not x
+};
+cudaError_t ScaleInputRows(const ScaleInputRowsParams& p, cudaStream_t stream);
 
 // Maps physical experts to the ids that the exchange or this rank's GEMMs read.
 

@@ -17,6 +17,7 @@ struct Choice {
   std::vector<int32_t> ids;
   std::vector<float> weights;
   std::vector<int32_t> bad_experts;  // as in TopK
+  std::vector<float> zero_weights;   // [tokens] if there are experts without computation
 };
 
 // Returns the experts of the faults. All faults must be in layer `layer`.
@@ -35,6 +36,8 @@ Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, in
   const DeviceMemory device_logits = ToDevice(logits), device_bias = ToDevice(bias);
   const DeviceMemory device_places = ToDevice(places);
   const DeviceMemory ids(tokens * config.top_k * 4), weights(tokens * config.top_k * 4);
+  const int64_t zero_tokens = config.zero_experts > 0 ? tokens : 0;
+  const DeviceMemory zero_weights = ToDevice(std::vector<float>(zero_tokens, NAN));
   constexpr int kLayer = 5;
   std::vector<int32_t> index(tokens);  // records in reverse order
   std::iota(index.rbegin(), index.rend(), 0);
@@ -44,6 +47,7 @@ Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, in
                                .tokens = tokens,
                                .num_experts = config.num_experts,
                                .top_k = config.top_k,
+                               .zero_experts = config.zero_experts,
                                .scoring = static_cast<int>(config.scoring),
                                .renormalize = config.renormalize,
                                .num_groups = config.num_groups,
@@ -54,6 +58,7 @@ Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, in
                                .places = places.empty() ? nullptr : device_places.as<int32_t>(),
                                .ids = ids.as<int32_t>(),
                                .weights = weights.as<float>(),
+                               .zero_weights = zero_weights.as<float>(),
                                .faults = {.records = records.as<int32_t>(),
                                           .index = device_index.as<int32_t>(),
                                           .end = tokens,
@@ -63,7 +68,8 @@ Choice OnDevice(const RouterConfig& config, const std::vector<float>& logits, in
   std::vector<int32_t> faults = ToHost<int32_t>(records, tokens);
   std::ranges::reverse(faults);
   return {ToHost<int32_t>(ids, tokens * config.top_k),
-          ToHost<float>(weights, tokens * config.top_k), ExpertsOf(faults, kLayer)};
+          ToHost<float>(weights, tokens * config.top_k), ExpertsOf(faults, kLayer),
+          ToHost<float>(zero_weights, zero_tokens)};
 }
 
 void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits, int64_t tokens,
@@ -71,8 +77,12 @@ void ExpectAsOnCpu(const RouterConfig& config, const std::vector<float>& logits,
   ThreadPool pool(1);
   TopK want;
   SelectExperts(config, logits.data(), tokens, bias.empty() ? nullptr : bias.data(), &want, pool);
+  std::vector<float> zero_weights(config.zero_experts > 0 ? tokens : 0);
+  if (config.zero_experts > 0) RemoveZeroExperts(config, &want, zero_weights.data());
   const Choice got = OnDevice(config, logits, tokens, bias);
   EXPECT_EQ(got.ids, want.ids);
+  for (size_t t = 0; t < zero_weights.size(); ++t)
+    ASSERT_NEAR(got.zero_weights[t], zero_weights[t], 1e-6 * (1 + zero_weights[t])) << t;
   EXPECT_EQ(got.bad_experts, want.bad_experts);
   for (size_t i = 0; i < want.weights.size(); ++i) {
     ASSERT_EQ(std::isnan(got.weights[i]), std::isnan(want.weights[i])) << i;
@@ -140,6 +150,87 @@ TEST(SelectExpertsOnDevice, SparseMixerChoosesAsTheCpuDoes) {
                                       << " jitter " << config.jitter);
     ExpectAsOnCpu(config, logits, tokens, {});
   }
+}
+
+TEST(SelectExpertsOnDevice, TopKSigmoidChoosesAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(6);
+  for (int round = 0; round < 30; ++round) {
+    const RouterConfig config = {.num_experts = static_cast<int>(4 + random.Below(509)),
+                                 .top_k = static_cast<int>(1 + random.Below(4)),
+                                 .scoring = RouterConfig::Scoring::kTopKSigmoid};
+    const int64_t tokens = random.Below(40);
+    auto logits = OnGrid(random.Normal(tokens * config.num_experts, 20.0f), 1.0f / 64);
+    if (round % 5 == 0 && tokens > 0)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts);
+    ExpectAsOnCpu(config, logits, tokens, {});
+  }
+}
+
+// Up to the sizes of LongCat-Flash: 512 experts and 256 without computation.
+TEST(SelectExpertsOnDevice, ExpertsWithoutComputationHaveNoSlots) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(9);
+  for (int round = 0; round < 40; ++round) {
+    RouterConfig config = {
+        .num_experts = static_cast<int>(16 + random.Below(497)),
+        .top_k = static_cast<int>(1 + random.Below(16)),
+        .zero_experts = static_cast<int>(1 + random.Below(256)),
+        .scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid}),
+        .renormalize = random.Below(2) == 0,
+        .routed_scaling_factor = 6.0f};
+    if (round % 4 == 0) config.num_experts = 512, config.zero_experts = 256;
+    const int64_t tokens = random.Below(40), all = config.num_logits();
+    auto logits = OnGrid(random.Normal(tokens * all), 1.0f / 64);
+    if (round % 5 == 0 && tokens > 0)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    const auto bias =
+        random.Below(2) == 0 ? OnGrid(random.Normal(all, 0.2f), 0.125f) : std::vector<float>();
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts
+                                      << " and " << config.zero_experts << " top " << config.top_k);
+    ExpectAsOnCpu(config, logits, tokens, bias);
+  }
+}
+
+TEST(SelectExpertsOnDevice, RefusesExpertsWithoutComputationInGroups) {
+  float weights[1] = {};
+  SelectExpertsParams p = {.tokens = 1, .num_experts = 8, .top_k = 2, .zero_experts = 4};
+  EXPECT_EQ(SelectExpertsOnDevice(p, nullptr), cudaErrorInvalidValue);  // no zero_weights
+  p.zero_weights = weights;
+  EXPECT_TRUE(SelectsExperts(p));
+  p.num_groups = 2;
+  EXPECT_FALSE(SelectsExperts(p));
+  p.num_groups = 1;
+  p.zero_experts = kMaxRouterLogits;
+  EXPECT_FALSE(SelectsExperts(p));
+}
+
+TEST(ScaleInputRowsTest, WeightsBecomeOneUnlessTheyAreNanOrZero) {
+  SKIP_WITHOUT_GPU();
+  constexpr int64_t kTokens = 5, kWidth = 1030;
+  const std::vector<float> x = kernels::Random(3).Normal(kTokens * kWidth);
+  const std::vector<float> weights = {0.25f, NAN, 1.0f, 0.0f, 0.7f};
+  const DeviceMemory from = ToDevice(x), factors = ToDevice(weights), to(x.size() * sizeof(float));
+  Check(ScaleInputRows({.x = from.as<float>(),
+                        .tokens = kTokens,
+                        .width = kWidth,
+                        .weights = factors.as<float>(),
+                        .y = to.as<float>()},
+                       nullptr),
+        "scaling of rows");
+  const std::vector<float> y = ToHost<float>(to, kTokens * kWidth);
+  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+    const float want = x[i] * weights[i / kWidth];
+    ASSERT_TRUE(y[i] == want || (std::isnan(y[i]) && std::isnan(want))) << i;
+  }
+  const std::vector<float> left = ToHost<float>(factors, kTokens);
+  EXPECT_TRUE(std::isnan(left[1]));
+  EXPECT_EQ(left[0], 1.0f);
+  EXPECT_EQ(left[2], 1.0f);
+  EXPECT_EQ(left[3], 0.0f);
+  EXPECT_EQ(left[4], 1.0f);
+  EXPECT_EQ(ScaleInputRows({}, nullptr), cudaSuccess);
 }
 
 TEST(SelectExpertsOnDevice, RefusesSparseMixerWithGroupsOrABias) {
