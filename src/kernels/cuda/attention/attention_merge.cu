@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
     }
   }
   const int64_t step = int64_t{schedule.kv_heads} * schedule.tile_rows;
-  WaitForPriorKernels();
+  // Other threads need not wait: one block that waits keeps the order of the kernels.
+  if (splits > 1 || blockIdx.x + blockIdx.y == 0) WaitForPriorKernels();
   if (splits == 1) return;
   SoftmaxState state;
   float4 sum = {};

@@ -10,19 +10,20 @@
 
 namespace switchyard::cuda {
 
-// The keys are split at fixed positions, which are part of the reduction order: `fine` keys per
-// split before position `fine_end`, `coarse` keys after it. Smaller splits spread a sequence over
-// more SMs; larger ones leave less to merge.
+// The keys are split at fixed positions, which are part of the reduction order: 2^fine keys per
+// split before position `fine_end`, 2^coarse keys after it. Smaller splits spread a sequence over
+// more SMs; larger ones leave less to merge. Powers of two, because every block computes the splits
+// of all sequences before it starts.
 struct KeySplits {
   int fine = 0, fine_end = 0, coarse = 0;
 
   // Of: the index of the split that contains a key. Begin: the first key of a split.
   __host__ __device__ constexpr int Of(int key) const {
-    return key < fine_end ? key / fine : fine_end / fine + (key - fine_end) / coarse;
+    return key < fine_end ? key >> fine : (fine_end >> fine) + ((key - fine_end) >> coarse);
   }
   __host__ __device__ constexpr int Begin(int split) const {
-    const int after = split - fine_end / fine;
-    return after < 0 ? split * fine : fine_end + after * coarse;
+    const int after = split - (fine_end >> fine);
+    return after < 0 ? split << fine : fine_end + (after << coarse);
   }
 };
 
@@ -103,9 +104,11 @@ class WorkItemFinder {
     begin_ = min(s.num_sequences, lane * run);
     end_ = min(s.num_sequences, begin_ + run);
     int split_units = 0;
+#pragma unroll 8  // loads in flight
     for (int i = begin_; i < end_; ++i) split_units += PartOf(s, i).Units(s);
     first_slot_ = WarpSumBefore(split_units, lane);
     int slot = first_slot_;
+#pragma unroll 8
     for (int i = begin_; i < end_; ++i) {
       const SequenceWork part = PartOf(s, i);
       units_ += IsSplit(s, part, slot) ? part.Units(s) : part.tiles * s.kv_heads;
@@ -216,11 +219,13 @@ class TileFinder {
 // The scratch slot of (tile 0, split 0, key-value head 0) of a sequence. −1 if its tiles process
 // all keys in one work item or belong to another launch. Called by a whole warp.
 __device__ inline int FirstSlot(const AttentionSchedule& s, int sequence) {
+  const int units = PartOf(s, sequence).Units(s);
+  if (units == 0) return -1;
   int sum = 0;
+#pragma unroll 8  // loads in flight
   for (int i = threadIdx.x % 32; i < sequence; i += 32) sum += PartOf(s, i).Units(s);
   sum = __reduce_add_sync(~0u, sum);
-  const int units = PartOf(s, sequence).Units(s);
-  return units > 0 && sum + units <= s.slots ? sum : -1;
+  return sum + units <= s.slots ? sum : -1;
 }
 
 // The keys visible to a tile.

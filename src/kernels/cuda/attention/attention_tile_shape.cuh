@@ -20,8 +20,8 @@ struct TileShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
   static constexpr bool kLatent = kLatent_;  // values are a prefix of the keys
   static constexpr KeySplits kSplits =
-      kLatent ? KeySplits{.fine = 1024, .fine_end = 0, .coarse = 1024}
-              : KeySplits{.fine = 256, .fine_end = 4096, .coarse = 512};
+      kLatent ? KeySplits{.fine = 10, .fine_end = 0, .coarse = 10}
+              : KeySplits{.fine = 8, .fine_end = 4096, .coarse = 9};
   static constexpr int kRowGroups = kRowGroups_, kColumnWarps = kColumnWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kHopper = kHopper_;
@@ -47,8 +47,8 @@ struct TileShape {
   static constexpr int kSlotsAt = kUnitAt + 32, kSlotsBytes = kStages * kKeys * 4;
   static constexpr int kBytes = kSlotsAt + kSlotsBytes;
 
-  static_assert(kSplits.fine % kKeys == 0 && kSplits.coarse % kKeys == 0);
-  static_assert(kSplits.fine_end % kSplits.fine == 0);
+  static_assert((1 << kSplits.fine) % kKeys == 0 && (1 << kSplits.coarse) % kKeys == 0);
+  static_assert(kSplits.fine_end % (1 << kSplits.fine) == 0);
   static_assert(kWarpKeys % 8 == 0 && kWarpColumns % 16 == 0);
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0);
   static_assert(!kHopper || kRowGroups % 4 == 0);
