@@ -136,14 +136,22 @@ class WorkItemFinder {
       const int own_offset = offset - WarpPrefix(here, lane, &items);
       const unsigned found = __ballot_sync(~0u, own_offset >= 0 && own_offset < here);
       if (found != 0) {
-        const int j = own_offset / s.kv_heads;
-        const int tile = split ? j / part.splits : part.tiles - 1 - j;  // longest first
+        const int j = own_offset / s.kv_heads, kv_head = own_offset - j * s.kv_heads;
+        int tile = part.tiles - 1 - j;  // longest first
+        int number = -1, own = own_slot;
+        if (split) {
+          tile = j / part.splits;
+          // The last split of a sequence is short. Sequences begin with different splits, so that
+          // blocks of one SM, which get items at a fixed distance, get splits of all lengths.
+          number = (j + i) % part.splits;
+          own += (tile * part.splits + number) * s.kv_heads + kv_head;
+        }
         const int lane_of = __ffs(static_cast<int>(found)) - 1;
         return {.sequence = first + lane_of,
                 .tile = __shfl_sync(~0u, tile, lane_of),
-                .kv_head = __shfl_sync(~0u, own_offset % s.kv_heads, lane_of),
-                .split = __shfl_sync(~0u, split ? j % part.splits : -1, lane_of),
-                .slot = __shfl_sync(~0u, own_slot + own_offset, lane_of)};
+                .kv_head = __shfl_sync(~0u, kv_head, lane_of),
+                .split = __shfl_sync(~0u, number, lane_of),
+                .slot = __shfl_sync(~0u, own, lane_of)};
       }
       offset -= items;
       slot += slots;

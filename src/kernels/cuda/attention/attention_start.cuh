@@ -47,7 +47,7 @@ cudaError_t ResidentBlocks(int* blocks) {
 // max_rows]. Keys are split if there are fewer tiles than `waves` times the resident blocks. In
 // decode, the first sequences form whole waves: every resident block gets the same number of their
 // tiles. Among these, only long sequences (over whole_splits) are split. The other sequences are
-// split, so that their tiles fill the last wave.
+// split, so that their tiles fill the last wave, unless they fill half of it anyway.
 template <typename Kernel>
 cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_rows, int waves,
                          const PdlStream& chain, const auto&... more) {
@@ -65,7 +65,10 @@ cudaError_t StartTilesOf(const AttentionLaunch& launch, int min_rows, int max_ro
   const int64_t most_keys = std::min<int64_t>(int64_t{table.max_pages} * table.page_size, INT_MAX);
   const int64_t most_splits = Shape::kSplits.Of(static_cast<int>(most_keys)) + 1;
   const bool split = most_splits > 1 && tiles < int64_t{waves} * resident;
-  const int64_t whole_sequences = decode ? tiles / resident * resident / launch.kv_heads : 0;
+  // A wave that is at least half full is not split: its blocks share the memory bandwidth.
+  const int64_t waves_of_whole = (tiles + resident / 2) / resident;
+  const int64_t whole_sequences =
+      decode ? std::min(tiles, waves_of_whole * resident) / launch.kv_heads : 0;
   constexpr int64_t kSlotFloats = int64_t{Shape::kRows} * (Shape::kVDim + 2);
   const int64_t slots =
       split ? std::min<int64_t>(launch.scratch_floats / kSlotFloats, INT_MAX / 2) : 0;

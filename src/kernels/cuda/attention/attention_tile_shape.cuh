@@ -19,9 +19,9 @@ template <int kQkDim_, int kVDim_, bool kLatent_, int kRowGroups_, int kColumnWa
 struct TileShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_;
   static constexpr bool kLatent = kLatent_;  // values are a prefix of the keys
-  static constexpr KeySplits kSplits =
-      kLatent ? KeySplits{.fine = 10, .fine_end = 0, .coarse = 10}
-              : KeySplits{.fine = 8, .fine_end = 4096, .coarse = 9};
+  static constexpr KeySplits kSplits = kLatent
+                                           ? KeySplits{.fine = 10, .fine_end = 0, .coarse = 10}
+                                           : KeySplits{.fine = 8, .fine_end = 4096, .coarse = 9};
   static constexpr int kRowGroups = kRowGroups_, kColumnWarps = kColumnWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kHopper = kHopper_;
