@@ -143,6 +143,54 @@ TEST_F(CudaAttentionTest, LargeBatchesHaveTheBitsOfSingleSequences) {
     ASSERT_TRUE(SameBits(all.data() + i * width, alone[i % 5].data(), width)) << i;
 }
 
+// Batches of short sequences, in which a block processes many tiles. Each row has the bits that it
+// has in a call for its whole sequence.
+void ExpectBitsOfPrompts(const AttentionShape& shape, Random& random) {
+  std::vector<int32_t> lengths = {1, 64, 65, 257, 700};
+  while (lengths.size() < 20) lengths.push_back(1 + static_cast<int32_t>(random.Below(700)));
+  const AttentionSequences sequences(random, shape, lengths);
+  const int64_t width = sequences.OutWidth();
+  std::vector<std::vector<float>> prompts;
+  for (int s = 0; s < 20; ++s) prompts.push_back(sequences.Run({{s, 0, lengths[s]}}, false));
+  const bool two_rows = 2 * shape.heads / shape.kv_heads <= 16;  // they fit in a decode tile
+  for (const int batch : {1, 2, 3, 8, 31, 32, 64, 100, 128, 200, 256}) {
+    std::vector<AttentionChunk> chunks;
+    std::vector<float> want;
+    const bool decode = random.Below(3) > 0 || !two_rows;
+    for (int i = 0; i < batch; ++i) {
+      const int s = static_cast<int>(random.Below(20));
+      const int32_t end = 1 + static_cast<int32_t>(random.Below(lengths[s]));
+      const int32_t begin = std::max(0, end - (decode || random.Below(2) == 0 ? 1 : 2));
+      chunks.push_back({s, begin, end});
+      want.insert(want.end(), prompts[s].data() + begin * width, prompts[s].data() + end * width);
+    }
+    const std::string what = Describe(shape) + ", batch " + std::to_string(batch);
+    const size_t scratch = random.Below(4) == 0 ? 0 : kAttentionScratchBytes;
+    const int32_t gap = random.Pick<int32_t>({0, 0, 1});  // 1: empty sequences too
+    ASSERT_TRUE(SameBits(sequences.Run(chunks, false, scratch, gap), want)) << what;
+    if (!sequences.HasBFloat16Output()) continue;
+    for (float& x : want) x = ToFloat(ToBF16(x));
+    ASSERT_TRUE(SameBits(sequences.RunToBFloat16(chunks), want)) << what << " in bfloat16";
+  }
+}
+
+TEST_F(CudaAttentionTest, ManyShortSequencesHaveTheBitsOfTheirPrompts) {
+  Random random(13);
+  for (const AttentionShape& shape :
+       {AttentionShape{.heads = 32, .kv_heads = 4, .head_dim = 128},
+        AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 128, .page_size = 64, .sinks = true},
+        AttentionShape{.heads = 8, .kv_heads = 1, .head_dim = 64, .page_size = 1, .window = 100},
+        AttentionShape{.heads = 16,
+        .kv_heads = 2,
+        .head_dim = 64,
+        .page_size = 128,
+        .window = 130,
+        .sinks = true},
+        AttentionShape{.heads = 9, .kv_heads = 3, .head_dim = 128, .page_size = 48, .window = 300},
+        AttentionShape{.heads = 16, .head_dim = 64, .page_size = 32}})
+    ExpectBitsOfPrompts(shape, random);
+}
+
 // Compares one call for a whole sequence with calls for chunks of it. The chunks have several sizes
 // and other cache pages. They run together with other sequences, with and without scratch memory.
 void ExpectSameBitsInAnyChunks(const AttentionShape& shape, bool exact, Random& random) {

@@ -17,6 +17,7 @@ constexpr int64_t kHidden = 2048, kHeads = 8, kKvHeads = 2;
 // rows.
 struct Lengths {
   std::vector<int32_t> length, rows;
+  int32_t pages_each = 64;  // pages of a sequence
 };
 
 // One layer's attention, from its input rows to the output projection.
@@ -36,8 +37,9 @@ class AttentionLayer {
   std::vector<float> Decode(const Lengths& lengths, int steps, uint64_t key, bool waits,
                             uint64_t seed) {
     Random random(seed);
-    const std::vector<int32_t> pages = random.Shuffled(kPages);
-    const int64_t rows = Sum(lengths.rows), slots = kPages * kPage;
+    const auto num_pages = static_cast<int32_t>(lengths.length.size()) * lengths.pages_each;
+    const std::vector<int32_t> pages = random.Shuffled(num_pages);
+    const int64_t rows = Sum(lengths.rows), slots = int64_t{num_pages} * kPage;
     std::vector<uint16_t> cache(slots * kKvHeads * dim_, 0xffff);  // NaN where nothing is stored
     FillOldKeys(lengths, pages, random, cache);
     const DeviceVector k(device_, cache), v(device_, cache);
@@ -108,7 +110,7 @@ class AttentionLayer {
   }
 
  private:
-  static constexpr int32_t kPositions = 1024, kPages = 64 * 8;
+  static constexpr int32_t kPositions = 1024;
 
   int64_t Width() const { return (kHeads + 2 * kKvHeads) * dim_; }
   static int64_t Sum(const std::vector<int32_t>& values) {
@@ -116,12 +118,14 @@ class AttentionLayer {
     for (const int32_t value : values) sum += value;
     return sum;
   }
-  // Pages of sequence i are the 64 ids from 64 · i on.
-  static const int32_t* PagesOf(const std::vector<int32_t>& pages, size_t i) {
-    return pages.data() + 64 * i;
+  // Pages of sequence i are the ids from pages_each · i on.
+  static const int32_t* PagesOf(const Lengths& lengths, const std::vector<int32_t>& pages,
+                                size_t i) {
+    return pages.data() + lengths.pages_each * i;
   }
-  static int32_t SlotOf(const std::vector<int32_t>& pages, size_t i, int32_t position) {
-    return PagesOf(pages, i)[position / kPage] * kPage + position % kPage;
+  static int32_t SlotOf(const Lengths& lengths, const std::vector<int32_t>& pages, size_t i,
+                        int32_t position) {
+    return PagesOf(lengths, pages, i)[position / kPage] * kPage + position % kPage;
   }
   void FillOldKeys(const Lengths& lengths, const std::vector<int32_t>& pages, Random& random,
                    std::vector<uint16_t>& cache) const {
@@ -130,7 +134,7 @@ class AttentionLayer {
       for (int32_t position = 0; position < lengths.length[i]; ++position) {
         const std::vector<float> row = random.Normal(width);
         for (int64_t j = 0; j < width; ++j)
-          cache[SlotOf(pages, i, position) * width + j] = ToBF16(row[j]).bits;
+          cache[SlotOf(lengths, pages, i, position) * width + j] = ToBF16(row[j]).bits;
       }
     }
   }
@@ -144,10 +148,10 @@ class AttentionLayer {
       spans.push_back({.row_begin = static_cast<int32_t>(positions.size()),
                        .rows = rows,
                        .kv_len = old + rows,
-                       .pages = PagesOf(pages, i)});
+                       .pages = PagesOf(lengths, pages, i)});
       for (int32_t position = old; position < old + rows; ++position) {
         positions.push_back(position);
-        slots.push_back(SlotOf(pages, i, position));
+        slots.push_back(SlotOf(lengths, pages, i, position));
       }
     }
     return spans;
@@ -180,6 +184,24 @@ TEST_F(FusedAttentionTest, EarlyLaunchChangesNoBit) {
           << "head size " << dim << ", batch " << key;
     }
   }
+}
+
+// A block of the attention kernel then has several work items.
+TEST_F(FusedAttentionTest, EarlyLaunchOfManySequencesChangesNoBit) {
+  if (!cuda::IsHopper()) GTEST_SKIP() << "needs a Hopper GPU: only there kernels launch early";
+  constexpr int32_t kSequences = 256, kPagesEach = 8;
+  const std::unique_ptr<Device> device = MakeCudaDevice({.dtype = DType::kBF16,
+                                                         .max_tokens = kSequences,
+                                                         .max_sequences = kSequences,
+                                                         .max_pages = kPagesEach});
+  Lengths lengths = {.length = {}, .rows = {}, .pages_each = kPagesEach};
+  for (int i = 0; i < kSequences; ++i) {
+    lengths.length.push_back(static_cast<int32_t>(random_.Below(kPagesEach * kPage - 4)));
+    lengths.rows.push_back(1);
+  }
+  AttentionLayer layer(*device, random_, 128);
+  const std::vector<float> want = layer.Decode(lengths, 4, 1, true, 1);
+  EXPECT_TRUE(SameBits(layer.Decode(lengths, 4, 1, false, 1), want));
 }
 
 }  // namespace
