@@ -20,7 +20,7 @@ namespace {
 
 using cuda::SequenceTable;
 
-constexpr int kPageSize = 64;
+constexpr int kPageSize = 64;  // in cases that do not name it
 
 struct Shape {
   const char* name;
@@ -31,14 +31,15 @@ struct Shape {
 // `batch` sequences of `rows` query rows and `keys` keys each. Every call reads another layer's
 // cache, so that no call hits the L2 cache.
 void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMachine& machine,
-          Report& report) {
+          Report& report, int page_size = kPageSize) {
   const std::string name = "attention";
   const std::string shape =
-      Text("%s %d x %d rows %d keys%s", s.name, batch, rows, keys, exact ? " exact" : "");
+      Text("%s %d x %d rows %d keys%s%s", s.name, batch, rows, keys, exact ? " exact" : "",
+           page_size == kPageSize ? "" : Text(", pages of %d", page_size).c_str());
   if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
-  const int pages_each = (keys + kPageSize - 1) / kPageSize;
-  const int64_t slots = int64_t{batch} * pages_each * kPageSize;
+  const int pages_each = (keys + page_size - 1) / page_size;
+  const int64_t slots = int64_t{batch} * pages_each * page_size;
   const int64_t width = int64_t{s.kv_heads} * s.qk_dim;
   const int64_t cache_bytes = slots * width * 2 * (s.latent() ? 1 : 2);
   const int layers = static_cast<int>(std::clamp<int64_t>((200 << 20) / cache_bytes, 2, 48));
@@ -75,7 +76,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
                                .num_sequences = batch,
                                .num_rows = static_cast<int32_t>(num_rows),
                                .max_pages = pages_each,
-                               .page_size = kPageSize};
+                               .page_size = page_size};
   const std::span<std::byte> room(scratch.data, cuda::kAttentionScratchBytes);
   const auto call = [&](int layer, cudaStream_t stream) {
     const __nv_bfloat16* keys_of_layer = k.data + layer * slots * width;
@@ -129,6 +130,11 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
   const Shape oss = {"gpt-oss 64/8 x 64", 64, 8, 64, 64};
   const Shape mla = {"deepseek-v3 128 heads", 128, 1, 576, 512};
   const Shape mla8 = {"deepseek-v3 16 heads", 16, 1, 576, 512};
+  // Short sequences; an engine has pages of 16 by default.
+  for (const Shape& s : {qwen, oss, mla8}) {
+    for (const int batch : {1, 8, 64, 128, 256}) Case(s, batch, 1, 512, false, machine, report);
+    for (const int batch : {32, 128, 256}) Case(s, batch, 1, 520, false, machine, report, 16);
+  }
   for (const Shape& s : {qwen, oss, mla, mla8}) {
     for (const auto [batch, keys] :
          {std::pair{1, 1024}, std::pair{1, 4096}, std::pair{1, 32768}, std::pair{8, 4096},
