@@ -40,7 +40,7 @@ struct AttentionSchedule {
   int group = 1;  // query heads of a key-value head
   int kv_heads = 1;
   int window = 0, chunk = 0;  // 0: none
-  int tile_rows = 0;
+  int tile_rows = 0;          // a power of two
   KeySplits splits;
   // Sequences before this index are not split if they have at most `whole_splits` splits: a block
   // processes all keys of a tile.
@@ -73,7 +73,7 @@ __device__ __forceinline__ SequenceWork PartOf(const AttentionSchedule& s, int s
   if (rows <= 0 || flat < s.min_rows || flat > s.max_rows) return {};
   const int begin = s.FirstKeyOf(keys - rows);
   const int splits = s.splits.Of(keys - 1) - s.splits.Of(begin) + 1;
-  return {.tiles = (flat + s.tile_rows - 1) / s.tile_rows,
+  return {.tiles = (flat + s.tile_rows - 1) >> (31 - __clz(s.tile_rows)),
           .splits = splits,
           .whole = splits <= (sequence < s.whole_sequences ? s.whole_splits : 1)};
 }
