@@ -451,9 +451,6 @@ TEST(Recorder, RefusesWhatItCannotDo) {
     EXPECT_THAT(ErrorOf([&] { recorder.Start(); }), HasSubstr("recorder-mode"));
     EXPECT_THAT(ErrorOf([&] { recorder.Dump(); }), HasSubstr("recorder-mode"));
   });
-  RecordedRanks fused({"", {.tp = 1}, "fused"}, {.mode = "stat_approx"});
-  EXPECT_THAT(ErrorOf([&] { fused([](ExpertRecorder&, const auto&, Outcome*) {}); }),
-              HasSubstr("stat_approx"));
 }
 
 TEST(Balancedness, IsTheMeanOverLayersOfMeanOverMax) {

@@ -294,9 +294,7 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
                                                      MoeLayerWeights weights) {
   const RouterConfig& router = config.router;
   CHECK(router.num_groups >= 1 && router.num_experts % router.num_groups == 0);
-  if (router.num_groups > kMaxRouterGroups)
-    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", router.num_groups,
-                  kMaxRouterGroups);
+  CHECK_LE(router.num_groups, kMaxRouterGroups);
   layers_.push_back(config.layer);
   auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this,
                                               static_cast<int>(layers_.size()) - 1);
