@@ -1,5 +1,7 @@
-// Top-k expert selection (softmax, sigmoid, grouped, SparseMixer). Grid: one warp per token, kWarps
-// tokens a block.
+// Problem: top-k expert selection (softmax, sigmoid, grouped, SparseMixer) from logits [tokens,
+// experts].
+// Tiling: one warp per token, kWarps tokens a block; experts are distributed over lanes.
+// Pipeline: none. Measured: not measured alone.
 #include "moe/cuda/router/select_experts.cuh"
 
 namespace switchyard::cuda {
