@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "apps/commands.h"
-#include "apps/expert_formats.h"
+#include "engine/checks/features.h"
 #include "engine/config.h"
-#include "engine/features.h"
 #include "model/families/family.h"
+#include "model/weights/expert_formats.h"
 
 namespace switchyard {
 namespace {

@@ -11,7 +11,6 @@
 #include <random>
 
 #include "apps/commands.h"
-#include "apps/expert_formats.h"
 #include "apps/one_batch.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -21,6 +20,7 @@
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
+#include "model/weights/expert_formats.h"
 #include "profile/profiler.h"
 
 namespace switchyard {

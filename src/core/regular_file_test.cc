@@ -8,10 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
-#include <stdexcept>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -23,19 +22,13 @@ using ::testing::HasSubstr;
 
 class RegularFileTest : public ::testing::Test {
  protected:
-  RegularFileTest() {
-    std::string name = (fs::temp_directory_path() / "switchyard-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    dir_ = name;
-  }
-  ~RegularFileTest() override { fs::remove_all(dir_); }
-
   fs::path Write(const std::string& name, const std::string& bytes) {
     std::ofstream(dir_ / name, std::ios::binary) << bytes;
     return dir_ / name;
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(RegularFileTest, ReadsWholeFiles) {

@@ -5,10 +5,9 @@
 #include <sys/stat.h>
 
 #include <cctype>
-#include <cstdlib>
 #include <fstream>
-#include <stdexcept>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -25,13 +24,9 @@ constexpr const char* kEmpty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934c
 class VerifyFilesTest : public ::testing::Test {
  protected:
   VerifyFilesTest() {
-    std::string name = (fs::temp_directory_path() / "switchyard-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    dir_ = name;
     Write("a.safetensors", "abc");
     Write("b.safetensors", "");
   }
-  ~VerifyFilesTest() override { fs::remove_all(dir_); }
 
   void Write(const std::string& name, const std::string& bytes) {
     std::ofstream(dir_ / name, std::ios::binary) << bytes;
@@ -51,7 +46,8 @@ class VerifyFilesTest : public ::testing::Test {
     return sum + "  " + name + "\n";
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(VerifyFilesTest, AcceptsTheFormatsOfSha256sum) {

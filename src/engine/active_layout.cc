@@ -48,23 +48,6 @@ double BytesToLoad(const EngineConfig& config, const EnginePlan& plan,
 
 }  // namespace
 
-std::string WhyRanksServeTogether(const EngineConfig& config, const EnginePlan& plan) {
-  const MeshShape& mesh = config.mesh;
-  if (plan.cuda) return "ranks on GPUs restart together";
-  if (!plan.model.has_moe()) return "the model has no experts";
-  if (mesh.pp > 1 || mesh.tp < 2 || mesh.ep != mesh.tp || mesh.dp != mesh.tp || mesh.dense_tp != 1)
-    return "each rank needs whole attention and dense layers: want --tp-size, --ep-size and "
-           "--dp-size equal and at least 2, --enable-dp-attention and --moe-dense-tp-size 1";
-  if (config.moe.a2a_backend == "none" || config.moe.combine_rows != "slot")
-    return "outputs must not depend on the placement of experts: want another "
-           "--moe-a2a-backend than none, and --moe-combine-rows slot";
-  if (plan.ranks_of_host < mesh.tp) return "all ranks must be on one host";
-  if (config.eplb.enable) return "with --enable-eplb, ranks do not keep their weights";
-  if (plan.draft) return "a draft model is not supported";
-  if (config.disaggregated()) return "--disaggregation-mode is not supported";
-  return {};
-}
-
 ActiveLayout LayoutOfActive(const EngineConfig& config, const EnginePlan& plan,
                             std::span<const int> active) {
   const ModelOptions options =

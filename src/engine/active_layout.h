@@ -10,11 +10,6 @@
 
 namespace switchyard {
 
-// The reason why the ranks can serve only together; "" if some can serve without the others. They
-// can if each rank has whole attention and dense layers, and outputs do not depend on the placement
-// of experts.
-std::string WhyRanksServeTogether(const EngineConfig& config, const EnginePlan& plan);
-
 // Configuration and plan of an epoch without some ranks. The active ranks are those of a smaller
 // layout with redundant experts. So nothing sends to absent ranks: all groups, the exchange, the
 // selection of replicas and waterfill know only the ranks of the layout. The cache of an attention
@@ -24,7 +19,8 @@ struct ActiveLayout {
   EngineConfig config;
   EnginePlan plan;
 };
-// `active`: ascending, not empty. Requires WhyRanksServeTogether to return "".
+// `active`: ascending, not empty. Requires --elastic-ep-backend, for which CheckOptions
+// (engine/checks) accepts only layouts whose ranks can serve without each other.
 ActiveLayout LayoutOfActive(const EngineConfig& config, const EnginePlan& plan,
                             std::span<const int> active);
 

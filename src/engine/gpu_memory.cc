@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/check.h"
 #include "core/error.h"
 
 namespace switchyard {
@@ -38,11 +39,7 @@ void CheckBalancedMemory(const std::set<int>& taken, const std::vector<GpuInfo>&
 }  // namespace
 
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector<GpuInfo>& gpus) {
-  if (config.device != "auto" && config.device != "cpu" && config.device != "cuda")
-    throw Invalid("--device {}: want auto, cpu or cuda", config.device);
-  if (config.base_gpu_id < 0 || config.gpu_id_step < 0)
-    throw Invalid("--base-gpu-id {} and --gpu-id-step {}: want 0 or more", config.base_gpu_id,
-                  config.gpu_id_step);
+  CHECK(config.base_gpu_id >= 0 && config.gpu_id_step >= 0);
   if (config.device == "cpu" || (config.device == "auto" && gpus.empty())) return false;
   if (gpus.empty())
     throw Invalid("--device cuda: {}",

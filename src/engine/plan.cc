@@ -10,23 +10,20 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/active_layout.h"
+#include "engine/checks/checks.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
-#include "engine/features.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
-#include "engine/pipeline/check.h"
 #include "engine/pipeline/stage_links.h"
-#include "engine/plan_checks.h"
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
-#include "eplb/types.h"
-#include "kernels/cache_rows.h"
 #include "kernels/ops.h"
+#include "moe/rows.h"
 
 namespace switchyard {
 
@@ -38,36 +35,9 @@ constexpr int64_t kDefaultKvBytes = int64_t{8} << 30;
 constexpr int32_t kDefaultRunningRequests = 256;  // over all attention groups
 constexpr int32_t kDefaultChunk = 2048;           // over all attention groups
 
-bool IsActivationType(DType d) { return d == DType::kF32 || d == DType::kBF16 || d == DType::kF16; }
-
-DType ChooseDType(const std::string& value, DType automatic) {
-  if (value == "auto") return automatic;
-  const auto dtype = ParseDType(value);
-  if (!dtype || !IsActivationType(*dtype)) {
-    throw Invalid("--dtype {}: want auto, float32, bfloat16 or float16", value);
-  }
-  return *dtype;
-}
-
-DType ChooseCacheDType(const EngineConfig& config, DType automatic) {
-  const std::string& value = config.kv_cache_dtype;
-  if (value == "auto") return automatic;
-  const auto dtype = ParseDType(value);
-  if (!dtype || !kernels::IsCacheType(*dtype))
-    throw Invalid("--kv-cache-dtype {}: want auto, float32, bfloat16, float16, fp8_e4m3 or int8",
-                  value);
-  return *dtype;
-}
-
-int64_t ChooseContext(const EngineConfig& config, const ModelConfig& model) {
-  if (config.context_length == 0) return model.max_position;
-  const int64_t longest = model.longest_context();
-  if (config.context_length < 2 || config.context_length > longest)
-    throw Invalid("--context-length {}: want 2 to {}, {}", config.context_length, longest,
-                  longest > model.max_position
-                      ? "the rope scaling's factor times original_max_position_embeddings"
-                      : "the model's max_position_embeddings");
-  return config.context_length;
+// The type that a flag selects. `automatic`: for "auto".
+DType Chosen(const std::string& value, DType automatic) {
+  return value == "auto" ? automatic : ParseDType(value).value();
 }
 
 // One attention group's share of a total over all groups.
@@ -138,6 +108,7 @@ void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan&
 // The memory of the first rank of each pipeline stage.
 std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePlan& plan) {
   std::vector<RankMemory> memories;
+  memories.reserve(config.mesh.pp);
   for (int stage = 0; stage < config.mesh.pp; ++stage)
     memories.push_back(PlanRankMemory(config, StagePlanOf(config, plan, stage)));
   return memories;
@@ -224,12 +195,8 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   if (config.max_total_tokens > 0) {
-    // Compares before it multiplies, because the flag may have an absurd value.
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
-    const int64_t most = std::numeric_limits<int32_t>::max() / config.page_size;
-    if (pages > most)
-      throw Invalid("--max-total-tokens {}: want at most {}", config.max_total_tokens,
-                    most * config.page_size);
+    // Compares before it multiplies, because the flag may have an absurd value.
     if (pages > left / bytes_per_page || left < 0)
       ThrowTooLittleMemory(config, memory, need, pages * bytes_per_page, budget,
                            "lower --max-total-tokens or raise --mem-fraction-static");
@@ -376,27 +343,25 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.cuda = machine.cuda;
   plan.model = model;
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
+  CheckOptions(config, plan,
+               {.gpus = plan.cuda,
+                .several_hosts = ranks_of_host < config.mesh.world(),
+                .shared_memory = machine.shared_memory});
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
+  CheckDraft(config, plan.draft, plan.cuda);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1)
     plan.max_forced = kMostForcedDrafts;
-  CheckGgufDevice(config, plan);
-  CheckRunnerFormat(config, plan.model);
-  CheckRecorder(config.recorder, plan);
-  CheckEplb(config, plan);
-  CheckFeatures(config, plan.model,
-                {.gpus = plan.cuda, .several_hosts = plan.ranks_of_host < config.mesh.world()});
-  CheckPipeline(config);
   plan.stages = StagesOf(config, plan.model);
-  plan.dtype = ChooseDType(config.dtype,
-                           IsActivationType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
+  plan.dtype = Chosen(config.dtype, IsRowDType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
   // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
   // 8-bit weights have float32 rows, so the cache stays float32.
   const bool rounds =
       plan.dtype != DType::kF32 && (plan.cuda || RoundsAllRows(plan.model.quantization));
-  plan.kv_dtype = ChooseCacheDType(config, rounds ? DType::kBF16 : DType::kF32);
-  plan.context_length = ChooseContext(config, plan.model);
+  plan.kv_dtype = Chosen(config.kv_cache_dtype, rounds ? DType::kBF16 : DType::kF32);
+  plan.context_length =
+      config.context_length != 0 ? config.context_length : plan.model.max_position;
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.dp);
@@ -423,12 +388,9 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     plan.symmetric_bytes_per_rank +=
         SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);
   if (config.eplb.enable) plan.symmetric_bytes_per_rank += EplbManager::BytesPerRank(config.mesh);
-  if (config.elastic_ep_backend != "none") {
-    if (const std::string why = WhyRanksServeTogether(config, plan); !why.empty())
-      throw Invalid("--elastic-ep-backend {}: {}", config.elastic_ep_backend, why);
+  if (config.elastic_ep_backend != "none")
     plan.symmetric_bytes_per_rank =
         std::max(plan.symmetric_bytes_per_rank, SymmetricBytesWithoutARank(config, plan));
-  }
   plan.num_pages = ChoosePages(config, plan, PageMemoryOf(machine, config, plan, stages));
   plan.kv_bytes_per_rank =
       static_cast<size_t>(plan.num_pages * config.page_size) * static_cast<size_t>(kv_per_token);
@@ -438,15 +400,21 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   return plan;
 }
 
-EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
+EnginePlan MakePlanHere(const EngineConfig& config, int ranks_of_host, bool shared_memory) {
   CheckFlags(config);
   const int ranks = ranks_of_host > 0 ? ranks_of_host : config.mesh.world();
-  const Machine machine = ThisMachine(config, ranks);
+  Machine machine = ThisMachine(config, ranks);
+  machine.shared_memory = shared_memory;
   EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, ranks);
+  if (!plan.cuda) CheckBackends(config, plan.model);
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);
   return plan;
+}
+
+EnginePlan MakePlan(const EngineConfig& config, int ranks_of_host) {
+  return MakePlanHere(config, ranks_of_host, /*shared_memory=*/true);
 }
 
 }  // namespace switchyard

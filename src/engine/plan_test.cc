@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "engine/config.h"
 #include "engine/host_memory.h"
 #include "engine/machine.h"
@@ -292,17 +293,14 @@ TEST(Plan, RefusesGgufModelsOnGpus) {
 class HostMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "host_memory_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     Write("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 10 kB\nMemAvailable:  800 kB\n");
   }
-  void TearDown() override { fs::remove_all(root_); }
   void Write(const std::string& path, const std::string& text) {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  fs::path root_;
+  const TemporaryDirectory temporary_;
+  const fs::path& root_ = temporary_.path();
 };
 
 TEST_F(HostMemoryTest, IsTheHostsWithoutLimits) {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "moe/cpu/cpu_backend.h"
 #include "moe/test_layer.h"
@@ -24,16 +25,6 @@ using ::testing::SizeIs;
 
 constexpr int kLayers = 3;  // the first one is dense
 constexpr int kExperts = 10, kTopK = 3;
-
-// A temporary folder, removed with the test.
-struct TempDir {
-  TempDir() {
-    std::string name = std::filesystem::temp_directory_path() / "recorder_test_XXXXXX";
-    path = mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path); }
-  std::filesystem::path path;
-};
 
 struct File {
   nlohmann::json header;
@@ -219,8 +210,8 @@ class RecorderModes : public ::testing::TestWithParam<std::tuple<Setting, const 
 
 TEST_P(RecorderModes, CountsAreTheRoutersChoice) {
   const auto& [setting, mode] = GetParam();
-  const TempDir dir;
-  RecordedRanks run(setting, {.mode = mode, .dir = dir.path});
+  const TemporaryDirectory dir;
+  RecordedRanks run(setting, {.mode = mode, .dir = dir.path()});
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     recorder.Start();
     for (const TestPass& p : Passes(setting.mesh.dp)) pass(p);
@@ -257,8 +248,8 @@ INSTANTIATE_TEST_SUITE_P(All, RecorderOn, ::testing::ValuesIn(kSettings),
 
 TEST_P(RecorderOn, PerPassHasWhatEachRanksTokensChose) {
   const int world = GetParam().mesh.tp, dp = GetParam().mesh.dp;
-  const TempDir dir;
-  RecordedRanks run(GetParam(), {.mode = "per_pass", .dir = dir.path});
+  const TemporaryDirectory dir;
+  RecordedRanks run(GetParam(), {.mode = "per_pass", .dir = dir.path()});
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     recorder.Start();
     pass(TestPass::Spread(37, dp, false, 1));
@@ -283,8 +274,8 @@ TEST_P(RecorderOn, PerPassHasWhatEachRanksTokensChose) {
 
 TEST_P(RecorderOn, PerTokenHasEveryTokenOnceInOrder) {
   const int dp = GetParam().mesh.dp;
-  const TempDir dir;
-  RecordedRanks run(GetParam(), {.mode = "per_token", .dir = dir.path});
+  const TemporaryDirectory dir;
+  RecordedRanks run(GetParam(), {.mode = "per_token", .dir = dir.path()});
   const std::vector<TestPass> passes = Passes(dp);
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     recorder.Start();
@@ -348,9 +339,9 @@ TEST_P(RecorderOn, MetricsHaveTheRanksLoads) {
 }
 
 TEST(Recorder, KeepsTheLastPassesWhileItRecords) {
-  const TempDir dir;
+  const TemporaryDirectory dir;
   RecordedRanks run({"", {.tp = 2, .ep = 2, .dp = 2}, "deepep"},
-                    {.mode = "stat", .buffer_size = 2, .dir = dir.path});
+                    {.mode = "stat", .buffer_size = 2, .dir = dir.path()});
   const auto pass_of = [](uint32_t seed) { return TestPass::Spread(9, 2, false, seed); };
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     pass(pass_of(1));  // not recorded
@@ -367,9 +358,9 @@ TEST(Recorder, KeepsTheLastPassesWhileItRecords) {
 }
 
 TEST(Recorder, CountsAreClearedAtAStartAndAfterADump) {
-  const TempDir dir;
+  const TemporaryDirectory dir;
   RecordedRanks run({"", {.tp = 2, .ep = 2}, "deepep"},
-                    {.mode = "per_token", .buffer_size = -1, .dir = dir.path});
+                    {.mode = "per_token", .buffer_size = -1, .dir = dir.path()});
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     recorder.Start();
     pass(TestPass::Spread(9, 1, false, 1));
@@ -382,7 +373,7 @@ TEST(Recorder, CountsAreClearedAtAStartAndAfterADump) {
   EXPECT_EQ(got.dump.steps, 0);
   EXPECT_EQ(File(got.dump.file).Shape("topk_ids"), (std::vector<int64_t>{0, kLayers, kTopK}));
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(dir.path)) {
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
     const File file(entry.path());
     if (file.Shape("logical_count")[0] == 1) {
       EXPECT_EQ(file.Read<int32_t>("logical_count"), Expected(got, 1, 2));
@@ -393,8 +384,8 @@ TEST(Recorder, CountsAreClearedAtAStartAndAfterADump) {
 }
 
 TEST(Recorder, ADumpThatFailsLosesNothing) {
-  const TempDir dir;
-  const std::filesystem::path missing = dir.path / "later";
+  const TemporaryDirectory dir;
+  const std::filesystem::path missing = dir.path() / "later";
   RecordedRanks run({"", {.tp = 2, .ep = 2}, "deepep"}, {.mode = "stat", .dir = missing});
   const Outcome got = run([&](ExpertRecorder& recorder, const auto& pass, Outcome* out) {
     recorder.Start();
@@ -414,8 +405,8 @@ TEST(Recorder, ADumpThatFailsLosesNothing) {
 
 // Counts of a pass belong to the experts that were in the slots during the pass.
 TEST(Recorder, CountsFollowExpertsThatMove) {
-  const TempDir dir;
-  RecordedRanks run({"", {.tp = 1}, "none"}, {.mode = "stat", .dir = dir.path});
+  const TemporaryDirectory dir;
+  RecordedRanks run({"", {.tp = 1}, "none"}, {.mode = "stat", .dir = dir.path()});
   const Outcome got = run([&](ExpertRecorder& recorder, const auto&, Outcome* out) {
     std::vector<int32_t> map(kExperts);
     std::iota(map.begin(), map.end(), 0);
@@ -451,9 +442,6 @@ TEST(Recorder, RefusesWhatItCannotDo) {
     EXPECT_THAT(ErrorOf([&] { recorder.Start(); }), HasSubstr("recorder-mode"));
     EXPECT_THAT(ErrorOf([&] { recorder.Dump(); }), HasSubstr("recorder-mode"));
   });
-  RecordedRanks fused({"", {.tp = 1}, "fused"}, {.mode = "stat_approx"});
-  EXPECT_THAT(ErrorOf([&] { fused([](ExpertRecorder&, const auto&, Outcome*) {}); }),
-              HasSubstr("stat_approx"));
 }
 
 TEST(Balancedness, IsTheMeanOverLayersOfMeanOverMax) {

@@ -7,6 +7,7 @@
 #include "comm/device/communicator.h"
 #include "core/error.h"
 #include "moe/backends.h"
+#include "moe/check_options.h"
 #include "moe/dispatchers/builtin.h"
 #include "moe/dispatchers/fused_tiles.h"
 #include "moe/runners/grouped_mlp.h"
@@ -74,6 +75,7 @@ void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& 
   const MoeShape shape{
       .hidden = 128, .intermediate = 128, .num_experts = 1, .top_k = 1, .max_tokens = 1};
   const MeshShape mesh;
+  CheckMoeValues(options, shape, mesh);
   const size_t bytes =
       RankComm::BytesPerRank(mesh) + MoeSymmetricBytes(options, shape, mesh, &backends);
   RunRankThreads(1, bytes, [&](int, std::shared_ptr<SharedArena> arena) {
@@ -85,11 +87,17 @@ void WithContext(MoeOptions options, const std::string& a2a, const MoeBackends& 
   });
 }
 
-Facts CollectFacts(MoeOptions options, const MoeBackends& backends) {
+// Without the flags that only some backends or sizes support.
+MoeOptions Plain(MoeOptions options) {
   options.num_redundant_experts = 0;
   options.waterfill = false;
   options.combine_rows = "slot";
   options.runner_backend = "auto";
+  return options;
+}
+
+Facts CollectFacts(MoeOptions options, const MoeBackends& backends) {
+  options = Plain(options);
   Facts facts;
   for (const auto& entry : backends.dispatchers.all())
     WithContext(options, entry.first, backends, [&](const DispatcherContext& context) {
@@ -241,6 +249,32 @@ std::string ExplainChoice(const MoeOptions& options, const std::vector<WeightFor
   return fmt::format(
       "{}: reads {} in their stored format; paired with --moe-a2a-backend {} by {}\n", who, experts,
       options.a2a_backend, way);
+}
+
+void CheckMoePair(const MoeOptions& options, const std::vector<WeightFormat>& formats,
+                  const MoeBackends& backends) {
+  const std::string& a2a = options.a2a_backend;
+  const auto refuse = [&](const char* flag, const std::string& name, const auto& part) {
+    if (const auto untaken = Unsupported(formats, FormatsOf(part)); !untaken.empty())
+      throw Invalid("{} {} does not support {} experts", flag, name, Joined(untaken, ", "));
+  };
+  if (const FusedBackend* fused = backends.fused.FindIf(a2a))
+    return WithContext(Plain(options), a2a, backends, [&](const DispatcherContext& context) {
+      refuse("--moe-a2a-backend", a2a, *fused->make(context));
+    });
+  const auto runner = backends.runners.Find(ResolveRunner(options.runner_backend, backends)).make();
+  refuse("--moe-runner-backend", options.runner_backend, *runner);
+  std::vector<DispatchLayout> delivered;
+  WithContext(Plain(options), a2a, backends, [&](const DispatcherContext& context) {
+    delivered = backends.dispatchers.Find(a2a).make(context)->layouts();
+  });
+  for (const DispatchLayout from : delivered)
+    if (!backends.permutes.Find(from, runner->layout()))
+      throw Invalid(
+          "--moe-a2a-backend {} delivers layout {}, which no permute converts to layout {} of "
+          "--moe-runner-backend {}; available permutes: {}",
+          a2a, Name(from), Name(runner->layout()), options.runner_backend,
+          backends.permutes.Pairs());
 }
 
 }  // namespace switchyard

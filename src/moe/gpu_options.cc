@@ -53,9 +53,6 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
 void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                      const GpuMoeBackends& backends) {
   CheckBackends(options, backends);
-  const std::string& mode = options.deepep_mode;
-  if (mode != "auto" && mode != "normal" && mode != "low_latency")
-    throw Invalid("--deepep-mode {}: want normal, low_latency or auto", mode);
   CheckSizes(options, shape, mesh);
   if (options.waterfill && shape.has_shared && shape.scales_input)
     throw Invalid(

@@ -11,7 +11,7 @@
 namespace switchyard::cuda {
 
 // Error kInvalid names the flag, or the size of the model, that MoE layers on GPUs do not support.
-// Names of exchanges and runners are not checked here; the registries do that.
+// In addition to CheckMoeValues (check_options.h).
 void CheckGpuOptions(const MoeOptions& options, const MoeShape& shape, const MeshShape& mesh,
                      const GpuMoeBackends& backends);
 

@@ -93,8 +93,6 @@ TEST(GpuOptionsTest, RunnerNamesOfSglangAreResolved) {
 }
 
 TEST(GpuOptionsTest, NamesOtherOptions) {
-  EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .deepep_mode = "fast"}),
-              HasSubstr("--deepep-mode fast"));
   EXPECT_THAT(ErrorOf({.a2a_backend = "none", .combine_rows = "rank"}),
               HasSubstr("--moe-combine-rows rank: --moe-a2a-backend none"));
   EXPECT_THAT(ErrorOf({.a2a_backend = "flashinfer", .combine_rows = "rank"}),

@@ -8,6 +8,7 @@
 #include "core/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "moe/check_options.h"
 #include "moe/test_layer.h"
 
 namespace switchyard {
@@ -115,7 +116,7 @@ TEST(MoeLayerTest, ScaledInputsCannotShareRowsWithTheSharedExpert) {
   const TestLayer layer({.intermediate = 64, .top_k = 1, .shared = true, .scales_input = true});
   MoeOptions options = Options({"deepep", "normal"}, DType::kF32);
   options.waterfill = true;
-  EXPECT_THAT(ErrorOf([&] { MoeSymmetricBytes(options, layer.Shape(8), {.tp = 2, .ep = 2}); }),
+  EXPECT_THAT(ErrorOf([&] { CheckMoeValues(options, layer.Shape(8), {.tp = 2, .ep = 2}); }),
               HasSubstr("--enable-deepep-waterfill: this model scales the input rows"));
 }
 
@@ -162,19 +163,6 @@ TEST(MoeLayerTest, DispatchedSharedExpertMatchesTheReferenceWithRowsInFlight) {
                 Tolerance(DType::kBF16));
     }
   }
-}
-
-TEST(MoeLayerTest, WaterfillIsRefusedWhereItCannotWork) {
-  const auto run = [](const A2aChoice& choice, const MeshShape& mesh, bool narrow) {
-    TestLayer layer({.hidden = 96, .intermediate = 64, .shared = true});
-    if (narrow) layer.whole.shared = TestLayer::Slice(layer.whole.shared, 2, 0);
-    MoeOptions options = Options(choice, DType::kF32);
-    options.waterfill = true;
-    return ErrorOf([&] { RunPasses(layer, options, mesh, SpreadPasses({3}, 1, false)); });
-  };
-  EXPECT_THAT(run({"none", "auto"}, {.tp = 2, .ep = 2}, false), HasSubstr("sends no rows"));
-  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 2, .ep = 1}, false), HasSubstr("want --ep 2"));
-  EXPECT_THAT(run({"deepep", "auto"}, {.tp = 1}, true), HasSubstr("shared 32, routed"));
 }
 
 // If a caller writes the dispatched rows to InputRows' buffer itself, results are bit-identical.

@@ -5,12 +5,10 @@
 
 #include "comm/mesh.h"
 #include "core/dtype.h"
-#include "core/error.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
 #include "schedule/print.h"
-#include "server/disaggregation/disaggregation.h"
 #include "server/front/served_model.h"
 #include "server/http_setup.h"
 #include "server/ranks/served_layout.h"
@@ -71,14 +69,12 @@ std::string RanksText(const Launch& launch, int ranks) {
 
 std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   const EngineConfig& config = args.engine;
-  CheckDisaggregationLaunch(config, launch);
   CheckWeights(args, [] { return false; });
   const bool described = config.device == "cuda" && FindGpus().empty();
   const EnginePlan plan =
       described ? MakePlanOn(AnyGpus(), ReadModelConfig(config), config, launch.ranks_of_host)
-                : MakePlan(config, launch.ranks_of_host);
-  if (launch.rejoins && plan.cuda)
-    throw Invalid("--enable-elastic-ep: ranks of several nodes are restarted on CPUs only");
+                : MakePlanHere(config, launch.ranks_of_host, launch.shares_memory());
+  CheckRejoins(launch, plan);
   if (launch.node == 0) {
     LoadServedModel(args, plan.model);
     SetUpHttp(args);

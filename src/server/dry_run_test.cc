@@ -16,14 +16,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string Text(std::vector<std::string> flags) {
+std::string Text(std::vector<std::string> flags, const std::optional<LaunchedRank>& launched = {}) {
   flags.insert(flags.begin(),
                {"--model-path", std::string(SWITCHYARD_TEST_DATA) + "/fixtures/qwen3_moe",
                 "--max-total-tokens", "1024"});
   try {
     auto args = ParseServe(flags);
     args->engine.backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
-    return ServeLayoutText(*args, PlanLaunch(*args, {}));
+    return ServeLayoutText(*args, PlanLaunch(*args, launched));
   } catch (const Error& e) {
     return e.what();
   }
@@ -56,6 +56,19 @@ TEST(DryRunTest, RefusesWhatTheServerRefuses) {
               HasSubstr("nonexistent.jinja"));
   EXPECT_THAT(Text({"--device", "cpu", "--api-key-file", "/nonexistent.keys"}),
               HasSubstr("--api-key-file"));
+}
+
+// Ranks of mpirun do not share memory, even on one host.
+TEST(DryRunTest, KnowsWhoStartsTheRanks) {
+  const std::vector<std::string> deepep = {"--device",          "cpu",   "--tp", "2", "--ep", "2",
+                                           "--moe-a2a-backend", "deepep"};
+  std::vector<std::string> mooncake = deepep;
+  mooncake.back() = "mooncake";
+  const LaunchedRank rank{.world = 2, .ranks_of_host = 2, .launcher = "mpirun"};
+  EXPECT_THAT(Text(mooncake), HasSubstr("--moe-a2a-backend mooncake"));
+  EXPECT_THAT(Text(deepep, rank), HasSubstr("0 of 2 here, node 0 of 2"));
+  EXPECT_THAT(Text(mooncake, rank),
+              HasSubstr("--moe-a2a-backend mooncake: supported on ranks that share memory only"));
 }
 
 }  // namespace

@@ -190,30 +190,20 @@ void Drain(Service& service, Supervisor& ranks, Upkeep& upkeep, const StopSignal
   }
 }
 
-// Whether the ranks are restarted after one of them has ended.
+// Whether the ranks are restarted after one of them has ended. Logs why they are not, unless a flag
+// says so.
 bool RestartsRanks(const ServerArgs& args, const Launch& launch) {
-  const bool restarts = !launch.launched && (launch.alone() || launch.rejoins);
-  if (!args.restart_flags.empty() && launch.launched)
-    throw Invalid("{}: ranks started by a launcher (such as mpirun) cannot be restarted",
-                  args.restart_flags.front());
-  if (!args.restart_flags.empty() && !restarts)
-    throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks",
-                  args.restart_flags.front());
-  const int stages = args.engine.mesh.pp;
-  if (stages > 1 && !args.restart_flags.empty())
-    throw Invalid("{}: with --pp-size {}, ranks cannot be restarted", args.restart_flags.front(),
-                  stages);
   if (args.disable_elastic_ep) return false;
-  if (stages > 1) {
-    LOG_INFO("the end of a rank ends the server: it has several pipeline stages (--pp-size {})",
-             stages);
+  const auto ends = [](const std::string& why) {
+    LOG_INFO("the end of a rank ends the server: {}", why);
     return false;
-  }
-  if (!restarts)
-    LOG_INFO("the end of a rank ends the server: {}",
-             launch.launched ? "a launcher started it"
-                             : "with several nodes, only --enable-elastic-ep restarts ranks");
-  return restarts;
+  };
+  if (const int stages = args.engine.mesh.pp; stages > 1)
+    return ends(fmt::format("it has several pipeline stages (--pp-size {})", stages));
+  if (launch.launched) return ends("a launcher started it");
+  if (!launch.alone() && !launch.rejoins)
+    return ends("with several nodes, only --enable-elastic-ep restarts ranks");
+  return true;
 }
 
 // Returns the reason why POST /scale_elastic_ep is refused; "" if it is supported.
@@ -235,9 +225,7 @@ int RunServe(const ServerArgs& args) {
     return 0;
   }
   if (args.dry_run) {
-    const Launch launch = PlanLaunch(args, FindLauncher());
-    RestartsRanks(args, launch);  // called only because it throws for invalid flags
-    fmt::print("{}", ServeLayoutText(args, launch));
+    fmt::print("{}", ServeLayoutText(args, PlanLaunch(args, FindLauncher())));
     return 0;
   }
   const StopSignals signals;
@@ -258,9 +246,8 @@ int RunServe(const ServerArgs& args) {
   };
   const auto weights = CheckWeights(args, find_signal);
   if (!weights) return ReportInterrupted(interrupted);
-  const EnginePlan plan = MakePlan(args.engine, launch.ranks_of_host);
-  if (launch.rejoins && plan.cuda)
-    throw Invalid("--enable-elastic-ep: ranks of several nodes are restarted on CPUs only");
+  const EnginePlan plan = MakePlanHere(args.engine, launch.ranks_of_host, launch.shares_memory());
+  CheckRejoins(launch, plan);
   if (plan.model.has_moe() && !plan.cuda)
     LOG_INFO("{}", DescribeExchangeMemory(plan.model, MakeModelOptions(args.engine, plan),
                                           args.engine.mesh));

@@ -179,6 +179,14 @@ def test_mpirun_ends_all_when_a_rank_dies(mpirun):
         assert have_ended(ranks)
 
 
+def test_mpirun_ranks_refuse_what_needs_shared_memory(mpirun):
+    for flags, expected in [(["--moe-a2a-backend", "mooncake"], "--moe-a2a-backend mooncake: supported on ranks that share"),
+                            (["--moe-a2a-backend", "deepep"], "")]:
+        done = subprocess.run([*mpirun, PROGRAM, "serve", "--model-path", MODEL, "--device", "cpu", "--tp", "4", "--ep", "4",
+                               *flags, "--dry-run"], text=True, capture_output=True, timeout=60)
+        assert (done.returncode == 0) == (expected == "") and expected in done.stderr, done.stderr
+
+
 def test_a_world_that_is_not_tp_is_refused(mpirun):
     done = subprocess.run([*MPIRUN, "-n", "2", PROGRAM, "serve", "--model-path", MODEL, "--tp", "4"], text=True,
                           capture_output=True, timeout=60)

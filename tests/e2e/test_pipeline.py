@@ -113,7 +113,7 @@ def test_the_end_of_a_rank_ends_the_server():
     (["--pp-size", 2, "--enable-two-batch-overlap"], "--enable-two-batch-overlap: not supported with --pp-size 2"),
     (["--pp-size", 2, "--speculative-algorithm", "NGRAM"], "--speculative-algorithm NGRAM"),
     (["--pp-size", 2, "--enable-elastic-ep"], "--enable-elastic-ep: with --pp-size 2, ranks cannot be restarted"),
-    (["--pp-size", 2, "--nnodes", 2, "--dist-init-addr", "127.0.0.1:1"], "--pp-size 2 is supported on one host only"),
+    (["--pp-size", 2, "--nnodes", 2, "--dist-init-addr", "127.0.0.1:1"], "--pp-size 2: supported on one host only"),
     (["--pp-async-batch-depth", 1], "--pp-async-batch-depth 1 has no effect without --pp-size"),
 ])
 def test_bad_flags_are_named(flags, error):

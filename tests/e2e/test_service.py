@@ -77,6 +77,13 @@ def test_a_dry_run_prints_the_layout_and_starts_nothing():
     (["--max-total-tokens", 10**12], "--max-total-tokens"),
     (["--tokenizer-path", "/nonexistent"], "/nonexistent"),
     (["--tp", 2, "--nnodes", 2, "--dist-init-addr", "x:1", "--enable-elastic-ep", "--max-rank-deaths", "x"], "x"),
+    (["--tp", 2, "--nnodes", 2, "--node-rank", 1, "--dist-init-addr", "x:1", "--pp-size", 2],
+     "--pp-size 2: supported on one host only"),
+    (["--tp", 2, "--ep", 2, "--nnodes", 2, "--dist-init-addr", "x:1", "--moe-a2a-backend", "mooncake"],
+     "--moe-a2a-backend mooncake: supported on one host only"),
+    (["--speculative-moe-a2a-backend", "deepep"], "--speculative-moe-a2a-backend deepep: needs a draft model"),
+    (["--elastic-ep-backend", "mooncake", "--disable-elastic-ep"], "exclude each other"),
+    (["--expert-distribution-recorder-mode", "stat_approx", "--moe-a2a-backend", "fused"], "want stat"),
     (["--no-such-flag"], "there is no flag --no-such-flag")])
 def test_a_dry_run_finds_the_errors_of_the_start(flags, error):
     code, text = fails_to_start("--model-path", MODEL, *flags, "--dry-run")

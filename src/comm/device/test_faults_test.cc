@@ -8,27 +8,23 @@
 #include <new>
 #include <string>
 
+#include "core/temporary_directory.h"
+
 namespace switchyard {
 namespace {
 
 class TestFaultsTest : public ::testing::Test {
  protected:
-  TestFaultsTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "faults-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    setenv(TestFaults::kVariable, folder_.c_str(), 1);
-  }
-  ~TestFaultsTest() override {
-    unsetenv(TestFaults::kVariable);
-    std::filesystem::remove_all(folder_);
-  }
+  TestFaultsTest() { setenv(TestFaults::kVariable, folder_.c_str(), 1); }
+  ~TestFaultsTest() override { unsetenv(TestFaults::kVariable); }
   void Order(const std::string& file, const std::string& text) const {
     std::ofstream(folder_ / file) << text;
   }
   bool Exists(const std::string& file) const { return std::filesystem::exists(folder_ / file); }
 
  private:
-  std::filesystem::path folder_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& folder_ = temporary_.path();
 };
 
 TEST_F(TestFaultsTest, WithoutTheVariableThereAreNone) {

@@ -57,9 +57,6 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda) {
   const DraftSource source = SourceOf(config.speculative);
-  if (source != DraftSource::kNone && target.pooling)
-    throw Invalid("--speculative-algorithm {}: the model generates no text; leave the flag out",
-                  config.speculative.algorithm);
   std::optional<ModelConfig> draft;
   if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
   if (source == DraftSource::kEagle || source == DraftSource::kEagle3)
@@ -75,15 +72,6 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
   if (draft) Quantize(config, target, cuda, &*draft);
-  if (draft && draft->has_moe()) return draft;
-  for (const auto& [flag, value] :
-       {std::pair{"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
-        std::pair{"--speculative-moe-runner-backend", config.moe.speculative_runner_backend}}) {
-    if (!value.empty())
-      throw Invalid("{} {}: {}", flag, value,
-                    draft ? "the draft model has no experts; leave the flag out"
-                          : "needs a draft model (--speculative-algorithm NEXTN or STANDALONE)");
-  }
   return draft;
 }
 

@@ -38,69 +38,33 @@ int32_t StepsOf(const std::string& text) {
   return steps;
 }
 
-void RefuseWithoutAlgorithm(const SpeculativeOptions& o) {
-  const SpeculativeOptions defaults;
-  const auto refuse = [](const char* flag) {
-    throw Invalid("{}: needs --speculative-algorithm", flag);
-  };
-  if (o.num_steps != defaults.num_steps) refuse("--speculative-num-steps");
-  if (o.eagle_topk != defaults.eagle_topk) refuse("--speculative-eagle-topk");
-  if (o.num_draft_tokens != 0) refuse("--speculative-num-draft-tokens");
-  if (!o.draft_model_path.empty()) refuse("--speculative-draft-model-path");
-  if (!o.draft_quantization.empty()) refuse("--speculative-draft-model-quantization");
-  if (o.simulate_acceptance >= 0) refuse("--speculative-simulate-acceptance");
-}
-
 }  // namespace
 
 DraftSource SourceOf(const SpeculativeOptions& options) {
-  if (options.algorithm.empty()) {
-    RefuseWithoutAlgorithm(options);
-    return DraftSource::kNone;
-  }
+  if (options.algorithm.empty()) return DraftSource::kNone;
   const std::string name = Upper(options.algorithm);
   const auto named = std::ranges::find(kSources, name, &NamedSource::name);
   if (named == std::end(kSources))
     throw Invalid("--speculative-algorithm {}: want NGRAM, NEXTN, MTP, STANDALONE, EAGLE or EAGLE3",
                   options.algorithm);
-  if (options.eagle_topk != 1)
-    throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
-                  options.eagle_topk);
-  if (named->source == DraftSource::kNgram && !options.draft_quantization.empty())
-    throw Invalid(
-        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
-        "leave the first flag out",
-        options.draft_quantization, options.algorithm);
-  const bool has_checkpoint = HasDraftCheckpoint(named->source);
-  if (has_checkpoint && options.draft_model_path.empty())
-    throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path",
-                  options.algorithm);
-  if (!has_checkpoint && !options.draft_model_path.empty())
-    throw Invalid(
-        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model; leave "
-        "the first flag out",
-        options.draft_model_path, options.algorithm);
   return named->source;
 }
 
 DraftLimits LimitsOf(const SpeculativeOptions& options) {
   const DraftSource source = SourceOf(options);
-  if (source == DraftSource::kNone) return {};
   const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
+  if (options.eagle_topk != 1)
+    throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
+                  options.eagle_topk);
   if (options.simulate_acceptance > 1)
     throw Invalid("--speculative-simulate-acceptance {}: want 0 to 1", options.simulate_acceptance);
-  if (tokens == 0) {
-    if (steps > 0) return {.most = steps};
-    return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts, .adapts = true};
-  }
-  if (tokens < 2 || tokens > kMostDrafts + 1)
+  if (tokens != 0 && (tokens < 2 || tokens > kMostDrafts + 1))
     throw Invalid("--speculative-num-draft-tokens {}: want 2 to {}", tokens, kMostDrafts + 1);
-  if (steps > 0 && tokens != steps + 1)
-    throw Invalid(
-        "--speculative-num-draft-tokens {}: a chain of {} drafts has {} rows (the last token and "
-        "the drafts); want {}, or leave one of the flags out",
-        tokens, steps, steps + 1, steps + 1);
-  return {.most = tokens - 1, .adapts = steps == 0 && source != DraftSource::kNgram};
+  if (source == DraftSource::kNone) return {};
+  if (tokens > 0)
+    return {.most = tokens - 1, .adapts = steps == 0 && source != DraftSource::kNgram};
+  if (steps > 0) return {.most = steps};
+  return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts, .adapts = true};
 }
 
 }  // namespace switchyard

@@ -44,14 +44,15 @@ constexpr int32_t kMostDrafts = 16;
 // forced texts have fewer tokens; longer ones take several steps.
 constexpr int32_t kMostForcedDrafts = 8;
 
-// Error kInvalid names a flag with an unknown value, a flag that contradicts another one, or an
-// algorithm that is not supported.
+// Error kInvalid names an algorithm that is unknown. CheckFlags (engine/checks) refuses flags that
+// contradict each other.
 DraftSource SourceOf(const SpeculativeOptions& options);
 // Whether the drafts come from a checkpoint separate from the target's.
 constexpr bool HasDraftCheckpoint(DraftSource source) {
   return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
          source == DraftSource::kEagle3;
 }
+// Error kInvalid names a flag whose value is out of range.
 DraftLimits LimitsOf(const SpeculativeOptions& options);
 
 }  // namespace switchyard

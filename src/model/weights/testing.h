@@ -11,26 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "core/temporary_directory.h"
 #include "core/tensor.h"
 #include "model/weights/safetensors.h"
 #include "quant/weight_view.h"
 
 namespace switchyard::testing {
 
-// A temporary directory, removed on destruction.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "switchyard-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using TempDir = TemporaryDirectory;
 
 inline std::string ReadBytes(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

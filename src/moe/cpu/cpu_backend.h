@@ -47,11 +47,10 @@ struct CpuMoeState : MoeState {
 // outlive it.
 class CpuMoeBackend : public MoeBackend {
  public:
-  // Error kInvalid names the flag if a backend is unknown, or if no permute converts the
-  // dispatcher's layout to the runner's; it then lists the existing permutes. Allocates symmetric
-  // memory, so all ranks construct their backends in the same order.
+  // Requires options that moe/check_options.h accepts. Allocates symmetric memory, so all ranks
+  // construct their backends in the same order.
   CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
-                std::shared_ptr<const MoeBackends> backends);
+                const MoeBackends& backends);
 
   RankComm& comm() const { return comm_; }
   ThreadPool& pool() const { return pool_; }

@@ -296,9 +296,7 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
                                                      MoeLayerWeights weights) {
   const RouterConfig& router = config.router;
   CHECK(router.num_groups >= 1 && router.num_experts % router.num_groups == 0);
-  if (router.num_groups > kMaxRouterGroups)
-    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}", router.num_groups,
-                  kMaxRouterGroups);
+  CHECK_LE(router.num_groups, kMaxRouterGroups);
   CHECK(!router.scales_input || (shape_.scales_input && router.top_k == 1));
   CHECK_EQ(router.zero_experts, shape_.zero_experts);
   layers_.push_back(config.layer);

@@ -21,7 +21,7 @@ DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend&
   std::vector<kernels::ExpertWeights> experts(weights.experts.begin(), weights.experts.end());
   if (backend.shared_dispatched()) {
     CHECK(weights.has_shared);
-    CheckSharedFits(weights, backend.shape().intermediate);
+    CHECK_EQ(weights.shared.gate.n, backend.shape().intermediate);
     experts.push_back(weights.shared);
   }
   CHECK_EQ(static_cast<int>(experts.size()), backend.local_experts());

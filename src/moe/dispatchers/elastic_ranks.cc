@@ -30,13 +30,7 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
       timeout_(timeout),
       cell_(memory_.Allocate(SymmetricBytes())),
       mask_(peers_.size(), 1) {
-  for (const int peer : peers_)
-    if (!memory_.Mapped(peer))
-      throw Invalid(
-          "--moe-a2a-backend mooncake: rank {} does not share memory with this rank; want ranks of "
-          "one "
-          "host that the program starts itself, or deepep",
-          peer);
+  for (const int peer : peers_) CHECK(memory_.Mapped(peer));
 }
 
 uint64_t* ElasticRanks::CellOf(int ep_rank) const {

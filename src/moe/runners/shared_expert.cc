@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 
-#include "core/error.h"
 #include "moe/rows.h"
 
 namespace switchyard {
@@ -45,14 +44,6 @@ void ComputeSharedExpert(const MoeLayerConfig& config, const MoeLayerWeights& we
     for (int64_t t = begin; t < end; ++t)
       for (int64_t i = 0; i < hidden; ++i) y[t * hidden + i] *= gate[t];
   });
-}
-
-void CheckSharedFits(const MoeLayerWeights& weights, int64_t intermediate) {
-  if (weights.shared.gate.n != intermediate)
-    throw Invalid(
-        "--enable-deepep-waterfill needs shared and routed experts of equal intermediate size "
-        "(shared {}, routed {})",
-        weights.shared.gate.n, intermediate);
 }
 
 }  // namespace switchyard

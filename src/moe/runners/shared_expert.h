@@ -27,8 +27,4 @@ const float* SharedGates(const MoeLayerConfig& config, const MoeLayerWeights& we
                          const float* x, int64_t tokens, SharedExpertScratch* scratch,
                          ThreadPool& pool);
 
-// Error kInvalid if the shared expert cannot be dispatched like a routed expert. `intermediate`:
-// intermediate size of the routed experts.
-void CheckSharedFits(const MoeLayerWeights& weights, int64_t intermediate);
-
 }  // namespace switchyard

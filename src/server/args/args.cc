@@ -406,9 +406,7 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   CheckObserveFlags(app, a.observe);
   for (const char* flag : {"--enable-elastic-ep", "--elastic-ep-backend", "--max-rank-deaths",
                            "--rank-stall-timeout"}) {
-    if (!app.Given(flag)) continue;
-    if (a.disable_elastic_ep) throw Invalid("{} and --disable-elastic-ep exclude each other", flag);
-    a.restart_flags.emplace_back(flag);
+    if (app.Given(flag)) a.restart_flags.emplace_back(flag);
   }
   DeathLimit::Parse(a.max_rank_deaths);
   if (!JsonSpaceOfPattern(a.json_whitespace))

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/command_line.h"
 #include "core/error.h"
-#include "engine/speculative/options.h"
 #include "server/args/settle_args.h"
 #include "text/output/output_formats.h"
 
@@ -81,19 +79,6 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
            "--moe-a2a-backend of the draft model; default: the target's");
   app.Flag("--speculative-moe-runner-backend", e.moe.speculative_runner_backend, kSpeculation,
            "--moe-runner-backend of the draft model; default: the target's");
-}
-
-void CheckSpeculation(const EngineConfig& engine) {
-  LimitsOf(engine.speculative);
-  const DraftSource source = SourceOf(engine.speculative);
-  if (source == DraftSource::kMtp || source == DraftSource::kStandalone) return;
-  for (const auto& [flag, value] :
-       {std::pair{"--speculative-moe-a2a-backend", engine.moe.speculative_a2a_backend},
-        std::pair{"--speculative-moe-runner-backend", engine.moe.speculative_runner_backend}}) {
-    if (!value.empty())
-      throw Invalid("{} {}: needs a draft model (--speculative-algorithm NEXTN or STANDALONE)",
-                    flag, value);
-  }
 }
 
 void AddDisaggregationFlags(CommandLine& app, ServerArgs& a) {

@@ -27,9 +27,6 @@ void SettleMaxMicroBatchSize(EngineConfig& e, TakenFlags* taken);
 // The flags of speculative decoding.
 
 void AddSpeculativeFlags(CommandLine& app, EngineConfig& e);
-// Refuses contradictory flags of speculative decoding, and the backends of a draft model without a
-// draft model, before the checkpoint is read. Error kInvalid names the flag.
-void CheckSpeculation(const EngineConfig& engine);
 
 // Flags of prefill and decode workers.
 

@@ -9,7 +9,7 @@
 
 #include "core/command_line.h"
 #include "core/error.h"
-#include "engine/pipeline/check.h"
+#include "engine/pipeline/layer_partition.h"
 #include "model/hub_cache.h"
 #include "server/args/feature_args.h"
 
@@ -251,7 +251,6 @@ void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
 
 void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetExpertParallelism(app, *args);
-  CheckSpeculation(args->engine);
   SetAttentionGroups(*args);
   EngineConfig& engine = args->engine;
   if (engine.mesh.pp > 1 && engine.pp_layer_partition.empty())

@@ -78,10 +78,7 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--reasoning-parser", "deepseek-r9"},
       {"--tool-call-parser", "qwen99"},
       {"--tool-server", "demo"},
-      {"--speculative-algorithm", "EAGLE"},  // the draft head is missing
       {"--speculative-token-map", "map.pt"},
-      {"--speculative-moe-a2a-backend", "deepep"},
-      {"--speculative-moe-runner-backend", "triton"},
       {"--lora-paths", "a=b"},
       {"--disaggregation-mode", "both"},
       {"--disaggregation-transfer-backend", "mooncake"},

@@ -3,22 +3,16 @@
 #include <utility>
 
 #include "comm/host/secret_file.h"
+#include "core/check.h"
 #include "core/duration.h"
-#include "core/error.h"
 #include "core/log.h"
 
 namespace switchyard {
 
-void CheckDisaggregationLaunch(const EngineConfig& config, const Launch& launch) {
-  if (config.disaggregated() && (launch.launched || !launch.alone()))
-    throw Invalid("--disaggregation-mode {}: want all ranks on one host, started by `serve`",
-                  config.disaggregation_mode);
-}
-
 Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, const Launch& launch,
                                Front& front) {
   if (!args.engine.disaggregated()) return;
-  CheckDisaggregationLaunch(args.engine, launch);
+  CHECK(launch.alone() && launch.shares_memory());  // PlanLaunch refuses other launches
   const std::string secret =
       args.dist_secret_file.empty() ? std::string() : ReadSecretFile(args.dist_secret_file);
   if (secret.empty())

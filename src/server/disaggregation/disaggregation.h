@@ -12,15 +12,11 @@
 
 namespace switchyard {
 
-// Error kInvalid if --disaggregation-mode is given and the ranks are not processes of this server
-// on this host.
-void CheckDisaggregationLaunch(const EngineConfig& config, const Launch& launch);
-
 // Has no effect with --disaggregation-mode null. Constructed before the ranks, and outlives them;
 // but Stop precedes their destruction, because transfers send messages to them.
 class Disaggregation {
  public:
-  // Errors: those of CheckDisaggregationLaunch; kResource if the bootstrap port is in use.
+  // Error kResource if the bootstrap port is in use.
   Disaggregation(const ServerArgs& args, const EnginePlan& plan, const Launch& launch,
                  Front& front);
 

@@ -2,6 +2,7 @@
 
 #include "comm/host/secret_file.h"
 #include "core/error.h"
+#include "engine/checks/features.h"
 
 namespace switchyard {
 namespace {
@@ -11,10 +12,6 @@ Launch FromFlags(const ServerArgs& args) {
   if (args.node_rank >= args.nnodes) {
     throw Invalid("--node-rank {}: want 0 to {} for --nnodes {}", args.node_rank, args.nnodes - 1,
                   args.nnodes);
-  }
-  if (args.nnodes > 1 && args.engine.mesh.pp > 1) {
-    throw Invalid("--nnodes {}: --pp-size {} is supported on one host only; want --nnodes 1",
-                  args.nnodes, args.engine.mesh.pp);
   }
   if (ranks % args.nnodes != 0) {
     throw Invalid("--nnodes {} does not divide --tp-size {}: each node runs tp / nnodes ranks",
@@ -36,10 +33,6 @@ Launch FromFlags(const ServerArgs& args) {
 
 Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   const int ranks = args.engine.mesh.world();
-  if (args.engine.mesh.pp > 1) {
-    throw Invalid("--pp-size {}: ranks that a launcher ({}) starts cannot be pipeline stages",
-                  args.engine.mesh.pp, launched.launcher);
-  }
   if (launched.world != ranks) {
     throw Error(
         ErrorKind::kInvalid,
@@ -73,6 +66,27 @@ void CheckSecret(const ServerArgs& args, const Launch& launch) {
               "pass --dist-secret-file FILE with the same secret on all nodes");
 }
 
+// The flags that restart ranks.
+void CheckRestarts(const ServerArgs& args, const Launch& launch) {
+  if (args.restart_flags.empty()) return;
+  const std::string& flag = args.restart_flags.front();
+  if (args.disable_elastic_ep)
+    throw Invalid("{} and --disable-elastic-ep exclude each other", flag);
+  if (launch.launched)
+    throw Invalid("{}: ranks started by a launcher (such as mpirun) cannot be restarted", flag);
+  if (!launch.alone() && !launch.rejoins)
+    throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks", flag);
+  if (args.engine.mesh.pp > 1)
+    throw Invalid("{}: with --pp-size {}, ranks cannot be restarted", flag, args.engine.mesh.pp);
+}
+
+// MakePlan repeats this check with the model, on node 0.
+void CheckPlaces(const ServerArgs& args, const Launch& launch) {
+  CheckFeatures(args.engine, ModelConfig(),
+                {.several_hosts = launch.ranks_of_host < args.engine.mesh.world(),
+                 .shared_memory = launch.shares_memory()});
+}
+
 }  // namespace
 
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched) {
@@ -83,7 +97,14 @@ Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& lau
   Launch launch = args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
   if (!args.dist_secret_file.empty()) launch.secret = ReadSecretFile(args.dist_secret_file);
   CheckSecret(args, launch);
+  CheckPlaces(args, launch);
+  CheckRestarts(args, launch);
   return launch;
+}
+
+void CheckRejoins(const Launch& launch, const EnginePlan& plan) {
+  if (launch.rejoins && plan.cuda)
+    throw Invalid("--enable-elastic-ep: ranks of several nodes are restarted on CPUs only");
 }
 
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 
 #include "comm/host/launcher.h"
 #include "comm/net/tcp.h"
+#include "engine/config.h"
 #include "server/args/args.h"
 
 namespace switchyard {
@@ -24,10 +25,17 @@ struct Launch {
   bool rejoins = false;
 
   bool alone() const { return nodes == 1; }
+  // Whether the ranks of a host map one arena (RankPlaces).
+  bool shares_memory() const { return !launched; }
 };
 
-// Throws kInvalid with the names of inconsistent flags or environment variables. --nnodes > 1 has
-// priority over `launched`, since a launcher may start one `serve` per host.
+// Throws kInvalid with the names of inconsistent flags or environment variables, and of flags that
+// do not work with this launch. --nnodes > 1 has priority over `launched`, since a launcher may
+// start one `serve` per host. Every node calls it first, so that none waits for a node that has
+// refused its flags.
 Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& launched);
+
+// Error kInvalid if nodes shall rejoin (Launch::rejoins), but the plan is for GPUs.
+void CheckRejoins(const Launch& launch, const EnginePlan& plan);
 
 }  // namespace switchyard

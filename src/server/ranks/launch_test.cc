@@ -82,6 +82,57 @@ TEST(LaunchTest, RefusalsNameTheFlags) {
       AllOf(HasSubstr("srun started 2 processes, but --tp-size is 4"), HasSubstr("--nnodes")));
 }
 
+// Ranks of several nodes or of a launcher do not share memory.
+TEST(LaunchTest, FlagsThatNeedSharedMemoryAreRefusedOnEveryNode) {
+  const auto refusal = [](auto change, bool launched, bool nodes) {
+    ServerArgs args = nodes ? ArgsOf(2, 2, 1, "h:1") : ArgsOf(2);
+    change(args.engine);
+    const LaunchedRank rank{.rank = 1,
+                            .world = args.engine.mesh.world(),
+                            .ranks_of_host = args.engine.mesh.world(),
+                            .launcher = "mpirun"};
+    return RefusalOf(args, launched ? std::optional(rank) : std::nullopt);
+  };
+  const auto prefill = [](EngineConfig& c) { c.disaggregation_mode = "prefill"; };
+  EXPECT_EQ(refusal(prefill, false, false), "accepted");
+  EXPECT_THAT(
+      refusal(prefill, true, false),
+      HasSubstr("--disaggregation-mode prefill: supported on ranks that share memory only"));
+  EXPECT_THAT(refusal(prefill, false, true),
+              HasSubstr("--disaggregation-mode prefill: supported on one host only"));
+  const auto stages = [](EngineConfig& c) { c.mesh.pp = 2; };
+  EXPECT_EQ(refusal(stages, false, false), "accepted");
+  EXPECT_THAT(refusal(stages, true, false),
+              HasSubstr("--pp-size 2: supported on ranks that share memory only"));
+  EXPECT_THAT(refusal(stages, false, true), HasSubstr("--pp-size 2: supported on one host only"));
+  const auto none = [](EngineConfig&) {};
+  EXPECT_EQ(refusal(none, true, false), "accepted");
+}
+
+TEST(LaunchTest, FlagsOfRestartsNeedRanksThatCanRestart) {
+  ServerArgs args = ArgsOf(2);
+  args.restart_flags = {"--max-rank-deaths"};
+  EXPECT_EQ(RefusalOf(args), "accepted");
+  EXPECT_THAT(RefusalOf(args, LaunchedRank{.world = 2, .launcher = "mpirun"}),
+              HasSubstr("--max-rank-deaths: ranks started by a launcher"));
+  ServerArgs nodes = ArgsOf(2, 2, 0, "h:1");
+  nodes.restart_flags = {"--max-rank-deaths"};
+  EXPECT_THAT(RefusalOf(nodes), HasSubstr("only --enable-elastic-ep restarts ranks"));
+  nodes.enable_elastic_ep = true;
+  EXPECT_EQ(RefusalOf(nodes), "accepted");
+  EnginePlan plan;
+  const Launch launch = PlanLaunch(nodes, {});
+  CheckRejoins(launch, plan);
+  plan.cuda = true;
+  EXPECT_THROW(CheckRejoins(launch, plan), Error);
+  args.engine.mesh.pp = 2;
+  EXPECT_THAT(RefusalOf(args), HasSubstr("--max-rank-deaths: with --pp-size 2"));
+  args = ArgsOf(2);
+  args.restart_flags = {"--max-rank-deaths"};
+  args.disable_elastic_ep = true;
+  EXPECT_THAT(RefusalOf(args), HasSubstr("--disable-elastic-ep exclude each other"));
+}
+
 class LaunchSecretTest : public ::testing::Test {
  protected:
   void SetUp() override { std::ofstream(path_) << "0123456789abcdef\n"; }

@@ -1,6 +1,9 @@
-// Merges the partial results of key splits into the attention output (the combine kernel of
-// split-KV FlashDecoding). Grid (query row, group of heads), 128 threads per block; a thread merges
-// four columns of one head over all splits, in order.
+// Problem: merges the partial results of key splits, for each query row and head, into the
+// attention output (the combine kernel of split-KV FlashDecoding).
+// Tiling: grid (query row, group of heads), 128 threads per block; a thread merges four columns of
+// one head over all splits, in order.
+// Pipeline: none; launched early (kernel_chain.cuh).
+// Measured on one H200, Qwen3-30B-A3B, one query row: 4.4 µs.
 #include "kernels/cuda/attention/attention_merge.cuh"
 #include "kernels/cuda/attention/attention_tile_shape.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"

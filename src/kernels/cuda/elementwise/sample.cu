@@ -1,7 +1,9 @@
-// Samples one token per row of logits [rows, vocab]: greedy, or temperature with top-k, top-p and
-// min-p. One block of 1024 threads per row. Sums are taken in a fixed order of ids, in double. The
-// thresholds of top-k and top-p are found by bisection over the bits of the weights, without a
-// sort. Source of the filters: top-p, Holtzman et al. 2020; min-p, Nguyen et al. 2024.
+// Problem: samples one token per row of logits [rows, vocab]: greedy, or temperature with top-k,
+// top-p and min-p (top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024).
+// Tiling: one block of 1024 threads per row. Sums are taken in a fixed order of ids, in double.
+// Pipeline: none; the thresholds of top-k and top-p are found by bisection over the bits of the
+// weights, without a sort, so a row is read several times.
+// Measured: not measured alone.
 #include <cfloat>
 #include <cstdint>
 

@@ -1,13 +1,13 @@
-// bfloat16 GEMM with mma.sync, for cases that gemm.h does not support: GPUs other than
-// Hopper, and small per-head matrices. y_h = x_h · W_hᵀ or x_h · W_h. Tiles of a block:
-//
+// Problem: y_h = x_h · W_hᵀ or x_h · W_h in bfloat16 with mma.sync, for cases that gemm.h does not
+// support: GPUs other than Hopper, and small per-head matrices.
+// Tiling: grid (column tiles, row tiles, heads); tiles of a block:
 //   up to 64 rows   16 rows × 64 columns, K step 128
 //   up to 256 rows  64 rows × 64 columns, K step 64
 //   more rows       128 rows × 128 columns, K step 32
-//
-// Shared memory is double-buffered. Grid (column tiles, row tiles, heads). Every output is one
-// chain of 16-wide steps along K, so all tile sizes give the same bits. Source: the usual tiled
-// GEMM with the fragments of mma.sync m16n8k16 (PTX ISA).
+// Every output is one chain of 16-wide steps along K, so all tile sizes give the same bits.
+// Pipeline: shared memory is double-buffered.
+// Measured: not measured alone. Source: the usual tiled GEMM with the fragments of mma.sync
+// m16n8k16 (PTX ISA).
 #include "kernels/cuda/attention/attention_ptx.cuh"
 #include "kernels/cuda/elementwise/ops_elements.cuh"
 #include "kernels/cuda/gemm/ops_linear.h"

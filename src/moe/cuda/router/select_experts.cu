@@ -1,5 +1,8 @@
-// Top-k expert selection (softmax, sigmoid, grouped, SparseMixer). Grid: one warp per token, kWarps
-// tokens a block. Scaling of the experts' input rows: one block per token.
+// Problem: top-k expert selection (softmax, sigmoid, grouped, SparseMixer) from logits [tokens,
+// experts], and scaling of the experts' input rows.
+// Tiling: one warp per token, kWarps tokens per block; experts are distributed over lanes. Scaling:
+// one block per token.
+// Pipeline: none. Measured: not measured alone.
 #include "moe/cuda/router/select_experts.cuh"
 
 namespace switchyard::cuda {

@@ -1,9 +1,10 @@
-// The kernel has one block. Its threads count the rows of each rank. One thread then computes how
-// many tokens each rank gets. Finally the threads copy the slots of their tokens and append the
-// shared expert's slot.
-//
+// Problem: waterfill: appends a slot for the shared expert to the [tokens, k] slots of a rank.
 // Tokens are assigned by water-filling: ranks with fewer rows than a common level are filled up to
 // it.
+// Tiling: one block. Its threads count the rows of each rank. One thread then computes how many
+// tokens each rank gets. Finally the threads copy the slots of their tokens and append the shared
+// expert's slot.
+// Pipeline: none. Measured: not measured.
 #include "moe/cuda/router/router_logits.h"
 
 namespace switchyard::cuda {

@@ -1,6 +1,8 @@
-// Grouped GEMM with float32 FMAs: d = a · bᵀ + bias per expert. A block computes a kTile × kTile
-// tile of d. Its main loop loads kDepth elements of K at a time to shared memory. A thread computes
-// kEach × kEach elements. Grid: (ceil(n / kTile), ceil(chunk rows / kTile)).
+// Problem: grouped GEMM with float32 FMAs: d = a · bᵀ + bias per expert, without tensor cores.
+// Tiling: a block computes a kTile × kTile tile of d, a thread kEach × kEach elements. Grid:
+// (ceil(n / kTile), ceil(chunk rows / kTile)).
+// Pipeline: none; kDepth elements of K at a time are loaded to shared memory, then multiplied.
+// Measured: not measured.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/gemm/gemm.h"

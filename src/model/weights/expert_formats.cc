@@ -1,4 +1,4 @@
-#include "apps/expert_formats.h"
+#include "model/weights/expert_formats.h"
 
 #include "comm/mesh.h"
 #include "model/weights/source.h"

@@ -1,4 +1,4 @@
-#include "engine/features.h"
+#include "engine/checks/features.h"
 
 #include <algorithm>
 #include <cctype>
@@ -235,6 +235,9 @@ void AddPrecision(std::vector<Feature>& all) {
 void AddParallelism(std::vector<Feature>& all) {
   const auto add = [&](const char* flag, Field<int> field, int example) {
     all.push_back(Setting<int>(kRanks, flag, field, example, kSeveralRanks));
+    all.back().number = [=](const EngineConfig& config) {
+      return fmt::format("{}", Read(field, config));
+    };
   };
   add(
       "--tp-size", [](EngineConfig& c) -> int& { return c.mesh.tp; }, 2);
@@ -311,45 +314,41 @@ void AddFamilies(std::vector<Feature>& all) {
   }
 }
 
-// What the two workers of a request cannot share.
-void CheckDisaggregation(const EngineConfig& config, const ModelConfig& model) {
-  if (!config.disaggregated()) return;
-  const std::string& mode = config.disaggregation_mode;
-  if (!config.speculative.algorithm.empty())
-    throw Invalid(
-        "--disaggregation-mode {} and --speculative-algorithm exclude each other: the "
-        "draft model's cache is not transferred",
-        mode);
-  if (config.mesh.pp > 1)
-    throw Invalid(
-        "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "
-        "only its layers",
-        mode, config.mesh.pp);
-  if (model.pooling)
-    throw Invalid(
-        "--disaggregation-mode {}: a model that returns one vector for each prompt has no "
-        "decode phase",
-        mode);
+// Ranks on GPUs map the memory of all GPUs of their host, also if a launcher has started them.
+bool IsApart(RankPlaces places) {
+  return places.several_hosts || (!places.gpus && !places.shared_memory);
 }
 
 bool Works(const Reach& reach, RankPlaces places) {
-  return (places.gpus ? reach.gpus : reach.cpus) && (reach.hosts || !places.several_hosts);
+  return (places.gpus ? reach.gpus : reach.cpus) && (reach.hosts || !IsApart(places));
 }
 
-[[noreturn]] void Refuse(const Feature& feature, const std::vector<Feature>& all,
-                         RankPlaces places) {
+// Where a feature works that does not work at `places`, and how to get there.
+struct Advice {
+  const char* where;
+  const char* want;
+};
+Advice AdviceFor(const Reach& reach, RankPlaces places) {
+  if (places.gpus && !reach.gpus) return {"CPUs", "--device cpu"};
+  if (!places.gpus && !reach.cpus) return {"GPUs", "--device cuda"};
+  if (places.several_hosts) return {"one host", "one host"};
+  return {"ranks that share memory",
+          "one `serve` that starts all ranks itself (no mpirun or srun)"};
+}
+
+[[noreturn]] void Refuse(const Feature& feature, const EngineConfig& config,
+                         const std::vector<Feature>& all, RankPlaces places) {
   std::vector<std::string> others;
   for (const Feature& other : all)
     if (other.flag == feature.flag && !other.value.empty() && Works(other.reach, places))
       others.push_back(other.value);
-  const bool by_device = places.gpus ? !feature.reach.gpus : !feature.reach.cpus;
-  const char* const device = places.gpus ? "cpu" : "cuda";
-  std::string want = by_device ? fmt::format("--device {}", device) : "one host";
+  const Advice advice = AdviceFor(feature.reach, places);
+  std::string want = advice.want;
   if (!others.empty())
     want = fmt::format("{}, or {} {}", want, feature.flag, Joined(others, " | "));
-  const char* const where = !by_device ? "one host" : places.gpus ? "CPUs" : "GPUs";
-  throw Invalid("{}{}{}: supported on {} only; want {}", feature.flag,
-                feature.value.empty() ? "" : " ", feature.value, where, want);
+  const std::string value = feature.number ? feature.number(config) : feature.value;
+  throw Invalid("{}{}{}: supported on {} only; want {}", feature.flag, value.empty() ? "" : " ",
+                value, advice.where, want);
 }
 
 }  // namespace
@@ -370,11 +369,10 @@ std::vector<Feature> EngineFeatures(const MoeBackends* backends) {
 }
 
 void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places) {
-  CheckDisaggregation(config, model);
   const std::vector<Feature> all = EngineFeatures(config.backends.get());
   for (const Feature& feature : all)
     if (!Works(feature.reach, places) && feature.requested && feature.requested(config, model))
-      Refuse(feature, all, places);
+      Refuse(feature, config, all, places);
 }
 
 }  // namespace switchyard

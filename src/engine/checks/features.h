@@ -1,27 +1,23 @@
-// The features that work on each kind of rank. MakePlan refuses configurations by this list, and
-// `switchyard backends --markdown` prints it, so that the two cannot differ.
+// The features that work on each kind of rank. CheckOptions refuses configurations by this list,
+// and `switchyard backends --markdown` prints it, so that the two cannot differ.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "engine/checks/checks.h"
 #include "engine/config.h"
 
 namespace switchyard {
 
 // Where a feature works.
 struct Reach {
-  bool gpus = true;     // ranks on GPUs
-  bool hosts = true;    // ranks on several hosts
+  bool gpus = true;  // ranks on GPUs
+  // Ranks on several hosts. false: ranks on CPUs must also map one arena (RankPlaces).
+  bool hosts = true;
   bool one_gpu = true;  // works on one GPU; false: it needs several ranks, and so several GPUs
   bool cpus = true;     // works on CPUs; false only for a program's own backend
-};
-
-// Where the ranks of an engine compute.
-struct RankPlaces {
-  bool gpus = false;
-  bool several_hosts = false;
 };
 
 // One value of a flag, one switch, or a property of a checkpoint.
@@ -32,6 +28,8 @@ struct Feature {
   Reach reach;
   // Text of the table's cells if the feature works under a condition only; empty: "yes".
   std::string on_cpus, on_gpus;
+  // The requested value of a flag with a number, for errors; null for other features.
+  std::function<std::string(const EngineConfig&)> number = nullptr;
   // Whether a configuration requests the feature. Null for features that work everywhere, which
   // need no check.
   std::function<bool(const EngineConfig&, const ModelConfig&)> requested;
@@ -44,7 +42,8 @@ struct Feature {
 std::vector<Feature> EngineFeatures(const MoeBackends* backends = nullptr);
 
 // Throws Error kInvalid if a requested feature does not work at `places`. The error names the first
-// such feature and the values of its flag that work.
+// such feature and the values of its flag that work. With an empty `model`, only flags that concern
+// all models are checked.
 void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPlaces places);
 
 // A Markdown table of features by places. Values of one flag with equal cells share a row.

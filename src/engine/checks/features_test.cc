@@ -1,10 +1,11 @@
 // The plan refuses exactly the features that do not work according to the feature table.
-#include "engine/features.h"
+#include "engine/checks/features.h"
 
 #include <gmock/gmock.h>
 
 #include "core/error.h"
 #include "engine/gpu_memory.h"
+#include "engine/machine.h"
 #include "model/families/family.h"
 #include "moe/backends.h"
 
@@ -38,8 +39,9 @@ std::string ErrorOf(const Function& function) {
 
 std::string TextOf(const Feature& f) { return fmt::format("{} {}", f.flag, f.value); }
 
-std::string RefusalOf(const Feature& f, const char* where) {
-  return fmt::format("{}{}{}: supported on {} only", f.flag, f.value.empty() ? "" : " ", f.value,
+std::string RefusalOf(const Feature& f, const EngineConfig& config, const char* where) {
+  const std::string value = f.number ? f.number(config) : f.value;
+  return fmt::format("{}{}{}: supported on {} only", f.flag, value.empty() ? "" : " ", value,
                      where);
 }
 
@@ -91,9 +93,38 @@ TEST(FeaturesTest, HostsRefuseByName) {
     if (feature.reach.hosts) {
       EXPECT_EQ(error, "");
     } else {
-      EXPECT_THAT(error, HasSubstr(RefusalOf(feature, "one host")));
+      EXPECT_THAT(error, HasSubstr(RefusalOf(feature, config, "one host")));
     }
   });
+}
+
+// Ranks of one host that a launcher has started.
+TEST(FeaturesTest, RanksWithoutSharedMemoryRefuseByName) {
+  int refused = 0;
+  ForEachRequest([&](const Feature& feature, const EngineConfig& config) {
+    const std::string error =
+        ErrorOf([&] { MakePlanHere(config, config.mesh.world(), /*shared_memory=*/false); });
+    if (feature.reach.hosts) {
+      EXPECT_EQ(error, "");
+    } else {
+      EXPECT_THAT(error, HasSubstr(RefusalOf(feature, config, "ranks that share memory")));
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 4);  // mooncake, --pp-size, and two values of --disaggregation-mode
+}
+
+// GPUs of a host map each other's memory, also if a launcher starts the ranks.
+TEST(FeaturesTest, GpusNeedNoSharedMemory) {
+  EngineConfig config = TwoRanks();
+  config.moe.a2a_backend = "mooncake";
+  const ModelConfig model = ReadModelConfig(config);
+  const auto error = [&](RankPlaces places) {
+    return ErrorOf([&] { CheckFeatures(config, model, places); });
+  };
+  EXPECT_EQ(error({.gpus = true, .shared_memory = false}), "");
+  EXPECT_THAT(error({.gpus = false, .shared_memory = false}), HasSubstr("share memory"));
+  EXPECT_THAT(error({.gpus = true, .several_hosts = true}), HasSubstr("one host"));
 }
 
 TEST(FeaturesTest, GpusRefuseByName) {
@@ -104,7 +135,7 @@ TEST(FeaturesTest, GpusRefuseByName) {
       EXPECT_EQ(error, "");
       return;
     }
-    EXPECT_THAT(error, HasSubstr(RefusalOf(feature, "CPUs")));
+    EXPECT_THAT(error, HasSubstr(RefusalOf(feature, config, "CPUs")));
     if (FindGpus().empty()) return;
     config.device = "cuda";
     config.gpu_id_step = 0;
@@ -133,6 +164,13 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
   EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); }),
               HasSubstr("--kv-cache-dtype int8: supported on CPUs only; want --device cpu, or "
                         "--kv-cache-dtype auto | float32 | bfloat16 | float16"));
+}
+
+TEST(FeaturesTest, ErrorsNameTheNumberThatIsRequested) {
+  EngineConfig config = TwoRanks();
+  config.mesh.pp = 3;
+  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.several_hosts = true}); }),
+              HasSubstr("--pp-size 3: supported on one host only; want one host"));
 }
 
 TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {

@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "core/format.h"
-#include "engine/features.h"
+#include "engine/checks/features.h"
 
 namespace switchyard {
 namespace {

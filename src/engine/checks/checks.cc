@@ -1,0 +1,212 @@
+// The order of the checks; flags that exclude or need each other, and flags that need another
+// model.
+#include "engine/checks/checks.h"
+
+#include <string_view>
+
+#include "core/error.h"
+#include "core/gguf_files.h"
+#include "engine/checks/features.h"
+#include "engine/expert_services.h"
+#include "engine/pipeline/layer_partition.h"
+#include "engine/speculative/draft_model.h"
+#include "eplb/manager.h"
+
+namespace switchyard {
+namespace {
+
+void CheckStages(const EngineConfig& c) {
+  const int stages = c.mesh.pp;
+  if (stages == 1) {
+    if (c.pp_async_batch_depth != 0)
+      throw Invalid("--pp-async-batch-depth {} has no effect without --pp-size",
+                    c.pp_async_batch_depth);
+    if (c.pp_max_micro_batch_size != 0)
+      throw Invalid("--pp-max-micro-batch-size {} has no effect without --pp-size",
+                    c.pp_max_micro_batch_size);
+    if (const auto sizes = ParseLayerPartition(c.pp_layer_partition); sizes.size() > 1)
+      throw Invalid("--pp-layer-partition {} has no effect without --pp-size {}",
+                    c.pp_layer_partition, sizes.size());
+    return;
+  }
+  if (c.pp_max_micro_batch_size > 0 && c.pp_max_micro_batch_size < c.mesh.dp)
+    throw Invalid(
+        "--pp-max-micro-batch-size {}: want at least 1 for each attention group "
+        "(--dp-size {})",
+        c.pp_max_micro_batch_size, c.mesh.dp);
+  const auto refuse = [&](bool given, std::string_view flag) {
+    if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
+  };
+  refuse(!c.speculative.algorithm.empty(),
+         fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
+  refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+  refuse(c.eplb.enable, "--enable-eplb");
+  refuse(c.eplb.dispatch != "static", fmt::format("--ep-dispatch-algorithm {}", c.eplb.dispatch));
+  refuse(c.moe.init_expert_location != "trivial", "--init-expert-location");
+  refuse(!c.recorder.mode.empty(), "--expert-distribution-recorder-mode");
+  refuse(c.recorder.metrics, "--enable-expert-distribution-metrics");
+}
+
+void CheckWithoutSpeculation(const SpeculativeOptions& o) {
+  const SpeculativeOptions defaults;
+  const auto refuse = [](bool given, const char* flag) {
+    if (given) throw Invalid("{}: needs --speculative-algorithm", flag);
+  };
+  refuse(o.num_steps != defaults.num_steps, "--speculative-num-steps");
+  refuse(o.eagle_topk != defaults.eagle_topk, "--speculative-eagle-topk");
+  refuse(o.num_draft_tokens != 0, "--speculative-num-draft-tokens");
+  refuse(!o.draft_model_path.empty(), "--speculative-draft-model-path");
+  refuse(!o.draft_quantization.empty(), "--speculative-draft-model-quantization");
+  refuse(o.simulate_acceptance >= 0, "--speculative-simulate-acceptance");
+}
+
+void CheckSpeculation(const SpeculativeOptions& o) {
+  const DraftSource source = SourceOf(o);
+  if (source == DraftSource::kNone) return CheckWithoutSpeculation(o);
+  if (source == DraftSource::kNgram && !o.draft_quantization.empty())
+    throw Invalid(
+        "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
+        "leave the first flag out",
+        o.draft_quantization, o.algorithm);
+  const bool has_checkpoint = HasDraftCheckpoint(source);
+  if (has_checkpoint && o.draft_model_path.empty())
+    throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path", o.algorithm);
+  if (!has_checkpoint && !o.draft_model_path.empty())
+    throw Invalid(
+        "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model; leave "
+        "the first flag out",
+        o.draft_model_path, o.algorithm);
+  const int32_t rows = LimitsOf({.algorithm = o.algorithm, .num_steps = o.num_steps}).most + 1;
+  if (o.num_draft_tokens != 0 && o.num_steps != "auto" && o.num_draft_tokens != rows)
+    throw Invalid(
+        "--speculative-num-draft-tokens {}: a chain of {} drafts has {} rows (the last token and "
+        "the drafts); want {}, or leave one of the flags out",
+        o.num_draft_tokens, rows - 1, rows, rows);
+}
+
+// What the two workers of a request cannot share.
+void CheckDisaggregation(const EngineConfig& c) {
+  if (!c.disaggregated()) return;
+  if (!c.speculative.algorithm.empty())
+    throw Invalid(
+        "--disaggregation-mode {} and --speculative-algorithm exclude each other: the "
+        "draft model's cache is not transferred",
+        c.disaggregation_mode);
+  if (c.mesh.pp > 1)
+    throw Invalid(
+        "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "
+        "only its layers",
+        c.disaggregation_mode, c.mesh.pp);
+}
+
+// Models that return a vector or classes for each prompt.
+void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
+  if (!model.pooling) return;
+  if (c.disaggregated())
+    throw Invalid(
+        "--disaggregation-mode {}: a model that returns one vector for each prompt has no "
+        "decode phase",
+        c.disaggregation_mode);
+  if (!c.speculative.algorithm.empty())
+    throw Invalid("--speculative-algorithm {}: the model generates no text; leave the flag out",
+                  c.speculative.algorithm);
+}
+
+void CheckContext(const EngineConfig& c, const ModelConfig& model) {
+  if (c.context_length == 0) return;
+  const int64_t longest = model.longest_context();
+  if (c.context_length < 2 || c.context_length > longest)
+    throw Invalid("--context-length {}: want 2 to {}, {}", c.context_length, longest,
+                  longest > model.max_position
+                      ? "the rope scaling's factor times original_max_position_embeddings"
+                      : "the model's max_position_embeddings");
+}
+
+void CheckRecorder(const EngineConfig& c, const ModelConfig& model) {
+  if (!c.recorder.any()) return;
+  const char* flag = c.recorder.mode.empty() ? "--enable-expert-distribution-metrics"
+                                             : "--expert-distribution-recorder-mode";
+  if (!model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
+}
+
+void CheckEplb(const EngineConfig& c, const EnginePlan& plan) {
+  const EplbOptions& eplb = c.eplb;
+  if (!eplb.enable && eplb.dispatch == "static") return;
+  const char* flag = eplb.enable ? "--enable-eplb" : "--ep-dispatch-algorithm";
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
+  if (!eplb.enable) return;
+  if (c.mesh.ep == 1)
+    throw Invalid("--enable-eplb: all experts are on one EP rank; want --ep-size 2 or more");
+  try {
+    EplbManager::Check(eplb, EplbShapeOf(c, plan), c.mesh.ep);
+  } catch (const Error& error) {
+    throw Invalid("--enable-eplb, --eplb-algorithm {}: {}", eplb.algorithm, error.what());
+  }
+}
+
+// GGUF models run on CPUs only.
+void CheckGgufDevice(const EngineConfig& c, bool gpus) {
+  if (!gpus) return;
+  for (const std::filesystem::path& path : {c.model_path, DraftPath(c)})
+    if (FindGguf(path))
+      throw Invalid(
+          "--device cuda: {} is a GGUF model, which runs on CPUs only; want --device cpu, or a "
+          "safetensors checkpoint",
+          path.string());
+}
+
+// The reason why ranks can serve only together, for --elastic-ep-backend; "" if some can serve
+// without the others. They can if each rank has whole attention and dense layers, and outputs do
+// not depend on the placement of experts.
+std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan) {
+  const MeshShape& mesh = c.mesh;
+  if (plan.cuda) return "ranks on GPUs restart together";
+  if (!plan.model.has_moe()) return "the model has no experts";
+  if (mesh.pp > 1 || mesh.tp < 2 || mesh.ep != mesh.tp || mesh.dp != mesh.tp || mesh.dense_tp != 1)
+    return "each rank needs whole attention and dense layers: want --tp-size, --ep-size and "
+           "--dp-size equal and at least 2, --enable-dp-attention and --moe-dense-tp-size 1";
+  if (c.moe.a2a_backend == "none" || c.moe.combine_rows != "slot")
+    return "outputs must not depend on the placement of experts: want another "
+           "--moe-a2a-backend than none, and --moe-combine-rows slot";
+  if (plan.ranks_of_host < mesh.tp) return "all ranks must be on one host";
+  if (c.eplb.enable) return "with --enable-eplb, ranks do not keep their weights";
+  const DraftSource source = SourceOf(c.speculative);
+  if (source != DraftSource::kNone && source != DraftSource::kNgram)
+    return "a draft model is not supported";
+  if (c.disaggregated()) return "--disaggregation-mode is not supported";
+  return {};
+}
+
+void CheckFlagPairs(const EngineConfig& config) {
+  CheckSpeculation(config.speculative);
+  CheckDisaggregation(config);
+  CheckStages(config);
+}
+
+void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
+  CheckGgufDevice(config, plan.cuda);
+  CheckPooling(config, plan.model);
+  CheckContext(config, plan.model);
+  CheckRecorder(config, plan.model);
+  CheckEplb(config, plan);
+  if (config.elastic_ep_backend == "none") return;
+  if (const std::string why = WhyRanksServeTogether(config, plan); !why.empty())
+    throw Invalid("--elastic-ep-backend {}: {}", config.elastic_ep_backend, why);
+}
+
+}  // namespace
+
+void CheckFlags(const EngineConfig& config) {
+  CheckFlagValues(config);
+  CheckFlagPairs(config);
+}
+
+// The feature table comes before the flags of the MoE path: its errors list the values that work.
+void CheckOptions(const EngineConfig& config, const EnginePlan& plan, const RankPlaces& places) {
+  CheckModelPairs(config, plan);
+  CheckFeatures(config, plan.model, places);
+  CheckMoeFlags(config, plan.model, places.gpus);
+}
+
+}  // namespace switchyard

@@ -1,0 +1,231 @@
+// Which sets of options an engine accepts: tables of one change each, beside the set that works.
+#include "engine/checks/checks.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <vector>
+
+#include "core/testing.h"
+#include "engine/machine.h"
+#include "moe/backends.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr char kAccepted[] = "no error";  // of ErrorOf
+
+fs::path Fixture(const char* name) { return fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / name; }
+
+// Four ranks with whole attention, which most flags accept.
+EngineConfig FourRanks(const char* model = "qwen3_moe") {
+  EngineConfig config;
+  config.model_path = Fixture(model);
+  config.max_total_tokens = 1000;
+  config.device = "cpu";
+  config.mesh = {.tp = 4, .ep = 4, .dp = 4, .dense_tp = 1};
+  config.moe.a2a_backend = "deepep";
+  return config;
+}
+
+// CheckFlags, CheckOptions and CheckDraft, as MakePlanOn calls them.
+std::string RefusalOf(const EngineConfig& config, RankPlaces places = {}) {
+  return ErrorOf([&] {
+    CheckFlags(config);
+    EnginePlan plan;
+    plan.cuda = places.gpus;
+    plan.ranks_of_host = places.several_hosts ? 1 : config.mesh.world();
+    plan.model = ReadModelConfig(config);
+    CheckOptions(config, plan, places);
+    CheckDraft(config, std::nullopt, places.gpus);
+  });
+}
+
+// A change of the options, and the refusal; "": accepted.
+struct Case {
+  std::function<void(EngineConfig&)> change;
+  std::string refusal;
+};
+
+void ExpectCases(const std::vector<Case>& cases, const char* model = "qwen3_moe",
+                 RankPlaces places = {}) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    EngineConfig config = FourRanks(model);
+    cases[i].change(config);
+    const std::string refusal = RefusalOf(config, places);
+    if (cases[i].refusal.empty()) {
+      EXPECT_EQ(refusal, kAccepted) << "case " << i;
+    } else {
+      EXPECT_THAT(refusal, HasSubstr(cases[i].refusal)) << "case " << i;
+    }
+  }
+}
+
+TEST(ChecksTest, Speculation) {
+  ExpectCases({
+      {[](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }, ""},
+      {[](auto& c) { c.speculative = {.algorithm = "ngram", .num_draft_tokens = 5}; }, ""},
+      {[](auto& c) {
+         c.speculative = {.algorithm = "NGRAM", .num_steps = "4", .num_draft_tokens = 5};
+       },
+       ""},
+      {[](auto& c) {
+         c.speculative = {.algorithm = "NGRAM", .num_steps = "3", .num_draft_tokens = 5};
+       },
+       "--speculative-num-draft-tokens 5: a chain of 3 drafts has 4 rows"},
+      {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_quantization = "int4"}; },
+       "--speculative-draft-model-quantization int4: --speculative-algorithm NGRAM has no draft"},
+      {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_model_path = "small"}; },
+       "--speculative-draft-model-path small: --speculative-algorithm NGRAM has no draft"},
+      {[](auto& c) { c.speculative = {.algorithm = "EAGLE"}; },
+       "--speculative-algorithm EAGLE: needs --speculative-draft-model-path"},
+      {[](auto& c) { c.speculative = {.algorithm = "MEDUSA"}; }, "--speculative-algorithm MEDUSA"},
+      {[](auto& c) { c.speculative = {.num_draft_tokens = 4}; },
+       "--speculative-num-draft-tokens: needs --speculative-algorithm"},
+      {[](auto& c) { c.moe.speculative_a2a_backend = "deepep"; },
+       "--speculative-moe-a2a-backend deepep: needs a draft model"},
+  });
+}
+
+TEST(ChecksTest, Disaggregation) {
+  ExpectCases({
+      {[](auto& c) { c.disaggregation_mode = "prefill"; }, ""},
+      {[](auto& c) {
+         c.disaggregation_mode = "decode";
+         c.speculative.algorithm = "NGRAM";
+       },
+       "--disaggregation-mode decode and --speculative-algorithm exclude each other"},
+      {[](auto& c) {
+         c.disaggregation_mode = "decode";
+         c.mesh = {.tp = 2, .pp = 2};
+       },
+       "--disaggregation-mode decode and --pp-size 2 exclude each other"},
+  });
+}
+
+TEST(ChecksTest, ExpertsOfTheModel) {
+  const auto waterfill = [](auto& c) { c.moe.waterfill = true; };
+  ExpectCases({{waterfill, ""},
+               {[](auto& c) {
+                  c.moe.waterfill = true;
+                  c.moe.a2a_backend = "none";
+                  c.mesh = {.tp = 4, .ep = 4};
+                },
+                "--enable-deepep-waterfill: --moe-a2a-backend none sends no rows"},
+               {[](auto& c) { c.moe.a2a_backend = "mailbox"; }, "--moe-a2a-backend mailbox"},
+               {[](auto& c) { c.moe.runner_backend = "mailbox"; }, "--moe-runner-backend mailbox"},
+               {[](auto& c) { c.moe.speculative_runner_backend = "x"; }, "--moe-runner-backend x"},
+               {[](auto& c) { c.recorder.mode = "stat_approx"; }, ""},
+               {[](auto& c) {
+                  c.moe.a2a_backend = "fused";
+                  c.recorder.mode = "stat";
+                },
+                ""},
+               {[](auto& c) {
+                  c.moe.a2a_backend = "fused";
+                  c.recorder.mode = "stat_approx";
+                },
+                "stat_approx counts dispatched rows, which --moe-a2a-backend fused"}});
+  // A shared expert that is dispatched has the size of the routed experts.
+  ExpectCases({{waterfill, ""},
+               {[](auto& c) {
+                  c.moe.waterfill = true;
+                  c.model_override_args = R"({"n_shared_experts": 2})";
+                },
+                "equal intermediate size (shared 64, routed 32)"},
+               {[](auto& c) { c.model_override_args = R"({"n_shared_experts": 2})"; }, ""}},
+              "deepseek_v3");
+  // Flags of experts have no effect on models without experts.
+  const auto dense = [](auto& c) {
+    c.mesh = {.tp = 2};
+    c.moe.a2a_backend = "mailbox";
+  };
+  ExpectCases({{dense, ""}}, "llama");
+}
+
+TEST(ChecksTest, GpusHaveLimitsOfTheirOwn) {
+  constexpr RankPlaces kGpus{.gpus = true};
+  ExpectCases({{[](auto&) {}, ""},
+               {[](auto& c) { c.moe.a2a_backend = "fused"; }, ""},
+               {[](auto& c) {
+                  c.moe.a2a_backend = "fused";
+                  c.recorder.mode = "stat_approx";
+                },
+                ""},  // on GPUs, "fused" is an exchange
+               {[](auto& c) { c.moe.deepep_mode = "fast"; }, "--deepep-mode fast"},
+               {[](auto& c) { c.moe.num_redundant_experts = 4096; }, "at most 512 per GPU"},
+               {[](auto& c) { c.elastic_ep_backend = "mooncake"; }, "ranks on GPUs restart"}},
+              "qwen3_moe", kGpus);
+}
+
+TEST(ChecksTest, RanksThatServeWithoutOthers) {
+  const auto with = [](const auto& change) {
+    return [=](EngineConfig& c) {
+      c.elastic_ep_backend = "mooncake";
+      change(c);
+    };
+  };
+  const std::vector<Case> cases = {
+      {with([](auto&) {}), ""},
+      {with([](auto& c) { c.speculative.algorithm = "NGRAM"; }), ""},
+      {with([](auto& c) { c.speculative.algorithm = "NEXTN"; }), "a draft model is not supported"},
+      {with([](auto& c) { c.disaggregation_mode = "prefill"; }), "--disaggregation-mode"}};
+  ExpectCases(cases);
+  ExpectCases({{cases[0].change, "all ranks must be on one host"}}, "qwen3_moe",
+              {.several_hosts = true});
+}
+
+// The same options, for ranks that `serve`, several nodes or a launcher start.
+TEST(ChecksTest, MooncakeNeedsRanksThatShareMemory) {
+  EngineConfig config = FourRanks();
+  const RankPlaces launched{.shared_memory = false}, nodes{.several_hosts = true};
+  for (const char* a2a : {"none", "deepep", "flashinfer", "fused"}) {
+    config.moe.a2a_backend = a2a;
+    for (const RankPlaces& places : {RankPlaces{}, launched, nodes})
+      EXPECT_EQ(RefusalOf(config, places), kAccepted) << a2a;
+  }
+  config.moe.a2a_backend = "mooncake";
+  EXPECT_EQ(RefusalOf(config), kAccepted);
+  EXPECT_THAT(RefusalOf(config, nodes), HasSubstr("mooncake: supported on one host only"));
+  EXPECT_THAT(RefusalOf(config, launched),
+              HasSubstr("--moe-a2a-backend mooncake: supported on ranks that share memory only; "
+                        "want one `serve` that starts all ranks itself (no mpirun or srun), or "
+                        "--moe-a2a-backend deepep | flashinfer | none | fused"));
+}
+
+class Float32Runner : public Runner {
+ public:
+  RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
+  bool Supports(WeightFormat format) const override { return format == WeightFormat::kF32; }
+  void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
+};
+
+// A program's own backends are constructed to find out what they support.
+TEST(ChecksTest, APlanRefusesExpertsThatTheRunnerDoesNotSupport) {
+  EngineConfig config = FourRanks();
+  auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
+  backends->runners.Add("float32", {[] { return std::make_unique<Float32Runner>(); }, ""});
+  config.backends = backends;
+  EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), kAccepted);
+  config.moe.runner_backend = "float32";
+  config.quantization.method = "fp8";
+  EXPECT_THAT(ErrorOf([&] { MakePlan(config); }),
+              HasSubstr("--moe-runner-backend float32 does not support"));
+}
+
+TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {
+  ExpectCases({{[](auto& c) { c.device = "tpu"; }, "--device tpu: want auto, cpu or cuda"},
+               {[](auto& c) { c.gpu_id_step = -1; }, "--gpu-id-step -1"},
+               {[](auto& c) { c.dtype = "int8"; }, "--dtype int8"},
+               {[](auto& c) { c.dtype = "float16"; }, ""},
+               {[](auto& c) { c.kv_cache_dtype = "fp8_e5m2"; }, "--kv-cache-dtype fp8_e5m2"},
+               {[](auto& c) { c.context_length = 1; }, "--context-length 1: want 2 to"},
+               {[](auto& c) { c.max_total_tokens = int64_t{1} << 60; }, "--max-total-tokens"},
+               {[](auto& c) { c.speculative.num_steps = "17"; }, "--speculative-num-steps 17"}});
+}
+
+}  // namespace
+}  // namespace switchyard
