@@ -18,16 +18,22 @@ def switchyard(*args, returncode=0):
     return done
 
 
+def generate(model, dtype, prompts, tokens):
+    """The responses of a server with everything that training data need."""
+    sampling = {"temperature": 1, "max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 3}
+    with Server(model, "--dtype", dtype, "--max-total-tokens", 8192, "--log-level", "warning") as server:
+        status, responses = server.request("/generate", {
+            "input_ids": prompts, "sampling_params": sampling, "return_logprob": True, "return_routed_experts": True,
+            "return_prompt_token_ids": True})
+    assert status == 200, responses
+    return responses
+
+
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
 def rollouts(request, tmp_path_factory):
     """The model, a folder with the responses as training data, and the responses."""
     model, folder = FIXTURES / request.param, tmp_path_factory.mktemp(request.param)
-    sampling = {"temperature": 1, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 3}
-    with Server(model, "--dtype", "float32", "--max-total-tokens", 4096, "--log-level", "warning") as server:
-        status, responses = server.request("/generate", {
-            "input_ids": PROMPTS, "sampling_params": sampling, "return_logprob": True, "return_routed_experts": True,
-            "return_prompt_token_ids": True})
-    assert status == 200, responses
+    responses = generate(model, "float32", PROMPTS, 24)
     write(folder / "rollouts.jsonl", responses)
     return model, folder, responses
 
@@ -92,6 +98,17 @@ def test_given_experts_are_used(rollouts):
     assert [line["routed_experts"] for line in lines] == [
         response["meta_info"]["routed_experts"] for response in responses]
     assert "routing_replay" not in off and off["rollout_logprobs"]["max_difference"] < 2e-5
+
+
+def test_replay_removes_the_largest_differences(tmp_path):
+    """A server in bfloat16 rounds, and so selects other experts than the trainer for some tokens."""
+    model = FIXTURES / "deepseek_v3"
+    write(tmp_path / "rollouts.jsonl", generate(model, "bfloat16", [list(range(i, i + 20)) for i in range(0, 300, 12)], 60))
+    on, _ = score(model, tmp_path / "rollouts.jsonl")
+    off, _ = score(model, tmp_path / "rollouts.jsonl", "--routing-replay", "off")
+    assert 0.9 < on["routing_replay"]["agreement"] < 1
+    assert on["rollout_logprobs"]["mean_difference"] < off["rollout_logprobs"]["mean_difference"]
+    assert on["rollout_logprobs"]["max_difference"] < off["rollout_logprobs"]["max_difference"]
 
 
 def test_a_step_has_the_loss_of_the_rollouts(rollouts):
