@@ -29,6 +29,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.mtp_layers = args.mtp_layers;
   o.data.assign(args.data.begin(), args.data.end());
   o.chat_loss = args.chat_loss == "all" ? Encoder::ChatLoss::kAll : Encoder::ChatLoss::kAssistant;
+  o.routing_replay = args.routing_replay == "on";
   o.packing = {.length = args.length,
                .whole_documents = args.whole_documents,
                .shuffle = !args.in_order,

@@ -14,6 +14,7 @@ namespace switchyard {
 int RunTrainScore(const TrainScoreArgs& args) {
   using ChatLoss = train::DocumentEncoder::ChatLoss;
   CheckWritable("--output", args.output);
+  CheckWritable("--token-output", args.token_output);
   const std::string json =
       train::ScoreModel(
           {.model = args.model,
@@ -22,7 +23,9 @@ int RunTrainScore(const TrainScoreArgs& args) {
            .chat_loss = args.chat_loss == "all" ? ChatLoss::kAll : ChatLoss::kAssistant,
            .length = args.length,
            .rows_per_pass = args.rows_per_pass,
-           .threads = args.threads})
+           .threads = args.threads,
+           .routing_replay = args.routing_replay == "on",
+           .tokens = args.token_output})
           .dump(2) +
       "\n";
   if (args.output.empty()) {

@@ -3,12 +3,16 @@
 
     python examples/python/rollout.py --model-path models/yardling --steps 3
 
+With --rollouts FILE, the rollouts of the last step become training data of `switchyard train`, with the experts of their
+tokens (docs/training.md, "Routing replay").
+
 The parts are those of verl: a rollout worker with generate_sequences and update_weights, a reward, and a trainer. The
 trainer here is an evolution strategy (Salimans et al. 2017) on the weights of the final norm. It needs rewards only, so
 the example needs numpy only. Replace it by your own trainer: it gets log-probabilities and routed experts of the rollouts
 as arrays, and has to write a checkpoint.
 """
 import argparse
+import base64
 import json
 import pathlib
 import shutil
@@ -45,12 +49,24 @@ class RolloutWorker:
             logprobs[row, :n] = meta["output_token_logprobs_val"]
         return {
             "texts": [output["text"] for output in outputs],
+            "prompts": [ids[row * len(ids) // len(outputs)] for row in range(len(outputs))],
             "responses": responses,  # [rows, width]
             "response_mask": mask,  # [rows, width]
             "rollout_log_probs": logprobs,  # [rows, width]
             "routed_experts": [meta["routed_experts"] for meta in metas],  # of each row: [positions, layers, top_k]
             "weight_version": metas[0]["weight_version"],
         }
+
+    @staticmethod
+    def write_training_data(path, rollouts):
+        """One line for each row, with the fields of a response of POST /generate."""
+        with open(path, "w", encoding="utf-8") as file:
+            for row, mask in enumerate(rollouts["response_mask"]):
+                ids, logprobs = rollouts["responses"][row][mask].tolist(), rollouts["rollout_log_probs"][row][mask].tolist()
+                experts = numpy.ascontiguousarray(rollouts["routed_experts"][row], numpy.int32)
+                meta = {"prompt_token_ids": rollouts["prompts"][row], "output_token_logprobs": list(zip(logprobs, ids)),
+                        "routed_experts": base64.b64encode(experts.tobytes()).decode()}
+                file.write(json.dumps({"output_ids": ids, "meta_info": meta}) + "\n")
 
     def update_weights(self, model_path):
         """Replaces the weights of the running engine."""
@@ -118,6 +134,7 @@ def main():
     parser.add_argument("--deviation", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--rollouts", type=pathlib.Path, help="file for the rollouts of the last step")
     args = parser.parse_args()
     random = numpy.random.default_rng(0)
     sampling = {"temperature": 0.7, "max_new_tokens": 32, "n": 2, "sampling_seed": 1}
@@ -149,6 +166,8 @@ def main():
             print(f"step {step}: reward {score:.3f}, mean log-probability "
                   f"{rollouts['rollout_log_probs'][mask].mean():.2f}, {mask.sum()} tokens, "
                   f"weights {rollouts['weight_version']}", flush=True)
+        if args.rollouts:
+            worker.write_training_data(args.rollouts, rollouts)
         worker.shutdown()
 
 

@@ -21,6 +21,10 @@ struct Batch {
   // [T] the next token of each token, or kIgnored for tokens without a loss (chat prompts).
   std::vector<int32_t> targets;
   std::vector<int32_t> begins;  // [sequences + 1], ascending from 0 to T, no sequence empty
+  // [T, layers, top_k] experts given to each token (routing replay), or empty: every token selects
+  // its own. A token whose ids of a layer are all −1 selects its own there. Layers are those of the
+  // whole model without MTP modules; layers without experts have −1.
+  std::vector<int32_t> experts;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t sequences() const { return begins.empty() ? 0 : static_cast<int64_t>(begins.size()) - 1; }

@@ -21,6 +21,7 @@ struct Case {
   std::string name, kind;
   LossOptions options;
   std::function<void(ModelConfig*)> change = [](ModelConfig*) {};
+  bool replay = false;  // whether the batch gives the experts of its tokens
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -32,14 +33,16 @@ TEST_P(FiniteDifferences, AgreeWithTheGradientOfEveryParameter) {
   c.change(&config);
   OneRank<double> rank(config, c.options);
   Model<double>& model = rank.model;
-  const Batch batch = testing::RandomBatch({7, 1, 9, 2}, config.vocab_size, 3);
+  Batch batch = testing::RandomBatch({7, 1, 9, 2}, config.vocab_size, 3);
+  if (c.replay) batch.experts = testing::RandomExperts(config, batch.size(), 1.0, 8);
   const StepSize size = testing::SizeOf(batch);
   Pass<double> pass;
   model.Run(batch, size, true, &pass);
   const auto gradients = testing::Gradients(model);
   // Fixes the expert choice for the following passes, because the loss is discontinuous where a
-  // choice changes.
-  for (LayerState<double>& layer : pass.layers) layer.moe.router.keep_choice = true;
+  // choice changes. Given experts fix it already.
+  for (LayerState<double>& layer : pass.layers)
+    layer.moe.router.keep_choice = layer.moe.router.given.empty();
 
   std::mt19937_64 random(5);
   std::normal_distribution<double> normal;
@@ -103,6 +106,30 @@ INSTANTIATE_TEST_SUITE_P(
                            "deepseek_v3",
                            {.balance = {.z = 0.4}},
                            [](ModelConfig* c) { c->moe->router.renormalize = false; }}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Replay, FiniteDifferences,
+    ::testing::Values(
+        Case{.name = "Mixtral",
+             .kind = "mixtral",
+             .options = {.balance = kAllBalance},
+             .replay = true},
+        Case{.name = "MixtralTopKSoftmax",
+             .kind = "mixtral",
+             .options = {},
+             .change =
+                 [](ModelConfig* c) {
+                   c->moe->router.scoring = RouterConfig::Scoring::kTopKSoftmax;
+                   c->moe->router.renormalize = false;
+                   c->moe->router.routed_scaling_factor = 1.5f;
+                 },
+             .replay = true},
+        Case{.name = "DeepseekV2", .kind = "deepseek_v2", .options = {}, .replay = true},
+        Case{.name = "DeepseekV3Mtp",
+             .kind = "deepseek_v3",
+             .options = {.balance = kAllBalance, .mtp_layers = 1},
+             .replay = true}),
     [](const auto& info) { return info.param.name; });
 
 // float32 results match float64 for all instruction sets and numbers of threads.

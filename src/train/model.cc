@@ -182,12 +182,15 @@ void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
       Join(depth, pass);
     }
   }
+  if (phase == Phase::kAttention && has_experts(layer)) GiveExperts(layer, pass);
   layers_[layer]->Forward(phase, IsFrozen(depth) ? no_losses_ : options_, pass->step.tokens,
                           {d.rows, pass->layers[layer], d.stream, pool_}, &pass->losses);
   if (phase == Phase::kAttention && moe_index_[layer] >= 0) {
-    const std::vector<float>& loads = pass->layers[layer].moe.router.loads;
+    const RouterState<T>& router = pass->layers[layer].moe.router;
     std::vector<float>& sums = loads_[moe_index_[layer]];
-    for (size_t e = 0; e < loads.size(); ++e) sums[e] += loads[e];
+    for (size_t e = 0; e < router.loads.size(); ++e) sums[e] += router.loads[e];
+    replay_.replayed += static_cast<double>(router.replayed);
+    replay_.agreed += static_cast<double>(router.agreed);
   }
   if (phase == Phase::kFinish && LastOfDepth(layer)) {
     d.last = d.stream;
@@ -273,6 +276,7 @@ void Model<T>::ClearGradients() {
 template <typename T>
 void Model<T>::ClearLoads() {
   for (std::vector<float>& loads : loads_) std::fill(loads.begin(), loads.end(), 0.0f);
+  replay_ = {};
 }
 
 template <typename T>

@@ -27,6 +27,7 @@ struct DepthState {
   RowLayout rows;
   std::vector<int32_t> tokens, targets;  // [n]
   std::vector<int32_t> source;           // [n] row of the previous depth; empty for depth 0
+  std::vector<int32_t> experts;          // Batch::experts; empty for MTP modules
   // [m, H] hidden states between layers; in the backward pass, their gradient. Pipeline stages send
   // and receive this buffer of depth 0. Before a stage's first Forward it has the output of the
   // previous stage. Before the stage's first Backward it has the gradient of the next stage.
@@ -86,8 +87,8 @@ class Model {
   // Processes a micro-batch phase by phase: Begin; Forward of every phase of every layer in
   // ascending order; Heads. If Heads was called with `backward`, Backward follows in descending
   // order. After that, the gradients of the micro-batch have been added to those of the parameters.
-  // Begin checks sizes and tokens of the batch (kInvalid). On stages other than the first, Begin
-  // allocates the stream to be received. Heads has an effect on the last stage only.
+  // Begin checks sizes, tokens and experts of the batch (kInvalid). On stages other than the first,
+  // Begin allocates the stream to be received. Heads has an effect on the last stage only.
   void Begin(const Batch& batch, const StepSize& step, Pass<T>* pass);
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
@@ -100,6 +101,12 @@ class Model {
   void ClearGradients();
   // [MoE layers][experts] number of this rank's tokens routed to each expert since ClearLoads.
   const std::vector<std::vector<float>>& loads() const { return loads_; }
+  // Tokens with given experts, summed over MoE layers since ClearLoads, and how many of them would
+  // have selected the same set.
+  struct ReplayCounts {
+    double replayed = 0.0, agreed = 0.0;
+  };
+  const ReplayCounts& replay() const { return replay_; }
   void ClearLoads();
   // Auxiliary-loss-free balancing: moves the selection biases by gamma, according to `loads` over
   // all ranks. Layers without a selection bias are unchanged.
@@ -126,6 +133,8 @@ class Model {
   }
   void AddLayer(int64_t index, const TensorNames& names, const LayerRanks& ranks);
   int64_t MyRows(const DepthState<T>& depth) const { return tp_.Mine(depth.rows.rows()).size(); }
+  // Copies the given experts of this rank's rows from the batch to the layer's router.
+  void GiveExperts(int64_t layer, Pass<T>* pass);
   // This rank's part of DepthState::source of an MTP module.
   std::span<const int32_t> MySources(const DepthState<T>& depth) const {
     const Range mine = tp_.Mine(depth.rows.rows());
@@ -156,6 +165,7 @@ class Model {
   std::vector<std::string> mtp_prefixes_;  // prefixes of the modules' tensor names
   std::vector<int64_t> moe_index_;         // [layers] index into loads_, or -1
   std::vector<std::vector<float>> loads_;
+  ReplayCounts replay_;
 };
 
 }  // namespace switchyard::train

@@ -1,5 +1,7 @@
 // Rows of a micro-batch at each prediction depth, and the input projection of MTP modules.
 #include <algorithm>
+#include <span>
+#include <string>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -16,6 +18,23 @@ void CheckTokens(std::span<const int32_t> ids, int32_t lowest, int64_t vocab,
       throw Invalid("{} {} of a batch is {}, want less than the vocabulary size {}", what, t,
                     ids[t], vocab);
     }
+  }
+}
+
+void CheckExperts(const Batch& batch, const ModelConfig& config) {
+  if (batch.experts.empty()) return;
+  const int64_t k = config.has_moe() ? config.moe->router.top_k : 0;
+  const int64_t slots = batch.size() * config.num_layers();
+  if (std::ssize(batch.experts) != slots * k) {
+    throw Invalid("a batch has {} given experts, want {} ({} tokens, {} layers, top-{})",
+                  batch.experts.size(), slots * k, batch.size(), config.num_layers(), k);
+  }
+  for (int64_t i = 0; i < slots; ++i) {
+    const int64_t token = i / config.num_layers(), layer = i % config.num_layers();
+    const std::string fault =
+        FaultOfGivenExperts(std::span(batch.experts).subspan(i * k, k),
+                            config.layers[layer].moe ? config.moe->router.num_experts : 0);
+    if (!fault.empty()) throw Invalid("token {} of a batch, layer {}: {}", token, layer, fault);
   }
 }
 
@@ -37,6 +56,7 @@ void CheckBatch(const Batch& batch, const ModelConfig& config) {
   }
   CheckTokens(batch.tokens, 0, config.vocab_size, "token");
   CheckTokens(batch.targets, Batch::kIgnored, config.vocab_size, "target");
+  CheckExperts(batch, config);
 }
 
 // Fills the rows of an MTP module. They are the rows of `before` except the last row of each
@@ -71,10 +91,25 @@ void Model<T>::Begin(const Batch& batch, const StepSize& step, Pass<T>* pass) {
   DepthState<T>& main = pass->depths[0];
   main.tokens = batch.tokens;
   main.targets = batch.targets;
+  main.experts = batch.experts;
   main.rows = RowLayout::Of(batch.begins);
   if (!stage_.first) main.stream.resize(MyRows(main) * hidden_);
   for (size_t d = 1; d < pass->depths.size(); ++d)
     ShiftByOneToken(pass->depths[d - 1], &pass->depths[d]);
+}
+
+template <typename T>
+void Model<T>::GiveExperts(int64_t layer, Pass<T>* pass) {
+  std::vector<int32_t>& given = pass->layers[layer].moe.router.given;
+  given.clear();
+  const DepthState<T>& d = pass->depths[DepthOf(layer)];
+  if (d.experts.empty()) return;
+  const int64_t k = config_.moe->router.top_k, width = config_.num_layers() * k;
+  const Range mine = tp_.Mine(d.rows.rows());
+  for (int64_t t = mine.begin; t < mine.end; ++t) {
+    const auto at = d.experts.begin() + t * width + (stage_.first_layer + layer) * k;
+    given.insert(given.end(), at, at + k);
+  }
 }
 
 // Looks up the embedding of each row's token, on the rank that holds the token's part of the
@@ -170,11 +205,13 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
 }
 
 template void Model<float>::Begin(const Batch&, const StepSize&, Pass<float>*);
+template void Model<float>::GiveExperts(int64_t, Pass<float>*);
 template void Model<float>::EmbedRows(const DepthState<float>&, float*);
 template void Model<float>::EmbedRowsBackward(const DepthState<float>&, const float*);
 template void Model<float>::Join(int64_t, Pass<float>*);
 template void Model<float>::JoinBackward(int64_t, Pass<float>*);
 template void Model<double>::Begin(const Batch&, const StepSize&, Pass<double>*);
+template void Model<double>::GiveExperts(int64_t, Pass<double>*);
 template void Model<double>::EmbedRows(const DepthState<double>&, double*);
 template void Model<double>::EmbedRowsBackward(const DepthState<double>&, const double*);
 template void Model<double>::Join(int64_t, Pass<double>*);

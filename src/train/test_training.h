@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <string_view>
@@ -80,6 +82,25 @@ inline Batch RandomBatch(const std::vector<int>& lengths, int64_t vocab, uint64_
     batch.begins.push_back(batch.begins.back() + length);
   }
   return batch;
+}
+
+// Different random experts for the tokens of a batch, [T, layers, top_k]. A `share` of the tokens
+// has given experts, the others have -1.
+inline std::vector<int32_t> RandomExperts(const ModelConfig& config, int64_t tokens, double share,
+                                          uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int64_t k = config.moe->router.top_k, layers = config.num_layers();
+  std::vector<int32_t> order(config.moe->router.num_experts), experts(tokens * layers * k, -1);
+  std::iota(order.begin(), order.end(), 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (std::uniform_real_distribution<double>()(random) >= share) continue;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      if (!config.layers[layer].moe) continue;
+      std::ranges::shuffle(order, random);
+      std::copy_n(order.begin(), k, experts.begin() + (t * layers + layer) * k);
+    }
+  }
+  return experts;
 }
 
 inline StepSize SizeOf(const Batch& batch) {

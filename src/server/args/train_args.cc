@@ -7,6 +7,10 @@
 namespace switchyard {
 namespace {
 
+constexpr const char* kRoutingReplay =
+    "on: tokens with given experts (routed_experts of a document, as in a response of /generate) "
+    "are routed to them; off: all tokens select their own experts";
+
 void AddModelFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Model";
   app.Flag("--model,--model-path", a.model, kGroup,
@@ -35,16 +39,18 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
 void AddDataFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Data";
   app.List("--data", a.data, kGroup,
-           "Text files, .jsonl files ({\"text\": …} or {\"messages\": […]} in each line), or "
-           "directories of them");
+           "Text files, .jsonl files ({\"text\": …}, {\"messages\": […]} or a response of "
+           "/generate in each line), or directories of them");
   app.Flag("--length", a.length, kGroup, "Tokens per row, at most max_position_embeddings")
       .Positive();
   app.Switch("--whole-documents", a.whole_documents, kGroup,
              "Do not split documents that fit into one row, and pad the rows instead (for chats)");
   app.Switch("--in-order", a.in_order, kGroup, "Disables shuffling");
   app.Flag("--chat-loss", a.chat_loss, kGroup,
-           "Tokens of a chat that contribute to the loss: assistant (assistant turns), or all")
+           "Tokens of a chat that contribute to the loss: assistant (assistant turns), or all. In "
+           "a rollout: its output, or all")
       .OneOf({"assistant", "all"});
+  app.Flag("--routing-replay", a.routing_replay, kGroup, kRoutingReplay).OneOf({"on", "off"});
 }
 
 void AddStepFlags(CommandLine& app, TrainArgs& a) {
@@ -222,6 +228,12 @@ std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& ar
   app.Option("--chat-loss", a.chat_loss, "Tokens of a chat that are scored: assistant, or all")
       .ShowDefault()
       .OneOf({"assistant", "all"});
+  app.Option("--routing-replay", a.routing_replay, kRoutingReplay)
+      .ShowDefault()
+      .OneOf({"on", "off"});
+  app.Option("--token-output", a.token_output,
+             "File of JSON lines to write: ids, log-probabilities and routed experts of the tokens "
+             "of each sequence");
   app.Option("--length", a.length,
              "Tokens per row, at most max_position_embeddings; longer documents are split")
       .ShowDefault()

@@ -27,6 +27,7 @@ struct TrainArgs {
   bool whole_documents = false;         // --whole-documents
   bool in_order = false;                // --in-order
   std::string chat_loss = "assistant";  // --chat-loss: assistant, all
+  std::string routing_replay = "on";    // --routing-replay: on, off
   // Steps
   int64_t steps = 0;                   // --steps
   int64_t rows_per_step = 32;          // --rows-per-step: rows of a step over all ranks
@@ -78,6 +79,8 @@ struct TrainScoreArgs {
   int64_t length = 512;                 // --length of a row
   int64_t rows_per_pass = 16;           // --rows-per-pass
   int threads = 1;                      // --threads
+  std::string routing_replay = "on";    // --routing-replay: on, off
+  std::string token_output;             // --token-output FILE; empty: none
   std::string output;                   // --output FILE; empty: standard output
 };
 

@@ -82,6 +82,7 @@ TEST_F(TrainArgsTest, ValuesOutOfRangeNameTheFlag) {
   for (const auto& [flag, value] :
        std::vector<std::pair<std::string, std::string>>{{"--length", "0"},
                                                         {"--chat-loss", "user"},
+                                                        {"--routing-replay", "R3"},
                                                         {"--lr-schedule", "linear"},
                                                         {"--final-lr-part", "2"},
                                                         {"--tp", "0"},

@@ -16,6 +16,12 @@ TEST(TrainToolsArgsTest, Score) {
   EXPECT_THAT(args->data, ElementsAre("a", "b"));
   EXPECT_EQ(args->chat_loss, "all");
   EXPECT_EQ(args->threads, 2);
+  EXPECT_EQ(args->routing_replay, "on");
+  const auto other = ParseTrainScore(
+      {"--model", "m", "--data", "a", "--routing-replay", "off", "--token-output", "t"});
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->routing_replay, "off");
+  EXPECT_EQ(other->token_output, "t");
   EXPECT_THAT(ErrorOf([] { ParseTrainScore({"--data", "a"}); }), HasSubstr("--model"));
   EXPECT_THAT(ErrorOf([] { ParseTrainScore({"--modle", "a"}); }), HasSubstr("nearest is --model"));
 }

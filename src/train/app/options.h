@@ -31,6 +31,7 @@ struct TrainingOptions {
   int64_t mtp_layers = -1;          // -1: value of config.json
   std::vector<std::filesystem::path> data;
   DocumentEncoder::ChatLoss chat_loss = DocumentEncoder::ChatLoss::kAssistant;
+  bool routing_replay = true;  // false: given experts of documents are checked, but not used
   PackingOptions packing;
   LossOptions losses;  // losses.mtp_layers is ignored; `mtp_layers` above is used
   LearnerOptions learner;

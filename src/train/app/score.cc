@@ -1,12 +1,18 @@
 #include "train/app/score.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "model/families/family.h"
+#include "train/app/token_report.h"
 #include "train/data/corpus.h"
 #include "train/math/product.h"
 #include "train/model.h"
@@ -37,12 +43,26 @@ const Parameter<float>& HeadOf(Model<float>& model) {
   throw Invalid("the model has no tensor {}", name);
 }
 
-// The most likely token of each row of hidden [m, H].
-std::vector<int32_t> Choices(const Parameter<float>& head, const std::vector<float>& hidden,
-                             ThreadPool& pool) {
+struct RowScores {
+  std::vector<int32_t> choices;  // [m] the most likely token
+  std::vector<float> logprobs;   // [m] log-probability of the target; NaN: no target
+};
+
+float LogprobOf(int32_t token, const float* logits, int64_t vocab) {
+  if (token == Batch::kIgnored) return std::numeric_limits<float>::quiet_NaN();
+  const float largest = *std::max_element(logits, logits + vocab);
+  double sum = 0.0;
+  for (int64_t i = 0; i < vocab; ++i) sum += std::exp(static_cast<double>(logits[i] - largest));
+  return static_cast<float>(static_cast<double>(logits[token] - largest) - std::log(sum));
+}
+
+// The scores of each row of hidden [m, H].
+RowScores ScoreRows(const Parameter<float>& head, const std::vector<float>& hidden,
+                    std::span<const int32_t> targets, ThreadPool& pool) {
   const int64_t vocab = head.shape[0], size = head.shape[1];
   const int64_t m = static_cast<int64_t>(hidden.size()) / size;
-  std::vector<int32_t> out(static_cast<size_t>(m));
+  RowScores out{.choices = std::vector<int32_t>(static_cast<size_t>(m)),
+                .logprobs = std::vector<float>(static_cast<size_t>(m))};
   std::vector<float> logits(static_cast<size_t>(std::min(m, kBlock) * vocab));
   for (int64_t begin = 0; begin < m; begin += kBlock) {
     const int64_t rows = std::min(kBlock, m - begin);
@@ -55,8 +75,9 @@ std::vector<int32_t> Choices(const Parameter<float>& head, const std::vector<flo
     Project<float>({&projection, 1}, pool);
     for (int64_t i = 0; i < rows; ++i) {
       const float* row = logits.data() + i * vocab;
-      out[static_cast<size_t>(begin + i)] =
-          static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+      const auto at = static_cast<size_t>(begin + i);
+      out.choices[at] = static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+      out.logprobs[at] = LogprobOf(targets[at], row, vocab);
     }
   }
   return out;
@@ -69,10 +90,10 @@ struct Counts {
   int64_t all_drafts = 0, all_agreed = 0;  // at all positions
 };
 
-void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& pool,
-           Counts* counts) {
+void Count(const Parameter<float>& head, const Pass<float>& pass, const RowScores& scores,
+           ThreadPool& pool, Counts* counts) {
   const DepthState<float>& main = pass.depths[0];
-  const std::vector<int32_t> own = Choices(head, main.final, pool);
+  const std::vector<int32_t>& own = scores.choices;
   for (size_t t = 0; t < own.size(); ++t) {
     if (main.targets[t] == Batch::kIgnored) continue;
     ++counts->positions;
@@ -82,7 +103,7 @@ void Count(const Parameter<float>& head, const Pass<float>& pass, ThreadPool& po
   // Row i of the module drafts the token that follows position source[i] + 1. This draft is
   // compared with the token that the model itself predicts at position source[i] + 1.
   const DepthState<float>& module = pass.depths[1];
-  const std::vector<int32_t> drafts = Choices(head, module.final, pool);
+  const std::vector<int32_t> drafts = ScoreRows(head, module.final, module.targets, pool).choices;
   for (size_t i = 0; i < drafts.size(); ++i) {
     const auto later = static_cast<size_t>(module.source[i]) + 1;
     const int agrees = drafts[i] == own[later] ? 1 : 0;
@@ -124,6 +145,10 @@ void AddBalance(const Model<float>& model, Json* out) {
   (*out)["balancedness_worst"] = worst;
   (*out)["dead_experts"] = dead;
   (*out)["layers"] = std::move(layers);
+  const auto& [replayed, agreed] = model.replay();
+  if (replayed == 0.0) return;
+  (*out)["routing_replay"] = {{"selections", static_cast<int64_t>(replayed)},
+                              {"agreement", agreed / replayed}};
 }
 
 }  // namespace
@@ -131,10 +156,13 @@ void AddBalance(const Model<float>& model, Json* out) {
 Json ScoreModel(const ScoreOptions& options) {
   const ModelConfig config = LoadModelConfig(options.model);
   const DocumentEncoder encoder(options.tokenizer.empty() ? options.model : options.tokenizer,
-                                options.chat_loss);
+                                options.chat_loss, ModelShape::Of(config));
   std::vector<EncodedDocument> documents;
+  std::vector<std::string> names;
   for (const Document& document : ReadDocuments(options.data)) {
     documents.push_back(encoder.Encode(document));
+    names.push_back(document.where);
+    if (!options.routing_replay) documents.back().experts.reset();
   }
   const auto count = documents.size();
   const int64_t length = std::min(options.length, config.max_position);
@@ -148,20 +176,25 @@ Json ScoreModel(const ScoreOptions& options) {
   const Parameter<float>& head = HeadOf(model);
 
   Counts counts;
+  TokenReport report(config, std::move(names), options.tokens);
   Pass<float> pass;
   SamplePosition position;
   for (int64_t left = corpus.RowsOf(0); left > 0;) {
     const int64_t rows = std::min(left, options.rows_per_pass);
     left -= rows;
     Batch batch;
+    std::vector<Part> parts;
     for (const Row& row : corpus.Take(rows, &position)) {
       AppendRow(corpus.documents(), row, &batch);
+      parts.insert(parts.end(), row.begin(), row.end());
     }
     model.Begin(batch, {}, &pass);  // the default StepSize divides by 1, so losses are sums
     model.Forward(&pass);
     model.Heads(false, &pass);
     counts.loss += pass.losses.main;
-    Count(head, pass, pool, &counts);
+    const RowScores scores = ScoreRows(head, pass.depths[0].final, pass.depths[0].targets, pool);
+    Count(head, pass, scores, pool, &counts);
+    report.Add(corpus.documents(), parts, pass, scores.logprobs);
   }
 
   Json out = {{"documents", count},
@@ -175,6 +208,7 @@ Json ScoreModel(const ScoreOptions& options) {
     out["mtp_agreement_anywhere"] = Ratio(counts.all_agreed, counts.all_drafts);
   }
   AddBalance(model, &out);
+  report.AddTo(&out);
   return out;
 }
 

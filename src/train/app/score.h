@@ -18,6 +18,8 @@ struct ScoreOptions {
   int64_t length = 512;        // tokens of a row; documents that fit in a row are not split
   int64_t rows_per_pass = 16;  // rows per forward pass
   int threads = 1;
+  bool routing_replay = true;    // false: tokens with given experts select their own, too
+  std::filesystem::path tokens;  // file of the values of each token; empty: none
 };
 
 // Runs the model once over all of the data, on one rank. Returns an object of
@@ -32,7 +34,16 @@ struct ScoreOptions {
 //                                      minimum over layers; MTP modules not included
 //   dead_experts                       number of experts that received no token
 //   layers                             of each MoE layer: layer, balancedness, dead_experts, loads
-// Throws Error: errors of reading model, tokenizer and data.
+//   routing_replay                     only if documents give experts: selections (tokens with
+//   given
+//                                      experts, summed over the MoE layers), and agreement, the
+//                                      fraction for which the router would have selected the same
+//   rollout_logprobs                   only if documents have log-probabilities: positions, and
+//                                      mean and maximum of the absolute difference
+// Writes options.tokens with one JSON object per sequence: document ("file:line"), begin (its first
+// token in the document), token_ids [n], logprobs [n] of the next token (null: no target), and
+// routed_experts, base64 of int32 [n, layers, top_k], as in a response of /generate.
+// Throws Error: errors of reading model, tokenizer and data; kResource for options.tokens.
 nlohmann::ordered_json ScoreModel(const ScoreOptions& options);
 
 }  // namespace switchyard::train

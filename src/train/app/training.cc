@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -38,10 +39,14 @@ struct Setup {
 std::vector<EncodedDocument> ReadCorpus(const TrainingOptions& options, const ModelFiles& files) {
   const std::vector<Document> documents = ReadDocuments(options.data);
   // Uses the copy of the tokenizer in the run's directory, because checkpoints contain that copy.
-  const DocumentEncoder encoder(files.files.front().parent_path(), options.chat_loss);
+  const DocumentEncoder encoder(files.files.front().parent_path(), options.chat_loss,
+                                ModelShape::Of(files.config));
   std::vector<EncodedDocument> encoded;
   encoded.reserve(documents.size());
-  for (const Document& document : documents) encoded.push_back(encoder.Encode(document));
+  for (const Document& document : documents) {
+    encoded.push_back(encoder.Encode(document));
+    if (!options.routing_replay) encoded.back().experts.reset();
+  }
   return encoded;
 }
 
@@ -106,8 +111,13 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
   setup.exchange = {.tokens = pass_tokens, .synchronous = options.synchronous};
   const Corpus corpus(setup.documents, options.packing);  // throws if the corpus is empty
-  progress.Say(fmt::format("one epoch: {} documents, {} tokens, {} of them targets",
-                           setup.documents.size(), corpus.tokens(), corpus.targets()));
+  const auto replayed = std::ranges::count_if(
+      setup.documents, [](const EncodedDocument& d) { return d.experts != nullptr; });
+  progress.Say(fmt::format(
+      "one epoch: {} documents, {} tokens, {} of them targets{}", setup.documents.size(),
+      corpus.tokens(), corpus.targets(),
+      replayed > 0 ? fmt::format("; {} documents give the experts of their tokens", replayed)
+                   : ""));
   return setup;
 }
 

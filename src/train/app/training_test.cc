@@ -52,6 +52,72 @@ TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
   }
 }
 
+// Writes rollouts with random experts, as a server returns them. The model of the tests has a dense
+// and an MoE layer of 8 experts, top-3.
+void WriteRollouts(const fs::path& path, int shift) {
+  std::ofstream out(path);
+  for (int i = 0; i < 24; ++i) {
+    const int output = 4 + i % 9;
+    nlohmann::json line = {{"output_ids", nlohmann::json::array()},
+                           {"meta_info", {{"prompt_token_ids", {i, i + 1, 7}}}}};
+    std::vector<int32_t> experts;
+    for (int t = 0; t < 3 + output - 1; ++t) {
+      const int first = i + t * t + shift;
+      experts.insert(experts.end(), {-1, -1, -1, first % 8, (first + 3) % 8, (first + 5) % 8});
+    }
+    for (int t = 0; t < output; ++t) line["output_ids"].push_back((i * 5 + t * 3) % 280);
+    if (i % 3 != 2) {  // some rollouts have no experts
+      line["meta_info"]["routed_experts"] =
+          Base64Of({reinterpret_cast<const char*>(experts.data()), 4 * experts.size()});
+    }
+    out << line.dump() << "\n";
+  }
+}
+
+TEST_F(TrainingTest, GivenExpertsSurviveRanksAndInterruptions) {
+  TrainingOptions options = Options(6);
+  options.data = {dir_ / "rollouts.jsonl"};
+  options.trainer.rows_per_step = 8;
+  WriteRollouts(options.data[0], 0);
+  const TrainingEnd whole = Train(options);
+  EXPECT_THAT(said_, HasSubstr("16 documents give the experts"));
+  const std::vector<double> one = Losses(dir_ / "out");
+  const auto log = ReadStepLog(dir_ / "out" / "log.jsonl");
+  EXPECT_LT(log[0]["routing_agreement"].get<double>(), 1.0);
+
+  options.trainer.output = dir_ / "halves";
+  std::atomic<int> polls{0};
+  EXPECT_EQ(Train(options, [&] { return polls++ >= 3; }).step, 3);
+  WriteRollouts(options.data[0], 1);
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("was trained on another corpus"));
+  WriteRollouts(options.data[0], 0);
+  const TrainingEnd rest = Train(options);
+  EXPECT_EQ(Losses(options.trainer.output), one);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
+
+  for (const Layout& layout :
+       {Layout{.ep = 2, .dp = 2}, Layout{.tp = 2, .ep = 2}, Layout{.dp = 2, .pp = 2}}) {
+    options.trainer.output = dir_ / layout.ToString();
+    options.layout = layout;
+    options.learner.order = schedule::Order::kOverlapped;
+    Train(options);
+    const auto lines = ReadStepLog(options.trainer.output / "log.jsonl");
+    ASSERT_EQ(lines.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i)
+      EXPECT_NEAR(lines[i]["loss"].get<double>(), one[i], 1e-3) << layout.ToString();
+    EXPECT_EQ(lines[0]["routing_agreement"], log[0]["routing_agreement"]) << layout.ToString();
+    EXPECT_EQ(lines[0]["balancedness"], log[0]["balancedness"]) << layout.ToString();
+  }
+
+  options.layout = {};
+  options.routing_replay = false;
+  options.trainer.output = dir_ / "off";
+  Train(options);
+  EXPECT_NE(Losses(options.trainer.output), one);
+  EXPECT_FALSE(ReadStepLog(options.trainer.output / "log.jsonl")[0].contains("routing_agreement"));
+}
+
 TEST_F(TrainingTest, RanksLearnTheSame) {
   TrainingOptions options = Options(6);
   Train(options);

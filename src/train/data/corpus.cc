@@ -96,6 +96,28 @@ std::vector<Row> PackEpoch(std::span<const int64_t> document_lengths, const Pack
   return rows;
 }
 
+namespace {
+
+// Appends the experts of a part of a document to those of the batch's tokens before the part.
+void AppendExperts(const EncodedDocument& document, const Part& part, Batch* batch) {
+  const auto before = static_cast<size_t>(batch->begins.back());
+  if (document.experts == nullptr) {
+    if (before > 0) {
+      const size_t width = batch->experts.size() / before;
+      batch->experts.resize(width * (before + static_cast<size_t>(part.length)), -1);
+    }
+    return;
+  }
+  const std::vector<int32_t>& experts = *document.experts;
+  const size_t width = experts.size() / document.ids.size();
+  batch->experts.resize(width * before, -1);  // if no document before this one has given experts
+  const auto first = experts.begin() + static_cast<ptrdiff_t>(width) * part.begin;
+  batch->experts.insert(batch->experts.end(), first,
+                        first + static_cast<ptrdiff_t>(width) * part.length);
+}
+
+}  // namespace
+
 void AppendRow(const std::vector<EncodedDocument>& documents, const Row& row, Batch* batch) {
   if (batch->begins.empty()) batch->begins.push_back(0);
   for (const Part& part : row) {
@@ -105,6 +127,7 @@ void AppendRow(const std::vector<EncodedDocument>& documents, const Row& row, Ba
       batch->tokens.push_back(document.ids[static_cast<size_t>(i)]);
       batch->targets.push_back(document.learned[next] != 0 ? document.ids[next] : Batch::kIgnored);
     }
+    AppendExperts(document, part, batch);
     batch->begins.push_back(static_cast<int32_t>(batch->tokens.size()));
   }
 }
@@ -124,6 +147,7 @@ std::string Fingerprint(const std::vector<EncodedDocument>& documents,
     hash.AddBytes(&count, sizeof count);
     AddTo(hash, std::span(document.ids));
     AddTo(hash, std::span(document.learned));
+    if (document.experts != nullptr) AddTo(hash, std::span(*document.experts));
   }
   return fmt::format("{:016x}-length{}-{}-{}{}", hash.value(), options.length,
                      options.whole_documents ? "whole" : "cut",

@@ -43,7 +43,8 @@ using Row = std::vector<Part>;  // the parts of one row; at most the row length 
 std::vector<Row> PackEpoch(std::span<const int64_t> document_lengths, const PackingOptions& options,
                            int64_t epoch);
 
-// Appends a row's tokens and targets; each part becomes a sequence.
+// Appends a row's tokens, targets and given experts; each part becomes a sequence. The given
+// experts of all documents have the same layers and top_k.
 void AppendRow(const std::vector<EncodedDocument>& documents, const Row& row, Batch* batch);
 
 // Endless stream of training rows, one epoch after the other.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -74,11 +75,20 @@ Document ReadLine(std::string_view line, std::string where) {
   }
   const bool has_text = json.is_object() && json.contains("text");
   const bool has_messages = json.is_object() && json.contains("messages");
-  if (has_text == has_messages) {
-    throw Invalid("{}: want an object with either \"text\" or \"messages\"", where);
-  }
   Document document;
-  if (has_text) {
+  if (json.is_object()) {
+    document.rollout = ReadRollout(json, where);
+    document.experts = ReadGivenExperts(json, where);
+  }
+  if (document.rollout ? has_messages : has_text == has_messages) {
+    throw Invalid(
+        "{}: want an object with either \"text\" or \"messages\", or with \"output_ids\" and "
+        "without \"messages\"",
+        where);
+  }
+  if (document.rollout) {
+    // The text of a response repeats output_ids.
+  } else if (has_text) {
     if (!json["text"].is_string()) throw Invalid("{}: \"text\" is not a string", where);
     document.text = json["text"].get<std::string>();
   } else {
@@ -177,21 +187,50 @@ void Append(const std::vector<int32_t>& ids, bool learned, EncodedDocument* out)
 
 }  // namespace
 
-DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss)
+DocumentEncoder::DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss,
+                                 ModelShape shape)
     : tokenizer_(Tokenizer::FromDirectory(dir)),
       chat_template_(ChatTemplate::FromDirectory(dir)),
       chat_loss_(chat_loss),
+      shape_(std::move(shape)),
       eos_(tokenizer_->NamedToken("eos_token")) {}
 
 EncodedDocument DocumentEncoder::Encode(const Document& document) const {
-  if (document.messages.is_null()) return EncodeText(document.text);
-  try {
-    return EncodeChat(document);
-  } catch (const Error& error) {
-    const std::string what = error.what();
-    if (what.starts_with(document.where)) throw;
-    throw Invalid("{}: {}", document.where, what);
+  EncodedDocument out;
+  if (document.rollout) {
+    out = EncodeRollout(document);
+  } else if (document.messages.is_null()) {
+    out = EncodeText(document.text);
+  } else {
+    try {
+      out = EncodeChat(document);
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      if (what.starts_with(document.where)) throw;
+      throw Invalid("{}: {}", document.where, what);
+    }
   }
+  if (document.experts) {
+    out.experts = std::make_shared<const std::vector<int32_t>>(
+        ExpertsOfTokens(*document.experts, std::ssize(out.ids), shape_, document.where));
+  }
+  return out;
+}
+
+EncodedDocument DocumentEncoder::EncodeRollout(const Document& document) const {
+  const RolloutTokens& tokens = *document.rollout;
+  EncodedDocument out;
+  Append(tokens.prompt, chat_loss_ == ChatLoss::kAll, &out);
+  Append(tokens.output, true, &out);
+  for (size_t i = 0; i < out.ids.size(); ++i) {
+    if (out.ids[i] >= 0 && (shape_.vocab_size == 0 || out.ids[i] < shape_.vocab_size)) continue;
+    throw Invalid("{}: token {} is {}, want 0 to {}", document.where, i, out.ids[i],
+                  shape_.vocab_size - 1);
+  }
+  if (tokens.logprobs.empty()) return out;
+  out.logprobs.assign(tokens.prompt.size(), std::numeric_limits<float>::quiet_NaN());
+  out.logprobs.insert(out.logprobs.end(), tokens.logprobs.begin(), tokens.logprobs.end());
+  return out;
 }
 
 EncodedDocument DocumentEncoder::EncodeText(const std::string& text) const {

@@ -11,12 +11,13 @@
 
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
+#include "train/data/rollout.h"
 
 namespace switchyard::train {
 
 // Reads training documents from text files.
 
-// A text, or a chat if `messages` is not null.
+// A text, a chat if `messages` is not null, or the tokens of a rollout.
 struct Document {
   std::string text;
   nlohmann::ordered_json messages;  // [{"role": …, "content": …} …]
@@ -24,11 +25,14 @@ struct Document {
   // Only for chats: the offered tools, and further variables of the chat template; null if absent.
   nlohmann::ordered_json tools = nullptr;
   nlohmann::ordered_json template_kwargs = nullptr;
+  std::optional<RolloutTokens> rollout = std::nullopt;
+  std::optional<GivenExperts> experts = std::nullopt;
 };
 
 // File formats by extension: .jsonl has one document per line, {"text": "…"} or {"messages":
 // [{"role": "user", "content": "…"}, …]}. A chat may also have "tools" and "chat_template_kwargs",
-// in the form that a chat request has. Other keys are ignored, empty lines skipped. A file with any
+// in the form that a chat request has. A line with "output_ids" is a rollout, and any document may
+// have routed experts (rollout.h). Other keys are ignored, empty lines skipped. A file with any
 // other extension is one document. A directory stands for the .jsonl, .txt and .md files below it,
 // ordered by path. Throws Error that names file and line for unreadable or empty files, paths
 // without any document, and text that is not UTF-8. Also throws for a line that is not JSON, that
@@ -43,6 +47,11 @@ struct EncodedDocument {
   // [ids] loss mask: 1 if the id is a target. The first id is never a target, even if its mask is
   // 1.
   std::vector<uint8_t> learned;
+  // [ids, layers, top_k] experts given to each token (Batch::experts); null: none. Shared by the
+  // ranks, because they may take more memory than the ids.
+  std::shared_ptr<const std::vector<int32_t>> experts = nullptr;
+  // [ids] log-probability of each id in the rollout, NaN if unknown; empty: none is known.
+  std::vector<float> logprobs = {};
 };
 
 // Encodes documents with the tokenizer of a directory. Immutable: usable by any thread.
@@ -50,13 +59,15 @@ class DocumentEncoder {
  public:
   enum class ChatLoss : uint8_t {
     kAll,  // every token of a chat
-    // The text of each assistant turn in the rendered chat, without the generation prompt.
+    // The text of each assistant turn in the rendered chat, without the generation prompt. The
+    // output of a rollout.
     kAssistant,
   };
 
   // Reads the tokenizer (Tokenizer::FromDirectory) and the chat template. The token named eos_token
-  // ends every text. Throws errors of Tokenizer and ChatTemplate.
-  DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss);
+  // ends every text. `shape`: the model for which token ids and given experts are checked. Throws
+  // errors of Tokenizer and ChatTemplate.
+  DocumentEncoder(const std::filesystem::path& dir, ChatLoss chat_loss, ModelShape shape = {});
 
   // A text is encoded with the special tokens that the tokenizer adds to every text. The eos token
   // is appended if the tokenizer has one and the text does not end with this token. Special tokens
@@ -65,7 +76,8 @@ class DocumentEncoder {
   // segment is encoded separately. Prompts are therefore tokenized as in serving. Throws Error
   // kInvalid, naming the document: there is no template for a chat, a chat has no assistant turn,
   // or the template rejects the chat. kAssistant also requires a template that does not change
-  // earlier text as the conversation grows.
+  // earlier text as the conversation grows. Rollouts are not tokenized. Throws the errors of
+  // ExpertsOfTokens, and kInvalid for a rollout's token that is not in the model's vocabulary.
   EncodedDocument Encode(const Document& document) const;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -73,10 +85,12 @@ class DocumentEncoder {
  private:
   EncodedDocument EncodeText(const std::string& text) const;
   EncodedDocument EncodeChat(const Document& document) const;
+  EncodedDocument EncodeRollout(const Document& document) const;
 
   std::unique_ptr<Tokenizer> tokenizer_;
   ChatTemplate chat_template_;
   ChatLoss chat_loss_;
+  ModelShape shape_;
   std::optional<int32_t> eos_;
 };
 

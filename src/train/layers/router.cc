@@ -1,5 +1,7 @@
 #include "train/layers/router.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -124,7 +126,35 @@ void AddScoreGradient(const RouterConfig& c, const RoutedToken<T>& t, const T* d
     dlogits[e] += dscores[e] * t.scores[e] * (T{1} - t.scores[e]);
 }
 
+// Replaces the selection of tokens with given experts. The order of given slots is kept, because
+// combine sums in slot order.
+template <typename T>
+void UseGivenExperts(int64_t m, int64_t k, RouterState<T>* s) {
+  for (int64_t t = 0; t < m && !s->given.empty(); ++t) {
+    const auto given = std::span<const int32_t>(s->given).subspan(t * k, k);
+    if (std::ranges::all_of(given, [](int32_t e) { return e < 0; })) continue;
+    const auto own = std::span(s->topk.ids).subspan(t * k, k);
+    ++s->replayed;
+    if (std::ranges::is_permutation(given, own)) ++s->agreed;
+    std::ranges::copy(given, own.begin());
+  }
+}
+
 }  // namespace
+
+std::string FaultOfGivenExperts(std::span<const int32_t> ids, int num_experts) {
+  for (size_t j = 0; j < ids.size(); ++j) {
+    if (num_experts == 0 && ids[j] != -1)
+      return fmt::format("expert {} is given to a layer without experts", ids[j]);
+    if (ids[j] < -1 || ids[j] >= num_experts) {
+      return fmt::format("expert {} is out of range, want 0 to {}, or -1 for none", ids[j],
+                         num_experts - 1);
+    }
+    if (ids[j] >= 0 && std::ranges::count(ids.first(j), ids[j]) > 0)
+      return fmt::format("expert {} is given twice", ids[j]);
+  }
+  return {};
+}
 
 template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
@@ -145,11 +175,14 @@ void Router<T>::Forward(const T* x, int64_t m, RouterState<T>* s, ThreadPool& po
   s->weights.resize(m * k);
   const Projection<T> projection = linear_.Forward(x, m, s->logits.data());
   Project<T>({&projection, 1}, pool);
+  CHECK(s->given.empty() || std::ssize(s->given) == m * k);
+  s->replayed = s->agreed = 0;
   if (!s->keep_choice) {
     const std::vector<float> logits(s->logits.begin(), s->logits.end());
     std::vector<float> bias;
     if (bias_ != nullptr) bias.assign(bias_->value.begin(), bias_->value.end());
     SelectExperts(config_, logits.data(), m, bias.empty() ? nullptr : bias.data(), &s->topk, pool);
+    UseGivenExperts(m, k, s);
   }
   pool.RunRanges(m, 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

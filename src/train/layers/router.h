@@ -41,6 +41,11 @@ struct RouterState {
   std::vector<T> dprobabilities;
   std::vector<T> dz;  // [m] gradient of the z-loss with respect to log Σ e^logit; empty: none
   std::vector<float> loads;  // [E] number of the rank's tokens that choose each expert
+  // [m, k] experts that the batch gives to the rank's tokens (Batch::experts), −1: none. Empty: no
+  // token has given experts.
+  std::vector<int32_t> given;
+  // Number of tokens with given experts, and how many of them would select the same set of experts.
+  int64_t replayed = 0, agreed = 0;
   // For tests: keeps `topk` of the previous pass, so that the choice of experts is the same at both
   // points of a finite difference.
   bool keep_choice = false;
@@ -48,6 +53,11 @@ struct RouterState {
 
 // Sums counts over all ranks, in place; empty on a single rank.
 using SumOverRanks = std::function<void(std::span<float>)>;
+
+// Describes the first fault of experts given to one token in one layer: "expert 9 is out of range,
+// want 0 to 7, or -1 for none" or "expert 3 is given twice". Empty: no fault. num_experts is 0 for
+// a layer without experts.
+std::string FaultOfGivenExperts(std::span<const int32_t> ids, int num_experts);
 
 // Owned by its layer.
 template <typename T>
@@ -60,7 +70,9 @@ class Router {
          const std::string& bias_name, ParameterSet<T>& set);
 
   // Fills the state. SelectExperts, the router of inference, selects the experts from float32
-  // logits.
+  // logits. A token with given experts uses these instead (routing replay, arXiv:2510.11370). Its
+  // weights follow from its own scores in the same way, and so do their gradients. The loads count
+  // the experts in use. A given slot with id −1 beside other experts stays without an expert.
   void Forward(const T* x, int64_t m, RouterState<T>* state, ThreadPool& pool);
   // Call after Forward if losses.any(). Returns the losses, summed over the rank's tokens and
   // divided by step_tokens. The sums of these values over ranks and micro-batches are the losses of

@@ -34,13 +34,18 @@ Balance Balance::OfAllStages(Collectives& world, int stages) const {
     all.sum += one.sum / ranks_of_stage;
     all.worst = std::min(all.worst, one.worst);
     all.dead += one.dead / ranks_of_stage;
+    all.replayed += one.replayed / ranks_of_stage;
+    all.agreed += one.agreed / ranks_of_stage;
   }
   return all;
 }
 
 std::map<std::string, double> Balance::Figures() const {
   if (layers == 0.0) return {};
-  return {{"balancedness", sum / layers}, {"balancedness_worst", worst}, {"dead_experts", dead}};
+  std::map<std::string, double> figures = {
+      {"balancedness", sum / layers}, {"balancedness_worst", worst}, {"dead_experts", dead}};
+  if (replayed > 0.0) figures["routing_agreement"] = agreed / replayed;
+  return figures;
 }
 
 namespace {
@@ -162,12 +167,18 @@ void Learner::SumLayer(int layer) {
 
 std::map<std::string, double> Learner::AfterStep(double rate_part) {
   std::vector<std::vector<float>> loads = model_.loads();
+  float replay[] = {static_cast<float>(model_.replay().replayed),
+                    static_cast<float>(model_.replay().agreed)};
   model_.ClearLoads();
   Balance balance;
   for (std::vector<float>& layer : loads) {
     if (ranks_.stage != nullptr) ranks_.stage->AllReduceSum(layer.data(), layer.size());
     balance.Add(layer);
   }
+  if (ranks_.stage != nullptr && !loads.empty())
+    ranks_.stage->AllReduceSum(replay, std::size(replay));
+  balance.replayed = replay[0];
+  balance.agreed = replay[1];
   if (ranks_.stages > 1) balance = balance.OfAllStages(*ranks_.world, ranks_.stages);
   const double step = options_.bias_step * (options_.bias_step_falls ? rate_part : 1.0);
   if (step > 0.0) model_.MoveBiases(loads, step);

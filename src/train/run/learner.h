@@ -51,13 +51,17 @@ struct Balance {
   double sum = 0.0;    // over layers: mean load / largest load, or 1 for a layer without load
   double worst = 1.0;  // minimum over layers
   double dead = 0.0;   // number of experts without a token
+  // Tokens with given experts, summed over the layers, and how many of them would have selected the
+  // same set.
+  double replayed = 0.0, agreed = 0.0;
 
   // Adds one layer. loads: [experts] tokens of each expert, summed over all ranks.
   void Add(std::span<const float> loads);
   // Aggregates over the layers of all pipeline stages. Collective over `world`, which has the same
   // number of ranks in each stage. All ranks of a stage must have equal values.
   Balance OfAllStages(Collectives& world, int stages) const;
-  // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer.
+  // "balancedness", "balancedness_worst", "dead_experts"; empty if there is no MoE layer. With
+  // given experts also "routing_agreement", agreed / replayed.
   std::map<std::string, double> Figures() const;
 };
 
@@ -106,7 +110,9 @@ class Learner : public TrainedModel {
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
   // Metrics over all stages, if the model has experts. "balancedness": mean load / largest load of
   // an MoE layer in the step, averaged over the layers. "balancedness_worst": the minimum over the
-  // layers. "dead_experts": the number of experts without a token.
+  // layers. "dead_experts": the number of experts without a token. "routing_agreement", if the
+  // batch gives experts: the fraction of tokens that would have selected the same ones, over the
+  // layers.
   std::map<std::string, double> AfterStep(double rate_part) override;
 
   // The shape and schedule of the last step.

@@ -51,10 +51,14 @@ Gradients Of(const ModelConfig& config, const Batch& batch, const Layout& layout
   return sums;
 }
 
-TEST(ExactGradients, DoNotDependOnTheLayout) {
+class ExactGradients : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ExactGradients, DoNotDependOnTheLayout) {
+  const bool replay = GetParam();  // whether the batch gives the experts of some tokens
   for (const char* kind : {"qwen3_moe", "deepseek_v2", "deepseek_v3"}) {
     const ModelConfig config = ParseModelConfig(testing::SmallConfig(kind));
-    const Batch batch = testing::RandomBatch({9, 4, 1, 7, 2}, config.vocab_size, 6);
+    Batch batch = testing::RandomBatch({9, 4, 1, 7, 2}, config.vocab_size, 6);
+    if (replay) batch.experts = testing::RandomExperts(config, batch.size(), 0.7, 2);
     const Gradients one = Of(config, batch, {});
     for (const Layout& layout : {Layout{.tp = 2}, Layout{.tp = 2, .ep = 2}, Layout{.dp = 2},
                                  Layout{.tp = 2, .ep = 4, .dp = 2}}) {
@@ -67,6 +71,9 @@ TEST(ExactGradients, DoNotDependOnTheLayout) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Experts, ExactGradients, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Given" : "Selected"; });
 
 }  // namespace
 }  // namespace switchyard::train

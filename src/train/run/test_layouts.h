@@ -28,6 +28,10 @@ inline Batch Sequences(const Batch& batch, int64_t first, int64_t last) {
   const int32_t begin = batch.begins[first], end = batch.begins[last];
   part.tokens.assign(batch.tokens.begin() + begin, batch.tokens.begin() + end);
   part.targets.assign(batch.targets.begin() + begin, batch.targets.begin() + end);
+  if (!batch.experts.empty()) {
+    const auto width = std::ssize(batch.experts) / batch.size();
+    part.experts.assign(batch.experts.begin() + begin * width, batch.experts.begin() + end * width);
+  }
   for (int64_t s = first; s <= last; ++s) part.begins.push_back(batch.begins[s] - begin);
   return part;
 }
