@@ -51,6 +51,25 @@ void RefuseWithoutAlgorithm(const SpeculativeOptions& o) {
   if (o.simulate_acceptance >= 0) refuse("--speculative-simulate-acceptance");
 }
 
+// `steps`: 0: auto.
+DraftLimits TreeLimitsOf(const SpeculativeOptions& options, int32_t steps) {
+  const int32_t width = options.eagle_topk, tokens = options.num_draft_tokens;
+  if (steps == 0 || tokens == 0)
+    throw Invalid(
+        "--speculative-eagle-topk {}: trees need numbers for --speculative-num-steps (the depth) "
+        "and --speculative-num-draft-tokens (the rows of a verification)",
+        width);
+  // Drafts of the first level, and the children of `width` drafts of each level.
+  const int32_t all = std::min(kMostTreeDrafts, width + (steps - 1) * width * width);
+  if (tokens < 2 || tokens > all + 1)
+    throw Invalid(
+        "--speculative-num-draft-tokens {}: with --speculative-eagle-topk {} and "
+        "--speculative-num-steps {}, want 2 to {}",
+        tokens, width, steps, all + 1);
+  // A path of the best drafts is at most as long as their number.
+  return {.most = tokens - 1, .width = width, .depth = std::min(steps, tokens - 1)};
+}
+
 }  // namespace
 
 DraftSource SourceOf(const SpeculativeOptions& options) {
@@ -63,9 +82,13 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
   if (named == std::end(kSources))
     throw Invalid("--speculative-algorithm {}: want NGRAM, NEXTN, MTP, STANDALONE, EAGLE or EAGLE3",
                   options.algorithm);
-  if (options.eagle_topk != 1)
-    throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
-                  options.eagle_topk);
+  if (options.eagle_topk < 1 || options.eagle_topk > kMostTreeWidth)
+    throw Invalid("--speculative-eagle-topk {}: want 1 to {}", options.eagle_topk, kMostTreeWidth);
+  if (options.eagle_topk > 1 && named->source == DraftSource::kNgram)
+    throw Invalid(
+        "--speculative-eagle-topk {}: drafts of --speculative-algorithm {} are chains; "
+        "want 1",
+        options.eagle_topk, options.algorithm);
   if (named->source == DraftSource::kNgram && !options.draft_quantization.empty())
     throw Invalid(
         "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
@@ -89,6 +112,7 @@ DraftLimits LimitsOf(const SpeculativeOptions& options) {
   const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
   if (options.simulate_acceptance > 1)
     throw Invalid("--speculative-simulate-acceptance {}: want 0 to 1", options.simulate_acceptance);
+  if (options.eagle_topk > 1) return TreeLimitsOf(options, steps);
   if (tokens == 0) {
     if (steps > 0) return {.most = steps};
     return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts, .adapts = true};
