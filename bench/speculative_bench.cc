@@ -2,8 +2,9 @@
 //
 // Usage: speculative_bench --model DIR (--text FILE | --chats FILE) [--algorithm NEXTN]
 //                          [--steps auto] [--batch 1] [--prompts 40] [--prompt 48] [--tokens 128]
-//                          [--tp 1] [--temperature 0] [--repeat 5] [--draft DIR] [--simulate -1]
-//                          [--repetitions 1] [--quantization METHOD]
+//                          [--topk 1] [--rows 0] [--tp 1] [--temperature 0] [--repeat 5]
+//                          [--draft DIR] [--simulate -1] [--repetitions 1]
+//                          [--quantization METHOD]
 //
 // With --text, prompts are paragraphs of FILE, cut to `--prompt` tokens, and outputs have
 // `--tokens` tokens. With --repetitions, a prompt has its paragraph several times, so the output
@@ -38,6 +39,7 @@ using Ids = std::vector<int32_t>;
 struct Args {
   std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft, quantization;
   int32_t batch = 1, prompts = 40, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
+  int32_t topk = 1, rows = 0;
   double temperature = 0, simulate = -1;
 };
 
@@ -156,6 +158,8 @@ void Bench(const Args& args) {
   Engine plain(config);
   config.speculative = {.algorithm = args.algorithm,
                         .num_steps = args.steps,
+                        .eagle_topk = args.topk,
+                        .num_draft_tokens = args.rows,
                         .draft_model_path = args.draft,
                         .draft_quantization = args.quantization,
                         .simulate_acceptance = args.simulate};
@@ -194,6 +198,8 @@ int main(int argc, char** argv) {
   app.Option("--chats", a.chats, "File with a chat on each line, instead of --text");
   app.Option("--algorithm", a.algorithm, "NGRAM, NEXTN, EAGLE, EAGLE3 or STANDALONE");
   app.Option("--steps", a.steps, "Maximum drafts per request and step, or auto");
+  app.Option("--topk", a.topk, "Width of trees of drafts; 1: chains").Positive();
+  app.Option("--rows", a.rows, "Rows of a verification; 0: of a chain with --steps drafts");
   app.Option("--draft", a.draft, "Draft model of STANDALONE, EAGLE and EAGLE3");
   app.Option("--quantization", a.quantization,
              "Quantization of the draft model's weights, or unquant");

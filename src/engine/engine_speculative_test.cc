@@ -30,12 +30,14 @@ struct Case {
   const char* draft_model = "";
   const char* steps = "3";
   bool two_batches = false;
+  int32_t topk = 1, rows = 0;  // trees: their width, and the rows of a verification
 
   // The name of a test contains this text.
   friend void PrintTo(const Case& c, std::ostream* out) {
-    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{}", c.fixture, c.algorithm,
-                        c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode, c.draft_backend,
-                        c.draft_model, c.steps, c.two_batches ? " two batches" : "");
+    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{} topk {} rows {}", c.fixture,
+                        c.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode,
+                        c.draft_backend, c.draft_model, c.steps,
+                        c.two_batches ? " two batches" : "", c.topk, c.rows);
   }
 };
 
@@ -72,6 +74,8 @@ TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
   }
   config.speculative.algorithm = c.algorithm;
   config.speculative.num_steps = c.steps;
+  config.speculative.eagle_topk = c.topk;
+  config.speculative.num_draft_tokens = c.rows;
   config.moe.speculative_a2a_backend = c.draft_backend;
   if (*c.draft_model) config.speculative.draft_model_path = Fixture(c.draft_model);
   ExpectOutputs(config, kRequests, want);
@@ -102,8 +106,11 @@ TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
   }
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);
-  config.speculative = {
-      .algorithm = c.algorithm, .num_steps = c.steps, .draft_model_path = dir.path().string()};
+  config.speculative = {.algorithm = c.algorithm,
+                        .num_steps = c.steps,
+                        .eagle_topk = c.topk,
+                        .num_draft_tokens = c.rows,
+                        .draft_model_path = dir.path().string()};
   ExpectOutputs(config, kRequests, want);
 }
 
@@ -138,6 +145,35 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"deepseek_v3", "STANDALONE", kDp2, "deepep", "auto", "none", "deepseek_v2"},
         Case{"deepseek_v3", "STANDALONE", {1, 1}, "none", "auto", "", "deepseek_v3", "auto"}));
 
+INSTANTIATE_TEST_SUITE_P(
+    Trees, EagleEngine,
+    ::testing::Values(
+        Case{"deepseek_v3", "EAGLE3", {1, 1}, "none", "auto", "", "", "3", false, 3, 9},
+        Case{"deepseek_v3", "EAGLE", kDp2, "deepep", "auto", "", "", "3", true, 2, 6},
+        Case{"gpt_oss", "EAGLE3", {2, 2}, "deepep", "auto", "", "", "4", false, 4, 20},
+        Case{"yardling", "EAGLE", {1, 1}, "none", "auto", "", "", "2", false, 4, 8}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Trees, SpeculativeEngine,
+    ::testing::Values(
+        Case{"deepseek_v3", "NEXTN", {1, 1}, "none", "auto", "", "", "3", false, 4, 8},
+        Case{"deepseek_v3", "NEXTN", kDp2, "deepep", "low_latency", "", "", "3", false, 2, 9},
+        Case{"deepseek_v3", "MTP", {2, 1}, "none", "auto", "", "", "4", false, 4, 24},
+        Case{"yardling", "NEXTN", {1, 1}, "none", "auto", "", "", "3", false, 2, 6},
+        Case{"yardling", "NEXTN", kDp2, "deepep", "auto", "", "", "2", false, 3, 4},
+        Case{"deepseek_v3",
+             "STANDALONE",
+             {1, 1},
+             "none",
+             "auto",
+             "",
+             "deepseek_v3",
+             "3",
+             false,
+             3,
+             9},
+        Case{"mixtral", "STANDALONE", {2, 2}, "deepep", "auto", "", "gpt_oss", "2", false, 2, 5}));
+
 // Generates from prompts of random tokens.
 EngineStats StatsOf(const EngineConfig& config, float temperature) {
   Engine engine(config);
@@ -163,6 +199,23 @@ TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
     const EngineStats stats = StatsOf(config, temperature);
     EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
     EXPECT_EQ(stats.accepted_tokens, 8 * 30);  // 8 requests, each with 10 steps of 3 drafts
+  }
+}
+
+// In trees of a copy of the target, the first draft after each accepted one is the next token. So
+// rows of the draft model attend to the keys of their ancestors only.
+TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelGrowsCorrectTrees) {
+  EngineConfig config = ConfigOf("deepseek_v3");
+  config.speculative = {.algorithm = "STANDALONE",
+                        .num_steps = "3",
+                        .eagle_topk = 2,
+                        .num_draft_tokens = 11,
+                        .draft_model_path = Fixture("deepseek_v3").string()};
+  for (const float temperature : {0.0f, 1.0f}) {
+    const EngineStats stats = StatsOf(config, temperature);
+    EXPECT_EQ(stats.accepted_by_position, stats.verified_by_position);
+    EXPECT_EQ(stats.accepted_by_position.size(), 3u);
+    EXPECT_GT(stats.accepted_by_position.at(2), 0);
   }
 }
 
@@ -238,6 +291,14 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("vocabulary"));
   config.speculative = {.algorithm = "NGRAM", .eagle_topk = 2};
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-eagle-topk 2"));
+  const std::string small = Fixture("qwen3_moe").string();
+  config.speculative = {.algorithm = "STANDALONE", .eagle_topk = 17, .draft_model_path = small};
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-eagle-topk 17: want 1 to 16"));
+  config.speculative.eagle_topk = 2;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-eagle-topk 2: trees need numbers"));
+  config.speculative.num_steps = "2";
+  config.speculative.num_draft_tokens = 8;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-num-draft-tokens 8"));
   config.speculative = {.algorithm = "NGRAM", .num_steps = "3", .num_draft_tokens = 5};
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-num-draft-tokens 5"));
   config.speculative = {.algorithm = "NGRAM", .num_steps = "17"};

@@ -122,6 +122,11 @@ class FakeForward : public ForwardFunction {
     return std::vector<std::string>(batch.sequences.size(), router_fault);
   }
 
+  void MoveRows(std::span<const SlotMove> moves) override {
+    for (const SlotMove& move : moves) store_.at(move.to) = store_.at(move.from);
+    moved += std::ssize(moves);
+  }
+
   // Copies the rows of the positions [begin, end) of a sequence from another model's store.
   void CopyRows(const FakeForward& from, std::span<const int32_t> from_pages,
                 std::span<const int32_t> pages, int64_t begin, int64_t end) {
@@ -141,7 +146,7 @@ class FakeForward : public ForwardFunction {
     return logits;
   }
 
-  int64_t most_rows = 0, passes = 0, launched = 0, passes_with_logits = 0;
+  int64_t most_rows = 0, passes = 0, launched = 0, passes_with_logits = 0, moved = 0;
   uint64_t fingerprint = 0;  // hash of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
@@ -211,8 +216,7 @@ class FakeForward : public ForwardFunction {
     uint64_t hash = kSeed;
     poisoned_ = false;
     for (int32_t i = 0; i < length; ++i) {
-      const int32_t page = sequence.pages[i / options_.page_size];
-      const Entry& entry = store_[page * options_.page_size + i % options_.page_size];
+      const Entry& entry = store_.at(sequence.SlotOf(i, options_.page_size));
       EXPECT_EQ(entry.position, i) << "the page table points to another position's token";
       poisoned_ |= entry.token == poison;
       hash = Mix(hash, entry.token, i);

@@ -48,7 +48,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   if (plan.drafts.most > 0)
     logit_rows =
         std::max(logit_rows, std::min(MaxLogitRows(model.output_width()),
-                                      int64_t{plan.max_running_requests} * (1 + plan.drafts.most)));
+                                      int64_t{plan.max_running_requests} * plan.drafts.rows()));
   const RankMemoryShape shape{.logit_rows = logit_rows, .kv_dtype = plan.kv_dtype};
   const ModelOptions options = MakeModelOptions(config, plan);
   RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);

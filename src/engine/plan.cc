@@ -45,7 +45,7 @@ int32_t PerGroup(int32_t total, int dp) { return std::max(1, total / dp); }
 
 int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
   return MaxPromptRows(plan.chunked_prefill_size, config.max_prefill_tokens, plan.context_length) +
-         plan.max_running_requests * (1 + plan.drafts.most);
+         plan.max_running_requests * plan.drafts.rows();
 }
 
 // The number of ranks that share a GPU, and thus its memory (--gpu-id-step 0).

@@ -153,7 +153,7 @@ void RankEngine::Impl::ProcessPass(Rows all) {
   // none.
   faults.clear();
   if (!all.finite()) faults = model.RouterFaults(batch);
-  size_t begin = 0;
+  size_t begin = 0, span = 0;
   int64_t first_row = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
@@ -165,12 +165,14 @@ void RankEngine::Impl::ProcessPass(Rows all) {
     }
     begin += part.logit_rows;
     first_row += part.rows;
+    std::string fault;  // of the first span of the part that has one
+    for (; span < batch.sequences.size() && batch.sequences[span].row_begin < first_row; ++span)
+      if (span < faults.size() && fault.empty()) fault = faults[span];
     const auto entry = table.find(part.id);
     if (entry == table.end()) continue;  // ended with the token of the previous launched pass
     Sequence& sequence = entry->second;
     if (part.drafts == 0) AppendRoutedExperts(sequence, part, first_row - part.rows);
-    if (i < faults.size() && !faults[i].empty() && sequence.router_fault.empty())
-      sequence.router_fault = faults[i];
+    if (!fault.empty() && sequence.router_fault.empty()) sequence.router_fault = fault;
     if (part.drafts == 0) {
       Finish(sequence, part, own);  // may end the sequence
     } else {
@@ -179,14 +181,20 @@ void RankEngine::Impl::ProcessPass(Rows all) {
   }
 }
 
-void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part,
-                                           int64_t first_row) {
+void RankEngine::Impl::AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row,
+                                           std::span<const int32_t> path) {
   if (!sequence.routed_experts_pending() || part.end <= sequence.next_routed) return;
   const int64_t width = model.routed_width(), first = sequence.next_routed - sequence.computed;
   CHECK_GE(first, 0);  // guaranteed by max_reusable
-  const auto rows =
-      model.routed_experts().subspan((first_row + first) * width, (part.rows - first) * width);
-  sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
+  const auto append = [&](int64_t row, int64_t count) {
+    const auto rows = model.routed_experts().subspan((first_row + row) * width, count * width);
+    sequence.routed_experts.insert(sequence.routed_experts.end(), rows.begin(), rows.end());
+  };
+  if (path.empty()) {
+    append(first, part.rows - first);
+  } else {
+    for (int64_t i = first; i < part.rows; ++i) append(path[i], 1);
+  }
   sequence.next_routed = part.end;
 }
 

@@ -76,10 +76,11 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
       max_forced(model.draws() ? 0 : options.max_forced),
-      draft_limit(options.drafter ? options.max_drafts : 0) {
+      draft_limit(options.drafter ? most_drafts() : 0) {
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
+  CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
 
@@ -405,7 +406,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       impl_->scheduler.LimitPrefill(limit->rows);
     } else if (const auto* limit = std::get_if<LimitDrafts>(&message)) {
       impl_->draft_limit =
-          impl_->options.drafter ? std::min(limit->drafts, impl_->options.max_drafts) : 0;
+          impl_->options.drafter ? std::min<int64_t>(limit->drafts, impl_->most_drafts()) : 0;
     } else if (const auto* tokens = std::get_if<GrammarTokens>(&message)) {
       impl_->grammars.SetVocabulary(tokens->bytes);
     } else if (const auto* define = std::get_if<DefineGrammar>(&message)) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "core/check.h"
 #include "engine/config.h"
 #include "engine/request.h"
 #include "engine/scheduler/policy.h"
@@ -66,6 +67,9 @@ class ForwardFunction {
   // Whether the receiver of SendResults sends answers to the front. Only then the results need
   // log-probabilities and the vectors of pooled requests, which may be large.
   virtual bool sends_values() const { return true; }
+  // Copies rows of the cache. With trees of drafts, the engine calls it after a pass, equally on
+  // every rank of the group.
+  virtual void MoveRows(std::span<const SlotMove>) { CHECK(false); }
   // For each sequence of the last batch, a text that names layer and expert of the first router
   // score that is not finite; empty: none. Collective of the attention group. Call it after a
   // Forward whose logits are not finite.
@@ -124,6 +128,9 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
+    // For trees of drafts: maximum number of drafts on a path, and number of cache slots that a
+    // tree needs after the last token (DraftLimits). 0: drafts are chains.
+    int32_t tree_depth = 0, tree_slots = 0;
     bool adapt_drafts = false;  // DraftPace selects the number of drafts
     // Maximum number of drafts that the grammar of a sequence forces in a step (GrammarDrafter); 0:
     // none. A sequence with forced drafts gets none from `drafter`. Has no effect if the model

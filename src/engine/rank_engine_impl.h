@@ -15,6 +15,7 @@
 #include "engine/rank_grammars.h"
 #include "engine/sampler/sampler.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculative/draft_tree.h"
 #include "engine/speculative/grammar_drafter.h"
 
 namespace switchyard {
@@ -130,13 +131,15 @@ struct RankEngine::Impl {
   void ProcessPass(Rows all);
   // Processes one sequence's part of a pass, row by row.
   void Finish(Sequence& sequence, const Part& part, const Rows& own);
-  // Samples the tokens of a part with drafts, as separate decode steps would, until a token differs
-  // from its draft. `first_row`: the part's first row in the batch.
+  // Samples the tokens of a part with drafts, as separate decode steps would, until no draft has
+  // the token. `first_row`: the part's first row in the batch.
   void Verify(Sequence& sequence, const Part& part, const Rows& own, int64_t first_row);
-  // The loop of Verify over the rows. Returns the error that ends the request and sets `kind`;
-  // empty: none.
-  std::string SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts, const Rows& own,
-                           RequestOutput& output, ErrorKind& kind);
+  // The loop of Verify over the rows of a path of the tree. Appends these rows to `path`. Returns
+  // the error that ends the request and sets `kind`; empty: none.
+  std::string SampleDrafts(Sequence& sequence, const DraftTree& tree, const Rows& own,
+                           std::vector<int32_t>& path, RequestOutput& output, ErrorKind& kind);
+  // Moves the rows of the kept path of a tree to the slots of their positions.
+  void MoveKeptRows(const Sequence& sequence, std::span<const int32_t> path);
   // Proposes tokens after a pass: those that grammars force, and those of the drafter for the other
   // sequences. Called on every rank of the world.
   void ProposeDrafts(std::span<const Part> pass);
@@ -144,8 +147,10 @@ struct RankEngine::Impl {
   std::vector<DraftPart> ProposeForced(std::span<const Part> pass);
   // Maximum number of drafts that the sequence can use in its next step, at most `limit`.
   int64_t WantedDrafts(const Sequence& sequence, int64_t limit) const;
-  // `first_row`: the part's first row in the batch.
-  void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row);
+  // `first_row`: the part's first row in the batch. `path`: its rows relative to first_row; empty:
+  // all rows.
+  void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row,
+                           std::span<const int32_t> path = {});
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                            std::span<const float> logits);
   // Adds rows of a pooled sequence to its sum. `own` [rows, width].
@@ -199,7 +204,11 @@ struct RankEngine::Impl {
   EngineControls controls;
   const int64_t max_forced;   // 0: grammars force no drafts
   int64_t open_grammars = 0;  // open requests with a grammar
-  // Current maximum number of drafts of a sequence; at most options.max_drafts.
+  // The maximum number of drafts of a sequence; of a path, if drafts are trees.
+  int64_t most_drafts() const {
+    return options.tree_depth > 0 ? options.tree_depth : options.max_drafts;
+  }
+  // Current maximum number of drafts of a sequence; at most most_drafts().
   int64_t draft_limit;
   // Counters for --decode-log-interval.
   int64_t decode_steps = 0, logged_tokens = 0;

@@ -45,6 +45,48 @@ TEST(RankEngineSpeculative, CorrectDraftsGiveSeveralTokensInOneStep) {
   EXPECT_THAT(stats.accepted_by_position, ::testing::ElementsAre(3, 3, 3));
 }
 
+// Proposes trees whose second branch has the next two tokens.
+class SecondBranchDrafter : public Drafter {
+ public:
+  explicit SecondBranchDrafter(Ids output) : output_(std::move(output)) {}
+  void Draft(std::span<const DraftPart> parts, int64_t) override {
+    for (const DraftPart& part : parts) {
+      if (part.wanted < 2 || part.slots < 5) continue;
+      const auto next = output_.begin() + part.sequence->output_length();
+      const auto other = [](int32_t token) { return (token + 1) % kVocab; };
+      part.sequence->drafts = {other(next[0]), 1, next[0], other(next[1]), next[1]};
+      part.sequence->draft_parents = {0, 1, 0, 3, 3};
+    }
+  }
+
+ private:
+  const Ids output_;
+};
+
+TEST(RankEngineSpeculative, TheAcceptedPathOfATreeMovesToItsPositions) {
+  const EngineRequest request = Greedy(1, Count(6), 13);
+  const RequestOutput want = Rig{Roomy()}.Run(request);
+  SecondBranchDrafter drafter(want.new_tokens);
+  RankEngine::Options options = With(&drafter, 5);
+  options.tree_depth = 2;
+  options.tree_slots = 5;
+  Rig rig(options, kVocab);
+  EXPECT_EQ(rig.Run(request).new_tokens, want.new_tokens);
+  EXPECT_EQ(rig.model.passes, 1 + 4);  // the prompt gives one token, then three in each step
+  EXPECT_EQ(rig.model.moved, 2 * 4);
+  const EngineStats stats = rig.engine.Stats();
+  EXPECT_EQ(stats.drafted_tokens, 5 * 4);
+  EXPECT_EQ(stats.accepted_tokens, 2 * 4);
+  EXPECT_THAT(stats.verified_by_position, ::testing::ElementsAre(4, 4));
+  EXPECT_THAT(stats.accepted_by_position, ::testing::ElementsAre(4, 4));
+  // Benchmarks accept the first draft of each row.
+  options.simulate_acceptance = 1.0;
+  Rig simulated(options, kVocab);
+  simulated.Run(request);
+  EXPECT_EQ(simulated.engine.Stats().accepted_tokens, 2 * 4);
+  EXPECT_EQ(simulated.model.moved, 0);
+}
+
 // As on a GPU: the engine gets the tokens of all rows, and no logits.
 TEST(RankEngineSpeculative, TheModelDrawsTheTokensAfterDrafts) {
   OracleDrafter oracle(0.8, kVocab);
@@ -242,14 +284,15 @@ struct Workload {
   int64_t logit_rows = 0;
   int32_t forced = 0;
   bool draws = false;  // the model samples tokens where the engine needs no logits
+  int32_t depth = 0;   // drafts are trees of this depth; 0: chains
 
   // The name of a test contains this text.
   friend void PrintTo(const Workload& w, std::ostream* out) {
     *out << fmt::format(
         "pages {} x {} chunk {} radix {} running {} drafts {} accuracy {} logit rows {} forced {} "
-        "draws {}",
+        "draws {} depth {}",
         w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.drafts, w.accuracy,
-        w.logit_rows, w.forced, w.draws);
+        w.logit_rows, w.forced, w.draws, w.depth);
   }
 };
 
@@ -329,7 +372,11 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   alone_options.chunked_prefill_size = 1000;
   alone_options.max_logit_rows = 0;
   plain.max_forced = w.forced;
-  OracleDrafter oracles[] = {OracleDrafter(w.accuracy, kVocab), OracleDrafter(w.accuracy, kVocab)};
+  const int64_t tree_drafts = w.depth > 0 ? w.drafts : 0;
+  plain.tree_depth = w.depth;
+  plain.tree_slots = w.depth > 0 ? w.drafts + 2 : 0;
+  OracleDrafter oracles[] = {OracleDrafter(w.accuracy, kVocab, tree_drafts),
+                             OracleDrafter(w.accuracy, kVocab, tree_drafts)};
   NgramDrafter ngrams[2];
   const auto drafter = [&](int i) -> Drafter* {
     if (w.drafts == 0) return nullptr;
@@ -373,6 +420,7 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   EXPECT_EQ(stats.drafted_tokens > 0, w.drafts > 0);
   EXPECT_GE(stats.accepted_tokens, w.accuracy > 0 ? stats.verify_steps / 4 : 0);
   EXPECT_EQ(stats.accepted_forced_tokens > 20, w.forced > 0);
+  EXPECT_EQ(crowd.model.moved > 20, w.depth > 0);
   ASSERT_EQ(crowd.seen.size(), kRequests);
   for (const auto& [id, want] : alone.seen) {
     const RequestOutput& got = crowd.seen[id];
@@ -395,6 +443,17 @@ INSTANTIATE_TEST_SUITE_P(
         Workload{4, 40, 8, true, 2, 3, 0.7, 0, 0, true},
         Workload{1, 128, 16, false, 3, 2, 0.5, 0, 0, true},
         Workload{16, 200, 64, true, 16, 4, -1, 0, 0, true}));
+
+INSTANTIATE_TEST_SUITE_P(Trees, RandomDrafts,
+                         ::testing::Values(Workload{1, 128, 1, true, 8, 6, 0.8, 0, 0, false, 3},
+                                           Workload{1, 110, 16, true, 64, 15, 0.9, 0, 0, false, 5},
+                                           Workload{4, 40, 7, true, 16, 7, 0.7, 0, 0, false, 4},
+                                           Workload{4, 40, 64, false, 16, 8, 0.9, 24, 0, false, 4},
+                                           Workload{16, 12, 64, true, 8, 9, 0.8, 7, 0, false, 3},
+                                           Workload{16, 200, 32, true, 64, 20, 0.9, 0, 0, false, 6},
+                                           Workload{4, 1000, 64, true, 1, 30, 0.9, 0, 0, false, 16},
+                                           Workload{16, 200, 64, false, 3, 5, 0.0, 0, 0, false, 1},
+                                           Workload{4, 40, 7, true, 16, 7, 0.8, 0, 8, false, 3}));
 
 INSTANTIATE_TEST_SUITE_P(JumpForward, RandomDrafts,
                          ::testing::Values(Workload{1, 128, 1, true, 8, 0, 0, 0, 8},

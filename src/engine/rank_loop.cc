@@ -90,6 +90,8 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .random_seed = config.random_seed,
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
+          .tree_depth = plan.drafts.trees() ? plan.drafts.depth : 0,
+          .tree_slots = plan.drafts.slots(),
           .adapt_drafts = plan.drafts.adapts,
           .max_forced = plan.max_forced,
           .simulate_acceptance = config.speculative.simulate_acceptance,
@@ -113,9 +115,13 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
                       KeptModel* kept) {
   Drafting made;
   if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
-    LOG_INFO("speculative decoding: {}, {} {} drafts; steps are not launched ahead",
+    const std::string shape = plan.drafts.trees()
+                                  ? fmt::format(" in trees of depth {} and width {}",
+                                                plan.drafts.depth, plan.drafts.width)
+                                  : "";
+    LOG_INFO("speculative decoding: {}, {} {} drafts{}; steps are not launched ahead",
              config.speculative.algorithm, plan.drafts.adapts ? "up to" : "always",
-             plan.drafts.most);
+             plan.drafts.most, shape);
     if (config.speculative.simulate_acceptance >= 0)
       LOG_WARNING("--speculative-simulate-acceptance {}: outputs are wrong",
                   config.speculative.simulate_acceptance);
@@ -131,7 +137,8 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
           (plan.draft->target_row_width() * int64_t{sizeof(float)} * plan.max_running_requests));
   made.drafter = std::make_unique<ModelDrafter>(
       *made.model, config.page_size, plan.max_batch_tokens, saved_rows,
-      /*ends_early=*/plan.drafts.adapts, plan.model.eos_token_ids);
+      /*ends_early=*/plan.drafts.adapts, plan.model.eos_token_ids,
+      TreeShape{.width = plan.drafts.width, .drafts = plan.drafts.most});
   return made;
 }
 

@@ -51,6 +51,7 @@ class CheckedForward : public ForwardFunction {
   std::span<const int32_t> Collect() override { return model_.Collect(); }
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override { return model_.routed_width(); }
+  void MoveRows(std::span<const SlotMove> moves) override { model_.MoveRows(moves); }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
     return model_.RouterFaults(batch);
   }

@@ -11,16 +11,17 @@
 
 namespace switchyard {
 
-// Each row is sampled with the sequence as it is after the rows before it. So penalties, minimum
+// Each row is sampled with the sequence as it is after the rows of its path. So penalties, minimum
 // length, masks of the grammar and stop rules are those of a step without drafts. The random number
 // of a token depends only on the seed and the number of tokens before it.
-std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const int32_t> drafts,
-                                           const Rows& own, RequestOutput& output,
-                                           ErrorKind& kind) {
+std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, const DraftTree& tree,
+                                           const Rows& own, std::vector<int32_t>& path,
+                                           RequestOutput& output, ErrorKind& kind) {
   const SamplingParams& params = sequence.request.sampling;
   const bool forced = sequence.drafts_forced;
   const bool simulates = options.simulate_acceptance >= 0 && !forced;
-  for (size_t row = 0; row <= drafts.size(); ++row) {
+  for (int32_t row = 0;;) {
+    path.push_back(row);
     const Rows one = own.drawn.empty() ? Rows{own.logits.subspan(row * width, width), {}}
                                        : Rows{{}, own.drawn.subspan(row, 1)};
     if (!one.finite()) {
@@ -30,11 +31,12 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
     std::optional<int32_t> token = Draw(sequence, one);
     kind = ErrorKind::kInvalid;
     if (!token) return WhyNoToken(sequence);
-    bool same = row < drafts.size() && *token == drafts[row];
-    if (simulates && row < drafts.size()) {
+    const int32_t first = tree.FirstChild(row);
+    int32_t next = first > 0 ? tree.ChildWith(row, *token) : 0;  // 0: no draft has the token
+    if (simulates && first > 0) {
       const auto counter = static_cast<uint64_t>(sequence.output_length());
-      same = UniformDraw(~*params.seed, counter) < options.simulate_acceptance;
-      if (same) token = drafts[row];
+      next = UniformDraw(~*params.seed, counter) < options.simulate_acceptance ? first : 0;
+      if (next > 0) token = tree.tokens[first - 1];
     }
     if (sequence.grammar) {
       sequence.grammar->Accept(*token);
@@ -44,37 +46,60 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, std::span<const i
       output.output_logprobs.push_back(LogprobsAt(one.logits, *token, sequence.request.logprob));
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
-    if (same) ++output.drafts.accepted;
-    if (row < drafts.size() && !forced) {
-      ++counters.verified_by_position[row];
-      if (same) ++counters.accepted_by_position[row];
+    if (next > 0) ++output.drafts.accepted;
+    if (first > 0 && !forced) {
+      const size_t position = path.size() - 1;
+      ++counters.verified_by_position[position];
+      if (next > 0) ++counters.accepted_by_position[position];
     }
     CheckFinished(sequence, *token, sequence.length(), output);
-    if (!same || output.finish != FinishReason::kNone) break;
+    if (next == 0 || output.finish != FinishReason::kNone) return {};
+    row = next;
   }
-  return {};
+}
+
+// A row of the path is never before the slot of its position, so no later row is overwritten.
+void RankEngine::Impl::MoveKeptRows(const Sequence& sequence, std::span<const int32_t> path) {
+  const auto slot = [&](int64_t row) {
+    const int64_t position = sequence.computed + row;
+    return sequence.cache.pages[position / options.page_size] * options.page_size +
+           static_cast<int32_t>(position % options.page_size);
+  };
+  std::vector<SlotMove> moves;
+  for (size_t i = 0; i < path.size(); ++i)
+    if (path[i] != static_cast<int32_t>(i))
+      moves.push_back({.from = slot(path[i]), .to = slot(static_cast<int64_t>(i))});
+  if (!moves.empty()) model.MoveRows(moves);
 }
 
 void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& own,
                               int64_t first_row) {
-  const std::vector<int32_t> drafts = std::exchange(sequence.drafts, {});
+  const DraftTree tree{std::exchange(sequence.drafts, {}),
+                       std::exchange(sequence.draft_parents, {})};
+  const std::vector<int32_t>& drafts = tree.tokens;
   CHECK_EQ(drafts.size(), part.drafts);
   CHECK_EQ(own.drawn.empty() ? own.logits.size() / static_cast<size_t>(width) : own.drawn.size(),
            drafts.size() + 1);
   const bool forced = sequence.drafts_forced;
-  if (!forced)
+  if (!forced) {
+    const auto depth = static_cast<size_t>(std::ranges::max(tree.Depths()));
     for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
-      counts->resize(std::max(counts->size(), drafts.size()));
+      counts->resize(std::max(counts->size(), depth));
+  }
 
   RequestOutput sampled;
   ErrorKind kind = ErrorKind::kResource;
-  const std::string error = SampleDrafts(sequence, drafts, own, sampled, kind);
+  std::vector<int32_t> path;
+  const std::string error = SampleDrafts(sequence, tree, own, path, sampled, kind);
   const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
-  // Keeps the rows of the last known token and of the accepted drafts. Later rows are discarded.
+  // Keeps the rows of the last known token and of the accepted drafts. Other rows are discarded.
   Part kept = part;
   kept.rows = std::max<int64_t>(1, tokens);
   kept.end = part.end - part.rows + kept.rows;
-  AppendRoutedExperts(sequence, kept, first_row);
+  path.resize(static_cast<size_t>(kept.rows));
+  AppendRoutedExperts(sequence, kept, first_row, path);
+  MoveKeptRows(sequence, path);
+  sequence.kept_rows = std::move(path);
   sequence.computed = sequence.settled = kept.end;
   cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   const DraftCounts step = {.steps = 1,
@@ -121,7 +146,9 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
                     .begin = begin,
                     .rows = sequence.computed - begin,
                     .decoding = part.decoding,
-                    .wanted = WantedDrafts(sequence, max_forced)});
+                    .wanted = WantedDrafts(sequence, max_forced),
+                    .path = part.drafts > 0 ? std::span<const int32_t>(sequence.kept_rows)
+                                            : std::span<const int32_t>()});
   }
   grammar_drafter.Draft(open, max_forced);
   // Allocates pages only for drafts that exist, because most grammars force nothing at most points.
@@ -141,13 +168,20 @@ void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
     for (DraftPart& part : open) {
       Sequence& sequence = *part.sequence;
       part.wanted = sequence.drafts_forced ? 0 : WantedDrafts(sequence, draft_limit);
-      part.wanted = scheduler.GrowForDrafts(part.wanted, sequence);
+      int64_t slots = part.wanted;
+      if (slots > 0 && options.tree_depth > 0)
+        slots = std::min<int64_t>(options.tree_slots, max_length - sequence.length() - 1);
+      part.slots = scheduler.GrowForDrafts(slots, sequence);
+      part.wanted = std::min(part.wanted, part.slots);
     }
     options.drafter->Draft(open, draft_limit);
   }
   for (const DraftPart& part : open) {
     const Sequence& sequence = *part.sequence;
-    if (!sequence.drafts_forced) CHECK_LE(std::ssize(sequence.drafts), part.wanted);
+    const int64_t most = std::min<int64_t>(part.slots, options.max_drafts);
+    if (!sequence.drafts_forced) CHECK_LE(std::ssize(sequence.drafts), most);
+    CHECK(sequence.draft_parents.empty() ||
+          sequence.draft_parents.size() == sequence.drafts.size());
     for (const int32_t token : sequence.drafts) CHECK(token >= 0 && token < vocab);
   }
 }

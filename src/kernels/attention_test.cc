@@ -245,6 +245,50 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
   }
 }
 
+// Copies the keys from position `begin` on to the slots after the pages, in a random order. Returns
+// their slots. The old places then contain bytes that are no keys.
+std::vector<int32_t> MoveToBranch(Random& random, const SequenceSpan& span, int32_t begin,
+                                  int32_t page_size, int64_t slots, int64_t slot_bytes,
+                                  std::span<std::vector<char>* const> caches) {
+  std::vector<int32_t> branch = random.Shuffled(span.kv_len - begin);
+  for (std::vector<char>* cache : caches) {
+    cache->resize((slots + std::ssize(branch)) * slot_bytes);
+    for (int32_t key = begin; key < span.kv_len; ++key) {
+      char* const from = cache->data() + span.SlotOf(key, page_size) * slot_bytes;
+      std::copy_n(from, slot_bytes, cache->data() + (slots + branch[key - begin]) * slot_bytes);
+      std::fill_n(from, slot_bytes, static_cast<char>(0x7f));
+    }
+  }
+  for (int32_t& slot : branch) slot += static_cast<int32_t>(slots);
+  return branch;
+}
+
+// Rows of a branch attend to the keys in its slots. Their bits are those of the same keys in pages.
+TEST_P(AttentionTest, BranchesGiveTheBitsOfPages) {
+  Random random(8);
+  ThreadPool one(1), three(3);
+  for (const Shape& shape : kShapes) {
+    for (const int32_t begin : {0, 128, 197, 200}) {
+      Batch batch(random, shape);
+      batch.sequences.erase(batch.sequences.begin());
+      AttentionParams p = batch.Params();
+      Attention(p, one);
+      const std::vector<float> want = batch.out;
+      std::fill(batch.out.begin(), batch.out.end(), 0.0f);
+      const int64_t slot_bytes = shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
+      std::vector<char>* const caches[] = {&batch.k, &batch.v};
+      SequenceSpan& span = batch.sequences[0];
+      const std::vector<int32_t> branch =
+          MoveToBranch(random, span, begin, shape.page_size, 512, slot_bytes, caches);
+      span.branch = branch.data();
+      span.branch_begin = begin;
+      p = batch.Params();
+      Attention(p, three);
+      EXPECT_TRUE(SameBits(want, batch.out)) << shape.head_dim << " from " << begin;
+    }
+  }
+}
+
 TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
   Random random(3);
   ThreadPool pool(2);
@@ -352,6 +396,45 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
       LatentAttention(p, three);
     }
     EXPECT_TRUE(SameBits(out, again)) << heads;
+  }
+}
+
+TEST_P(AttentionTest, LatentBranchesGiveTheBitsOfPages) {
+  Random random(9);
+  ThreadPool two(2);
+  constexpr int32_t kKeys = 150, kRows = 3, kPageSize = 4, kSlots = 160;
+  constexpr int64_t kHeads = 5, kLora = 24, kRope = 8, kWidth = kLora + kRope;
+  for (const bool rounded : {false, true}) {
+    for (const int32_t begin : {0, 127, 128, 147, 149}) {
+      const std::vector<int32_t> pages = random.Shuffled(kSlots / kPageSize);
+      Cache cache(DType::kBF16, random.Normal(kSlots * kWidth), kSlots, /*heads=*/1, kWidth);
+      const std::vector<float> q = Rounded(random.Normal(kRows * kHeads * kWidth), rounded);
+      std::vector<float> want(kRows * kHeads * kLora), got(want.size());
+      SequenceSpan span = {.rows = kRows, .kv_len = kKeys, .pages = pages.data()};
+      LatentAttentionParams p = {.q = q.data(),
+                                 .ldq = kHeads * kWidth,
+                                 .cache = cache.bytes.data(),
+                                 .kv_dtype = DType::kBF16,
+                                 .heads = kHeads,
+                                 .lora = kLora,
+                                 .rope = kRope,
+                                 .page_size = kPageSize,
+                                 .scale = 0.2f,
+                                 .bfloat16_rows = rounded,
+                                 .sequences = {&span, 1},
+                                 .out = want.data(),
+                                 .ldo = kHeads * kLora};
+      LatentAttention(p, two);
+      std::vector<char>* const caches[] = {&cache.bytes};
+      const std::vector<int32_t> branch = MoveToBranch(random, span, begin, kPageSize, kSlots,
+                                                       CacheRowBytes(DType::kBF16, kWidth), caches);
+      span.branch = branch.data();
+      span.branch_begin = begin;
+      p.cache = cache.bytes.data();
+      p.out = got.data();
+      LatentAttention(p, two);
+      EXPECT_TRUE(SameBits(want, got)) << begin;
+    }
   }
 }
 

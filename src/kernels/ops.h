@@ -145,15 +145,28 @@ void Rope(const RopeParams& p, ThreadPool& pool);
 // One sequence of a batch: `rows` consecutive query rows starting at `row_begin`. They are the last
 // rows of the sequence. Its kv_len keys include the keys of these rows. Keys are stored in pages[0
 // .. ceil(kv_len / page_size)).
+//
+// With `branch`, the rows belong to a branch of a tree that continues the sequence: only the keys
+// before position branch_begin are in the pages. The slot of a later key j is branch[j −
+// branch_begin]. So several branches share the pages, and every key of a row has the index of its
+// position, as without a tree. CPUs only.
 struct SequenceSpan {
   int32_t row_begin = 0;
   int32_t rows = 0;
   int32_t kv_len = 0;
   const int32_t* pages = nullptr;
+  const int32_t* branch = nullptr;  // [kv_len − branch_begin]; null: all keys are in the pages
+  int32_t branch_begin = 0;
+
+  // The cache slot of key j. Always inline: an out-of-line copy could be compiled for another
+  // instruction set.
+  [[gnu::always_inline]] int64_t SlotOf(int64_t j, int64_t page_size) const {
+    if (branch != nullptr && j >= branch_begin) return branch[j - branch_begin];
+    return int64_t{pages[j / page_size]} * page_size + j % page_size;
+  }
 };
 
-// Grouped-query attention over a paged cache. Slot of key j: pages[j / page_size] · page_size + j %
-// page_size.
+// Grouped-query attention over a paged cache. Slot of key j: SequenceSpan::SlotOf(j, page_size).
 struct AttentionParams {
   const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
   int64_t ldq = 0;

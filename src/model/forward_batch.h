@@ -30,7 +30,9 @@ struct ForwardBatch {
   std::vector<int32_t> token_rows;
   std::vector<int32_t> positions;  // [T]
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
+  // With a tree of drafts, a sequence of the engine has several spans, one for each branch.
   std::vector<kernels::SequenceSpan> sequences;
+  std::vector<int32_t> branch_slots;  // memory of SequenceSpan::branch; not empty: on CPUs only
   std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
   // Number of leading rows that belong to decoding sequences. Each of these sequences has one row,

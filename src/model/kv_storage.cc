@@ -1,5 +1,8 @@
 #include "model/kv_storage.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/device.h"
@@ -108,12 +111,27 @@ std::vector<int32_t> KvStorage::RouterFaultsOf(std::span<const kernels::Sequence
   device.CopyOut(faults.data(), router_faults_.raw(), router_faults_.num_bytes());
   for (size_t i = 0; i < sequences.size(); ++i) {
     for (int32_t key = 0; key < sequences[i].kv_len; ++key) {
-      const int64_t page = sequences[i].pages[key / page_size_];
-      const int32_t fault = faults[page * page_size_ + key % page_size_];
+      const int32_t fault = faults[sequences[i].SlotOf(key, page_size_)];
       if (fault != 0 && (first[i] == 0 || fault < first[i])) first[i] = fault;
     }
   }
   return first;
+}
+
+void KvStorage::MoveRows(std::span<const SlotMove> moves) {
+  const auto move_in = [&](Tensor& rows) {
+    if (!rows.defined()) return;
+    auto* const memory = static_cast<std::byte*>(rows.mutable_raw());
+    const auto bytes = static_cast<int64_t>(rows.num_bytes()) / rows.dim(0);
+    for (const SlotMove& move : moves) {
+      CHECK(move.from >= 0 && move.from < rows.dim(0) && move.to >= 0 && move.to < rows.dim(0));
+      std::memcpy(memory + move.to * bytes, memory + move.from * bytes, bytes);
+    }
+  };
+  if (std::ranges::all_of(moves, [](const SlotMove& move) { return move.from == move.to; })) return;
+  for (Tensor& rows : k_) move_in(rows);
+  for (Tensor& rows : v_) move_in(rows);
+  move_in(router_faults_);
 }
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {

@@ -19,6 +19,11 @@ class Device;
 class ReleasableMemory;
 }  // namespace kernels
 
+// A copy of the rows of one cache slot to another slot.
+struct SlotMove {
+  int32_t from = 0, to = 0;
+};
+
 // Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
 // rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
 // written by the model. Each attention group has its own cache, sharded over its ranks.
@@ -60,6 +65,8 @@ class KvStorage {
   int32_t* router_faults() {
     return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
   }
+  // Copies keys, values and router faults of all layers, move by move. The cache is in host memory.
+  void MoveRows(std::span<const SlotMove> moves);
   // The first fault of each sequence, over all its keys; 0: none. The cache is in the memory of
   // `device`. Waits for the device.
   std::vector<int32_t> RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,

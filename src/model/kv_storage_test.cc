@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/device.h"
@@ -29,6 +30,36 @@ TEST(KvStorageTest, ASequenceHasTheFirstFaultOfItsKeys) {
                                                         {.kv_len = 4, .pages = pages + 3}};
   EXPECT_EQ(kv.RouterFaultsOf(sequences, *device),
             (std::vector<int32_t>{0, FaultOf(1, 5), FaultOf(1, 2), FaultOf(0, 9), 0}));
+}
+
+// Rows of keys, values and faults move together, in the order of the moves.
+TEST(KvStorageTest, RowsMoveInAllLayers) {
+  for (const char* fixture : {"olmoe", "deepseek_v3"}) {
+    const ModelConfig config = ConfigOf(fixture);
+    for (const DType dtype : {DType::kF32, DType::kI8}) {
+      KvStorage kv(config, Mesh(), /*num_pages=*/2, /*page_size=*/4, dtype);
+      std::vector<Tensor*> all;
+      for (int64_t layer = 0; layer < config.num_layers(); ++layer)
+        for (Tensor* tensor : {&kv.k(layer), &kv.v(layer)})
+          if (tensor->defined()) all.push_back(tensor);
+      const auto row = [](Tensor* tensor, int64_t slot) {
+        const size_t bytes = tensor->num_bytes() / 8;
+        return std::span(static_cast<std::byte*>(tensor->mutable_raw()) + slot * bytes, bytes);
+      };
+      for (size_t i = 0; i < all.size(); ++i)
+        for (int64_t slot = 0; slot < 8; ++slot)
+          std::ranges::fill(row(all[i], slot), std::byte(10 * i + slot));
+      for (int32_t slot = 0; slot < 8; ++slot) kv.router_faults()[slot] = 100 + slot;
+      kv.MoveRows(std::vector<SlotMove>{{3, 1}, {7, 3}, {5, 5}});
+      const int64_t from[] = {0, 3, 2, 7, 4, 5, 6, 7};
+      for (int64_t slot = 0; slot < 8; ++slot) {
+        EXPECT_EQ(kv.router_faults()[slot], 100 + from[slot]);
+        for (size_t i = 0; i < all.size(); ++i)
+          for (const std::byte byte : row(all[i], slot))
+            ASSERT_EQ(byte, std::byte(10 * i + from[slot])) << fixture << " " << slot;
+      }
+    }
+  }
 }
 
 TEST(KvStorageTest, UsesMemoryThatItDoesNotOwn) {

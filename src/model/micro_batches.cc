@@ -58,12 +58,11 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
     const int64_t first = std::max<int64_t>(s.row_begin, begin);
     const int64_t last = std::min<int64_t>(s.row_begin + s.rows, end);
     if (first >= last) continue;
-    part.sequences.push_back(
-        {.row_begin = static_cast<int32_t>(first - begin),
-         .rows = static_cast<int32_t>(last - first),
-         // Excludes the keys of the sequence's rows after this part.
-         .kv_len = static_cast<int32_t>(s.kv_len - (s.row_begin + s.rows - last)),
-         .pages = s.pages});
+    kernels::SequenceSpan& span = part.sequences.emplace_back(s);
+    span.row_begin = static_cast<int32_t>(first - begin);
+    span.rows = static_cast<int32_t>(last - first);
+    // Excludes the keys of the sequence's rows after this part.
+    span.kv_len = static_cast<int32_t>(s.kv_len - (s.row_begin + s.rows - last));
     if (!batch.request_ids.empty()) part.request_ids.push_back(batch.request_ids[i]);
   }
   for (const int32_t row : batch.logit_rows)

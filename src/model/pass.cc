@@ -65,6 +65,7 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   }
   kv = &cache;
   given_sequences_ = batch.sequences;
+  CHECK(batch.branch_slots.empty() || context_.device.is_cpu());
   sequences->Set(given_sequences_, cache.page_size());
   only_logit_rows = batch.only_logit_rows;
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));

@@ -109,7 +109,7 @@ class Sequences {
     if (rows == 0) return;
     const size_t vocab = logits.size() / rows, width = routed.size() / rows;
     for (size_t s = 0; s < order_.size(); ++s) {
-      const auto [first, count, kv_len, pages] = batch_.sequences[s];
+      const size_t first = batch_.sequences[s].row_begin, count = batch_.sequences[s].rows;
       Outcome& out = all[order_[s]];
       const auto part = logits.subspan(first * vocab, count * vocab);
       out.logits.insert(out.logits.end(), part.begin(), part.end());

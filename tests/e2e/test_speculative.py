@@ -75,6 +75,14 @@ LAYOUTS = {
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
                      "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
 }
+TREES = {  # on CPUs only
+    "nextn_trees": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3, "--speculative-eagle-topk", 2,
+                    "--speculative-num-draft-tokens", 7],
+    "standalone_trees": ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", YARDLING,
+                         "--speculative-num-steps", 2, "--speculative-eagle-topk", 3, "--speculative-num-draft-tokens", 8,
+                         "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
+                         "--moe-a2a-backend", "deepep"],
+}
 # Arguments of write_head. The last head has another hidden size than the target.
 HEADS = {"eagle": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
          "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
@@ -88,9 +96,10 @@ def head_flags(layout, without, folder, **options):
     return ["--speculative-draft-model-path", folder / "head"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *TREES])
 def test_answers_equal_those_without_drafts(plain, layout, tmp_path):
-    with Server(YARDLING, *FLAGS, *LAYOUTS[layout], *head_flags(layout, plain, tmp_path)) as server:
+    flags = LAYOUTS.get(layout) or TREES[layout]
+    with Server(YARDLING, *FLAGS, *flags, *head_flags(layout, plain, tmp_path)) as server:
         assert answers(server) == plain
         status, info = server.request("/get_server_info")
         assert status == 200, info
@@ -103,6 +112,8 @@ def test_answers_equal_those_without_drafts(plain, layout, tmp_path):
             assert sum(state["accepted_by_position"]) == state["accepted_draft_tokens"]
             assert 1 <= state["avg_spec_accept_length"] <= 9
         status, page = server.request("/metrics")
+        width = flags[flags.index("--speculative-eagle-topk") + 1] if "--speculative-eagle-topk" in flags else 1
+        assert info["speculative_eagle_topk"] == width
         drafts = sum(float(value) for value in re.findall(r"^switchyard_draft_tokens_total\S* (\S+)$", page, re.M))
         assert drafts >= sum(state["draft_tokens"] for state in states)
         assert server.stop() == 0
@@ -143,7 +154,10 @@ def test_a_response_counts_its_drafts():
 @pytest.mark.parametrize("flags, words", [
     (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm EAGLE"),
     (["--speculative-algorithm", "EAGLE3"], "--speculative-algorithm EAGLE3"),
-    (["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "4"], "--speculative-eagle-topk 4"),
+    (["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "4"],
+     "--speculative-eagle-topk 4: trees need numbers for --speculative-num-steps"),
+    (["--speculative-algorithm", "NGRAM", "--speculative-eagle-topk", "4", "--speculative-num-steps", "3",
+      "--speculative-num-draft-tokens", "8"], "--speculative-eagle-topk 4: drafts of --speculative-algorithm NGRAM"),
     (["--speculative-algorithm", "NEXTN", "--speculative-num-steps", "99"], "--speculative-num-steps 99"),
     (["--speculative-num-steps", "2"], "--speculative-num-steps"),
     (["--speculative-algorithm", "STANDALONE"], "--speculative-draft-model-path"),

@@ -77,6 +77,13 @@ void CheckSpeculation(const SpeculativeOptions& o) {
         "--speculative-draft-model-path {}: --speculative-algorithm {} has no draft model; leave "
         "the first flag out",
         o.draft_model_path, o.algorithm);
+  if (o.eagle_topk > 1) {
+    if (source == DraftSource::kNgram)
+      throw Invalid(
+          "--speculative-eagle-topk {}: drafts of --speculative-algorithm {} are chains; want 1",
+          o.eagle_topk, o.algorithm);
+    return;
+  }
   const int32_t rows = LimitsOf({.algorithm = o.algorithm, .num_steps = o.num_steps}).most + 1;
   if (o.num_draft_tokens != 0 && o.num_steps != "auto" && o.num_draft_tokens != rows)
     throw Invalid(

@@ -76,6 +76,18 @@ TEST(ChecksTest, Speculation) {
          c.speculative = {.algorithm = "NGRAM", .num_steps = "3", .num_draft_tokens = 5};
        },
        "--speculative-num-draft-tokens 5: a chain of 3 drafts has 4 rows"},
+      {[](auto& c) {
+         c.speculative = {
+             .algorithm = "NGRAM", .num_steps = "3", .eagle_topk = 4, .num_draft_tokens = 8};
+       },
+       "--speculative-eagle-topk 4: drafts of --speculative-algorithm NGRAM are chains; want 1"},
+      {[](auto& c) { c.speculative = {.algorithm = "NEXTN", .eagle_topk = 4}; },
+       "--speculative-eagle-topk 4: trees need numbers for --speculative-num-steps"},
+      {[](auto& c) {
+         c.speculative = {
+             .algorithm = "NEXTN", .num_steps = "1", .eagle_topk = 2, .num_draft_tokens = 4};
+       },
+       "--speculative-num-draft-tokens 4: with --speculative-eagle-topk 2"},
       {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_quantization = "int4"}; },
        "--speculative-draft-model-quantization int4: --speculative-algorithm NGRAM has no draft"},
       {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_model_path = "small"}; },

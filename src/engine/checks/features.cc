@@ -279,6 +279,16 @@ void AddServing(std::vector<Feature>& all) {
       [](EngineConfig& c) -> std::string& { return c.speculative.draft_quantization; }, "int4",
       {.gpus = false}));
   all.back().request = nullptr;  // needs a draft model
+  all.push_back(Setting<int32_t>(
+      kServing, "--speculative-eagle-topk",
+      [](EngineConfig& c) -> int32_t& { return c.speculative.eagle_topk; }, 2, {.gpus = false}));
+  all.back().request = [](EngineConfig& c) {
+    c.speculative = {.algorithm = "STANDALONE",
+                     .num_steps = "2",
+                     .eagle_topk = 2,
+                     .num_draft_tokens = 4,
+                     .draft_model_path = c.model_path};
+  };
   for (const char* mode : {"prefill", "decode"})
     all.push_back(Choice(kServing, "--disaggregation-mode", mode,
                          [](EngineConfig& c) -> std::string& { return c.disaggregation_mode; },

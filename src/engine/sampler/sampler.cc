@@ -23,10 +23,17 @@ std::optional<int32_t> Sampler::Sample(std::span<const float> logits, const Samp
   CHECK_EQ(logits.size(), weights_.size());
   if (Penalties::Needed(params, static_cast<int64_t>(output.size()))) {
     adjusted_.assign(logits.begin(), logits.end());
-    penalties_.Apply(params, prompt, output, adjusted_);
+    Adjust(params, prompt, output, adjusted_);
     logits = adjusted_;
   }
   return SampleRow(logits, RowSamplingOf(params, UniformDraw(seed, output.size())), mask);
+}
+
+void Sampler::Adjust(const SamplingParams& params, std::span<const int32_t> prompt,
+                     std::span<const int32_t> output, std::span<float> logits) {
+  CHECK_EQ(logits.size(), weights_.size());
+  if (Penalties::Needed(params, static_cast<int64_t>(output.size())))
+    penalties_.Apply(params, prompt, output, logits);
 }
 
 kernels::RowSampling Sampler::RowSamplingOf(const SamplingParams& params, double uniform) {

@@ -31,6 +31,9 @@ class Sampler {
   std::optional<int32_t> Sample(std::span<const float> logits, const SamplingParams& params,
                                 std::span<const int32_t> prompt, std::span<const int32_t> output,
                                 uint64_t seed, std::span<const uint32_t> mask = {});
+  // Applies the request's penalties, biases and forbidden tokens (−inf) to a row of logits.
+  void Adjust(const SamplingParams& params, std::span<const int32_t> prompt,
+              std::span<const int32_t> output, std::span<float> logits);
   // Samples without penalties and biases. `row`: the parameters in the form that devices receive.
   std::optional<int32_t> SampleRow(std::span<const float> logits, const kernels::RowSampling& row,
                                    std::span<const uint32_t> mask = {});

@@ -127,7 +127,7 @@ void Scheduler::Retract(size_t index) {
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   cache_.Release(sequence->settled_tokens(), sequence->cache);
   sequence->computed = sequence->settled = sequence->draft_computed = 0;
-  sequence->drafts.clear();
+  sequence->KeepDrafts(0);
   sequence->saved_hidden = {};
   waiting_.PushFront(sequence);
   ++retractions_;
@@ -176,7 +176,7 @@ void Scheduler::TrimDrafts() {
   for (Sequence* sequence : running_) {
     const auto drafts = static_cast<int64_t>(sequence->drafts.size());
     const int64_t kept = sequence->decoding() && !sequence->complete ? std::min(drafts, left) : 0;
-    sequence->drafts.resize(kept);
+    sequence->KeepDrafts(kept);
     left -= kept;
   }
 }

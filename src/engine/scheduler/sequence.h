@@ -70,6 +70,12 @@ struct Sequence {
   // their rows too, and keeps those that equal the tokens it samples. Their keys and values are
   // beyond `computed`, and are overwritten after a rejection.
   std::vector<int32_t> drafts;
+  // With a tree of drafts: DraftTree::parents. The row of draft i is at position `computed` plus
+  // its depth. Until it is verified, its key and value are in the slot of position `computed` + i
+  // + 1.
+  std::vector<int32_t> draft_parents;
+  // With a tree: the rows of the last verification that were kept, relative to its first row.
+  std::vector<int32_t> kept_rows;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // limits the drafts of GrammarDrafter
   std::unique_ptr<NgramIndex> ngrams;  // index of NgramDrafter; null: not created yet
@@ -111,6 +117,11 @@ struct Sequence {
     return std::span(tokens).first(std::min(computed, settled));
   }
 
+  // Discards all drafts but the first `most`.
+  void KeepDrafts(int64_t most) {
+    if (std::ssize(drafts) > most) drafts.resize(most);
+    if (std::ssize(draft_parents) > most) draft_parents.resize(most);
+  }
   // Discards the tokens from `end` on, and their keys and values.
   void Truncate(int64_t end) {
     tokens.resize(end);

@@ -71,6 +71,9 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           "vocabulary of {} tokens; this one has {}",
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
+  if (draft && draft->output_width() < config.speculative.eagle_topk)
+    throw Invalid("--speculative-eagle-topk {}: the draft model has only {} tokens",
+                  config.speculative.eagle_topk, draft->output_width());
   if (draft) Quantize(config, target, cuda, &*draft);
   return draft;
 }

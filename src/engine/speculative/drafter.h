@@ -21,11 +21,21 @@ struct DraftPart {
   // Maximum number of drafts that the sequence can use; 0: it does not decode in the next step, or
   // has drafts from another source. The sequence has pages for them.
   int64_t wanted = 0;
+  // With trees: `wanted` is the maximum number of drafts on a path. The sequence has pages for
+  // `slots` rows after its last token, for the rows of a tree in both models' caches.
+  int64_t slots = 0;
+  // Set after the verification of a tree: the rows of the pass whose input tokens are final,
+  // relative to first_row. Empty: they are the first ones.
+  std::span<const int32_t> path = {};
+
+  // The row of position `begin` + i in the pass.
+  int64_t RowOf(int64_t i) const { return first_row + (path.empty() ? i : path[i]); }
 };
 
-// Fills Sequence::drafts. A draft affects speed only: the model verifies each draft, and its own
-// token is the output (RankEngine). So drafts may come from approximations, but they must be equal
-// on all ranks of an attention group. Used by the rank's thread only.
+// Fills Sequence::drafts, and Sequence::draft_parents if they are a tree. A draft affects speed
+// only: the model verifies each draft, and its own token is the output (RankEngine). So drafts may
+// come from approximations, but they must be equal on all ranks of an attention group. Used by the
+// rank's thread only.
 class Drafter {
  public:
   virtual ~Drafter() = default;

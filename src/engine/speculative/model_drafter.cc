@@ -35,20 +35,23 @@ void ModelDrafter::Clear() {
   batch_.positions.clear();
   batch_.slots.clear();
   batch_.sequences.clear();
+  batch_.branch_slots.clear();
   batch_.logit_rows.clear();
   batch_.request_ids.clear();
   batch_.hidden_rows.clear();
   batch_.decode_tokens = 0;
 }
 
-void ModelDrafter::AddRow(const Sequence& sequence, int64_t position, int32_t token,
-                          int32_t hidden_row) {
+int32_t ModelDrafter::SlotOf(const Sequence& sequence, int64_t position) const {
   const std::vector<int32_t>& pages = sequence.cache.pages;
   CHECK_LT(position, std::ssize(pages) * page_size_);
+  return pages[position / page_size_] * page_size_ + static_cast<int32_t>(position % page_size_);
+}
+
+void ModelDrafter::AddRowAt(int32_t slot, int64_t position, int32_t token, int32_t hidden_row) {
   batch_.tokens.push_back(token);
   batch_.positions.push_back(static_cast<int32_t>(position));
-  batch_.slots.push_back(pages[position / page_size_] * page_size_ +
-                         static_cast<int32_t>(position % page_size_));
+  batch_.slots.push_back(slot);
   if (model_.takes_hidden()) batch_.hidden_rows.push_back(hidden_row);
 }
 
@@ -67,8 +70,14 @@ int64_t ModelDrafter::SavedRows(const Sequence& sequence) const {
 
 void ModelDrafter::AppendTargetHidden(const DraftPart& part, std::vector<float>& to) {
   const size_t before = to.size();
-  to.resize(before + part.rows * model_.hidden_width());
-  model_.ReadTargetHidden(part.first_row, part.rows, to.data() + before);
+  const int64_t width = model_.hidden_width();
+  to.resize(before + part.rows * width);
+  if (part.path.empty()) {
+    model_.ReadTargetHidden(part.first_row, part.rows, to.data() + before);
+    return;
+  }
+  for (int64_t i = 0; i < part.rows; ++i)
+    model_.ReadTargetHidden(part.RowOf(i), 1, to.data() + before + i * width);
 }
 
 void ModelDrafter::Save(const DraftPart& part) {
@@ -93,7 +102,7 @@ bool ModelDrafter::AddMtpRows(const DraftPart& part) {
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t position = sequence.draft_computed + i;
     AddRow(sequence, position, sequence.tokens[position + 1],
-           static_cast<int32_t>(takes_saved_ ? batch_.num_tokens() : part.first_row + i));
+           static_cast<int32_t>(takes_saved_ ? batch_.num_tokens() : part.RowOf(i)));
   }
   if (takes_saved_) {
     hidden_.insert(hidden_.end(), sequence.saved_hidden.begin(), sequence.saved_hidden.end());
@@ -132,12 +141,18 @@ void ModelDrafter::AddPart(const DraftPart& part, int64_t limit) {
                      .row = batch_.only_logit_rows
                                 ? static_cast<int32_t>(batch_.logit_rows.size() - 1)
                                 : batch_.logit_rows.back()});
+  if (trees_.width > 1) StartTree(part, chains_.back());
 }
 
 void ModelDrafter::Continue(int64_t drafts) {
   Clear();
   std::erase_if(chains_, [&](const Chain& chain) { return chain.wanted <= drafts; });
+  BranchSpans spans(batch_);
   for (Chain& chain : chains_) {
+    if (chain.width > 1) {
+      AddLevel(drafts, chain, spans);
+      continue;
+    }
     const Sequence& sequence = *chain.sequence;
     const int64_t position = sequence.draft_computed - 1 + drafts;
     AddRow(sequence, position, sequence.drafts.back(), chain.row);
@@ -145,6 +160,7 @@ void ModelDrafter::Continue(int64_t drafts) {
     chain.row = static_cast<int32_t>(batch_.num_tokens() - 1);
     batch_.logit_rows.push_back(chain.row);
   }
+  spans.Finish();
   batch_.decode_tokens = batch_.num_tokens();
 }
 
@@ -152,8 +168,9 @@ std::vector<int64_t> ModelDrafter::CountsOf(int64_t limit) const {
   std::vector<int64_t> counts = {batch_.num_tokens(), batch_.decode_tokens,
                                  std::ssize(batch_.logit_rows)};
   for (int64_t drafts = 1; drafts < limit; ++drafts) {
-    const int64_t rows =
-        std::ranges::count_if(chains_, [&](const Chain& chain) { return chain.wanted > drafts; });
+    int64_t rows = 0;
+    for (const Chain& chain : chains_)
+      if (chain.wanted > drafts) rows += chain.width;
     counts.insert(counts.end(), kCounts, rows);
   }
   return counts;
@@ -187,9 +204,9 @@ bool ModelDrafter::SetGroups(std::span<const int64_t> all, int64_t pass, int64_t
   return std::ranges::any_of(batch_.group_tokens, [](int64_t tokens) { return tokens > 0; });
 }
 
-kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence) {
+kernels::RowSampling ModelDrafter::SamplingOf(const Sequence& sequence, int64_t before) {
   const SamplingParams& params = sequence.request.sampling;
-  const auto drawn = static_cast<uint64_t>(sequence.output_length() + sequence.drafts.size());
+  const auto drawn = static_cast<uint64_t>(sequence.output_length() + before);
   return Sampler::RowSamplingOf(params, UniformDraw(*params.seed, drawn));
 }
 
@@ -201,13 +218,19 @@ bool ModelDrafter::IsConstrained(const Sequence& sequence) {
 ModelDrafter::Guess ModelDrafter::Sample(const Sequence& sequence, std::span<const float> logits,
                                          bool needs_probability) {
   if (!AllFinite(logits)) return {};
-  if (IsConstrained(sequence)) return SampleConstrained(sequence, logits);
-  const int32_t index = sampler_.SampleRow(logits, SamplingOf(sequence)).value_or(0);
+  const auto sampling = SamplingOf(sequence, std::ssize(sequence.drafts));
+  if (IsConstrained(sequence)) {
+    const std::span<const float> row = Constrained(sequence, sequence.drafts, logits);
+    const auto token = sampler_.SampleRow(row, sampling);
+    return token ? Guess{*token, ProbabilityOf(row, *token)} : Guess{};
+  }
+  const int32_t index = sampler_.SampleRow(logits, sampling).value_or(0);
   return {model_.TokenOf(index), needs_probability ? ProbabilityOf(logits, index) : 0};
 }
 
-ModelDrafter::Guess ModelDrafter::SampleConstrained(const Sequence& sequence,
-                                                    std::span<const float> logits) {
+std::span<const float> ModelDrafter::Constrained(const Sequence& sequence,
+                                                 std::span<const int32_t> drafts,
+                                                 std::span<const float> logits) {
   constexpr float kForbidden = -std::numeric_limits<float>::infinity();
   const int64_t vocab = model_.vocab_size();
   row_.assign(vocab, kForbidden);
@@ -215,20 +238,17 @@ ModelDrafter::Guess ModelDrafter::SampleConstrained(const Sequence& sequence,
     row_[model_.TokenOf(static_cast<int32_t>(i))] = logits[i];
   mask_.resize(MaskWords(vocab));
   const std::span<const int32_t> output = sequence.output();
-  if (sequence.grammar && sequence.grammar->FillMaskAfter(sequence.drafts, output, mask_)) {
+  if (sequence.grammar && sequence.grammar->FillMaskAfter(drafts, output, mask_)) {
     for (int64_t id = 0; id < vocab; ++id)
       if (!MaskAllows(mask_, id)) row_[id] = kForbidden;
   }
   output_.assign(output.begin(), output.end());
-  output_.insert(output_.end(), sequence.drafts.begin(), sequence.drafts.end());
-  const SamplingParams& params = sequence.request.sampling;
-  const std::span<const int32_t> prompt = std::span(sequence.tokens).first(sequence.prompt_length);
-  const auto token = sampler_.Sample(row_, params, prompt, output_, *params.seed);
-  if (!token) return {};
-  return {*token, ProbabilityOf(row_, *token)};
+  output_.insert(output_.end(), drafts.begin(), drafts.end());
+  sampler_.Adjust(sequence.request.sampling, sequence.prompt(), output_, row_);
+  return row_;
 }
 
-void ModelDrafter::Forward(bool may_end) {
+void ModelDrafter::Forward(bool may_end, int64_t pass) {
   ++batch_.pass;
   batch_.draws.clear();
   // The device samples all rows of a pass, or none.
@@ -236,7 +256,8 @@ void ModelDrafter::Forward(bool may_end) {
                            return IsConstrained(*chain.sequence);
                          });
   if (on_device)
-    for (const Chain& chain : chains_) batch_.draws.push_back(SamplingOf(*chain.sequence));
+    for (const Chain& chain : chains_)
+      batch_.draws.push_back(SamplingOf(*chain.sequence, std::ssize(chain.sequence->drafts)));
   const std::span<const float> logits = model_.Forward(batch_);
   if (!batch_.draws.empty()) {
     const std::span<const int32_t> drawn = model_.drawn();
@@ -246,11 +267,17 @@ void ModelDrafter::Forward(bool may_end) {
     return;
   }
   const int64_t width = model_.logit_width();
-  CHECK_EQ(std::ssize(logits), std::ssize(chains_) * width);
-  for (size_t i = 0; i < chains_.size(); ++i) {
-    Chain& chain = chains_[i];
+  CHECK_EQ(std::ssize(logits), std::ssize(batch_.logit_rows) * width);
+  int64_t first = 0;  // the chain's first logit row
+  for (Chain& chain : chains_) {
+    const int64_t rows = chain.width > 1 ? std::ssize(chain.level) : 1;
+    const std::span<const float> row = logits.subspan(first * width, rows * width);
+    first += rows;
+    if (chain.width > 1) {
+      Expand(pass, row, chain);
+      continue;
+    }
     std::vector<int32_t>& drafts = chain.sequence->drafts;
-    const std::span<const float> row = logits.subspan(i * width, width);
     const bool continues = may_end && std::ssize(drafts) + 1 < chain.wanted;
     const Guess guess = Sample(*chain.sequence, row, continues);
     drafts.push_back(guess.token);
@@ -283,7 +310,7 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   for (int64_t pass = 0; pass < limit; ++pass) {
     if (pass > 0) Continue(pass);
     if (!SetGroups(all, pass, limit)) return;
-    Forward(ends_early_ && !model_.draws() && std::ssize(all) == StrideOf(limit));
+    Forward(ends_early_ && !model_.draws() && std::ssize(all) == StrideOf(limit), pass);
     batch_.hidden = model_.hidden();
     batch_.own_hidden = true;
     batch_.may_record = true;

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "engine/sampler/sampler.h"
+#include "engine/speculative/draft_tree.h"
 #include "engine/speculative/drafter.h"
 
 namespace switchyard {
@@ -51,6 +53,12 @@ class DraftForward {
   virtual std::vector<int64_t> GatherCounts(std::span<const int64_t> mine) = 0;
 };
 
+// The trees of drafts of a step. Each of the `width` best drafts of a level gets `width` children.
+// Of all these drafts, the best `drafts` are proposed. Width 1: chains.
+struct TreeShape {
+  int64_t width = 1, drafts = 0;
+};
+
 // After each pass of the target, one pass of the draft model adds the rows of the new tokens to its
 // cache, and gives the first draft of each decoding sequence. In the last layer, only keys and
 // values are computed for rows that give no draft. Each further draft takes one more pass, with one
@@ -63,22 +71,31 @@ class DraftForward {
 // Drafts are sampled with the parameters, the seed and the random numbers of the tokens that they
 // guess. So a draft model with the target's distribution would guess each sampled token. Penalties,
 // biases and the masks of grammars apply too. For these, the host samples all drafts of the pass.
+//
+// With trees, each pass after the first one has `width` rows for each sequence: the best drafts of
+// the last level (model_drafter_trees.cc). Their keys are in the slots after the sequence's last
+// token, and a row attends to the keys of its ancestors. The most probable token takes the first
+// place, or, if the request samples, the token that its random number selects.
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
   // off. A sequence with more missed rows gets no drafts any more. `ends_early`: ends a sequence's
   // drafts of a step once further ones are probably wrong. This requires a single attention group
   // and a model that does not sample tokens itself. `eos_token_ids`: forbidden while an output is
-  // shorter than min_new_tokens. Borrows `model`.
+  // shorter than min_new_tokens. `trees`: the model must not sample tokens itself, and has at least
+  // trees.width elements in a row of logits. Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
-               bool ends_early = false, std::vector<int32_t> eos_token_ids = {})
+               bool ends_early = false, std::vector<int32_t> eos_token_ids = {},
+               TreeShape trees = {})
       : model_(model),
         page_size_(page_size),
         max_rows_(max_rows),
         max_saved_rows_(max_saved_rows),
         ends_early_(ends_early),
+        trees_(trees),
         sampler_(model.vocab_size(), std::move(eos_token_ids)) {
     batch_.only_logit_rows = !model.draws();  // not on GPUs
+    CHECK(trees.width == 1 || !model.draws());
   }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
@@ -91,6 +108,12 @@ class ModelDrafter : public Drafter {
     int64_t wanted = 0;
     int32_t row = 0;
     double probability = 1;  // product of the probabilities of its drafts in the draft model
+    // With a tree: its width (1: a chain), its maximum number of drafts, and the nodes whose rows
+    // are in the batch, at first the root.
+    int64_t width = 1, drafts = 0;
+    GrowingTree tree = {};
+    std::vector<int32_t> level = {};
+    int64_t slots = 0;  // cache slots in use, from position Sequence::draft_computed on
   };
   void AddPart(const DraftPart& part, int64_t limit);
   // Adds to the batch the rows that were saved before, and the rows of `part`, whose hidden rows
@@ -101,19 +124,36 @@ class ModelDrafter : public Drafter {
   // Appends the hidden rows of a part to `to`.
   void AppendTargetHidden(const DraftPart& part, std::vector<float>& to);
   int64_t SavedRows(const Sequence& sequence) const;
-  void AddRow(const Sequence& sequence, int64_t position, int32_t token, int32_t hidden_row);
+  int32_t SlotOf(const Sequence& sequence, int64_t position) const;
+  void AddRow(const Sequence& sequence, int64_t position, int32_t token, int32_t hidden_row) {
+    AddRowAt(SlotOf(sequence, position), position, token, hidden_row);
+  }
+  void AddRowAt(int32_t slot, int64_t position, int32_t token, int32_t hidden_row);
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
   // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
   void Continue(int64_t drafts);
-  // Runs the batch and appends a draft to each chain. `may_end`: chains may end early.
-  void Forward(bool may_end);
+  // Runs the batch and appends a draft to each chain. `pass`: from 0. `may_end`: chains may end
+  // early.
+  void Forward(bool may_end, int64_t pass);
+  // Trees (model_drafter_trees.cc). StartTree makes a chain a tree if it may be one. AddLevel adds
+  // the rows of the next level to the batch. Expand adds the children of the last level, whose
+  // logits are [level, logit_width]. After the last pass it sets the drafts of the sequence.
+  void StartTree(const DraftPart& part, Chain& chain) const;
+  void AddLevel(int64_t pass, Chain& chain, BranchSpans& spans);
+  void Expand(int64_t pass, std::span<const float> logits, Chain& chain);
+  // The `count` most probable tokens after `drafts`. Tokens that cannot be sampled have
+  // probability 0.
+  std::vector<GrowingTree::Candidate> Candidates(const Sequence& sequence,
+                                                 std::span<const int32_t> drafts,
+                                                 std::span<const float> logits, int64_t count);
   void Clear();
   // Counts of the passes of a step: tokens, decode tokens, logit rows of each.
   std::vector<int64_t> CountsOf(int64_t limit) const;
   // Sets the counts of pass `pass` of all groups. A single group may have fewer rows than planned.
   // Returns whether any group has tokens.
   bool SetGroups(std::span<const int64_t> all, int64_t pass, int64_t limit);
-  static kernels::RowSampling SamplingOf(const Sequence& sequence);
+  // `before`: the number of drafts before the token that is sampled.
+  static kernels::RowSampling SamplingOf(const Sequence& sequence, int64_t before);
   struct Guess {
     int32_t token = 0;
     double probability = 0;  // in the draft model, given the mask
@@ -122,19 +162,23 @@ class ModelDrafter : public Drafter {
   static bool IsConstrained(const Sequence& sequence);
   // Samples the next draft. `logits` [logit_width].
   Guess Sample(const Sequence& sequence, std::span<const float> logits, bool needs_probability);
-  Guess SampleConstrained(const Sequence& sequence, std::span<const float> logits);
+  // The logits of the token after `drafts`, by id [vocab], with penalties, biases and the mask of
+  // the grammar: −inf for tokens that cannot be sampled. Valid until the next call.
+  std::span<const float> Constrained(const Sequence& sequence, std::span<const int32_t> drafts,
+                                     std::span<const float> logits);
 
   DraftForward& model_;
   const int32_t page_size_;
   const int64_t max_rows_, max_saved_rows_;
   const bool ends_early_;
+  const TreeShape trees_;
   Sampler sampler_;
   ForwardBatch batch_;
   // Whether the first pass of a step also processes saved rows. Then it reads `hidden_`, else the
   // hidden rows of the target. If any group has saved rows, the pass is not recorded as a graph.
   bool takes_saved_ = false;
   std::vector<float> hidden_;  // [rows, H]
-  // Scratch of SampleConstrained.
+  // Scratch of Constrained.
   std::vector<float> row_;      // [vocab]
   std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
   std::vector<int32_t> output_;

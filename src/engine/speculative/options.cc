@@ -38,6 +38,25 @@ int32_t StepsOf(const std::string& text) {
   return steps;
 }
 
+// `steps`: 0: auto.
+DraftLimits TreeLimitsOf(const SpeculativeOptions& options, int32_t steps) {
+  const int32_t width = options.eagle_topk, tokens = options.num_draft_tokens;
+  if (steps == 0 || tokens == 0)
+    throw Invalid(
+        "--speculative-eagle-topk {}: trees need numbers for --speculative-num-steps (the depth) "
+        "and --speculative-num-draft-tokens (the rows of a verification)",
+        width);
+  // Drafts of the first level, and the children of `width` drafts of each level.
+  const int32_t all = std::min(kMostTreeDrafts, width + (steps - 1) * width * width);
+  if (tokens < 2 || tokens > all + 1)
+    throw Invalid(
+        "--speculative-num-draft-tokens {}: with --speculative-eagle-topk {} and "
+        "--speculative-num-steps {}, want 2 to {}",
+        tokens, width, steps, all + 1);
+  // A path of the best drafts is at most as long as their number.
+  return {.most = tokens - 1, .width = width, .depth = std::min(steps, tokens - 1)};
+}
+
 }  // namespace
 
 DraftSource SourceOf(const SpeculativeOptions& options) {
@@ -53,11 +72,11 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
 DraftLimits LimitsOf(const SpeculativeOptions& options) {
   const DraftSource source = SourceOf(options);
   const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
-  if (options.eagle_topk != 1)
-    throw Invalid("--speculative-eagle-topk {}: drafts are chains, not trees; want 1",
-                  options.eagle_topk);
+  if (options.eagle_topk < 1 || options.eagle_topk > kMostTreeWidth)
+    throw Invalid("--speculative-eagle-topk {}: want 1 to {}", options.eagle_topk, kMostTreeWidth);
   if (options.simulate_acceptance > 1)
     throw Invalid("--speculative-simulate-acceptance {}: want 0 to 1", options.simulate_acceptance);
+  if (options.eagle_topk > 1 && source != DraftSource::kNone) return TreeLimitsOf(options, steps);
   if (tokens != 0 && (tokens < 2 || tokens > kMostDrafts + 1))
     throw Invalid("--speculative-num-draft-tokens {}: want 2 to {}", tokens, kMostDrafts + 1);
   if (source == DraftSource::kNone) return {};

@@ -1,6 +1,7 @@
 // The flags of speculative decoding.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -10,9 +11,9 @@ namespace switchyard {
 struct SpeculativeOptions {
   std::string algorithm;           // --speculative-algorithm; empty: no speculation
   std::string num_steps = "auto";  // --speculative-num-steps: auto, or drafts of each step
-  int32_t eagle_topk = 1;          // --speculative-eagle-topk: 1, since drafts are chains
+  int32_t eagle_topk = 1;          // --speculative-eagle-topk: 1: chains, more: trees
   // --speculative-num-draft-tokens: rows of a verification, the number of drafts + 1; 0: from
-  // num_steps
+  // num_steps, for chains only
   int32_t num_draft_tokens = 0;
   // --speculative-draft-model-path, for STANDALONE, EAGLE and EAGLE3
   std::string draft_model_path;
@@ -36,9 +37,19 @@ enum class DraftSource : uint8_t {
 struct DraftLimits {
   int32_t most = 0;     // drafts of a sequence in a step; 0: no speculation
   bool adapts = false;  // the number follows the measured acceptance and cost (DraftPace)
+  // Trees: the number of children of each expanded draft, and the maximum number of drafts on a
+  // path. Width 1: chains of `most` drafts.
+  int32_t width = 1, depth = 0;
+
+  bool trees() const { return width > 1; }
+  // Maximum rows of a sequence in a verification, or in a pass of the draft model for later drafts.
+  int32_t rows() const { return std::max(1 + most, width); }
+  // Cache slots after the last token that a tree needs in either model; 0: chains.
+  int32_t slots() const { return trees() ? std::max(most, width * (depth - 1)) : 0; }
 };
 
-constexpr int32_t kMostDrafts = 16;
+constexpr int32_t kMostDrafts = 16;  // of a chain, or of a path of a tree
+constexpr int32_t kMostTreeDrafts = 63, kMostTreeWidth = 16;
 
 // Maximum number of drafts that the grammar of a request forces in a step (GrammarDrafter). Most
 // forced texts have fewer tokens; longer ones take several steps.

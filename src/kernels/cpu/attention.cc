@@ -22,6 +22,8 @@ void Place(const RowBlock& block, int32_t page_size, AttentionTask& t) {
   t.first_position = block.first_position();
   t.pages = s.pages;
   t.page_size = page_size;
+  t.branch = s.branch;
+  t.branch_begin = s.branch_begin;
   t.q += (s.row_begin + block.begin) * t.ldq;
   t.out += (s.row_begin + block.begin) * t.ldo;
   t.scratch = cpu::ThreadScratch(cpu::AttentionScratch(t.k_width, t.v_width));

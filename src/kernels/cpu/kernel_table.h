@@ -123,6 +123,8 @@ struct AttentionTask {
   DType dtype;
   const int32_t* pages;
   int64_t page_size;
+  const int32_t* branch;  // SequenceSpan::branch
+  int64_t branch_begin;
   float scale;
   const float* sinks;  // sinks of the group's heads, or null
   float* out;          // row r, head g at out + r · ldo + g · v_width

@@ -200,7 +200,10 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   const bool speculates = plan.drafts.most > 0;
   if (speculates) {
     info["speculative_algorithm"] = e.speculative.algorithm;
-    info["speculative_num_steps"] = plan.drafts.adapts ? Json("auto") : Json(plan.drafts.most);
+    const DraftLimits& drafts = plan.drafts;
+    info["speculative_num_steps"] =
+        drafts.adapts ? Json("auto") : Json(drafts.trees() ? drafts.depth : drafts.most);
+    info["speculative_eagle_topk"] = drafts.width;
     info["speculative_num_draft_tokens"] = plan.drafts.most + 1;
     info["speculative_moe_a2a_backend"] = e.moe.speculative_a2a_backend;
     info["speculative_moe_runner_backend"] = e.moe.speculative_runner_backend;

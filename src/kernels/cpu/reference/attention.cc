@@ -17,10 +17,6 @@ std::vector<float> CacheRow(const void* cache, DType dtype, int64_t index, int64
   return row;
 }
 
-int64_t Slot(const SequenceSpan& s, int32_t page_size, int64_t key) {
-  return int64_t{s.pages[key / page_size]} * page_size + key % page_size;
-}
-
 // Softmax over scores and an optional sink; writes probabilities to scores.
 void Softmax(std::vector<double>& scores, const float* sink) {
   double top = sink != nullptr ? *sink : -std::numeric_limits<double>::infinity();
@@ -42,7 +38,7 @@ void Attention(const AttentionParams& p) {
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* q = p.q + (s.row_begin + r) * p.ldq + h * p.head_dim;
         const auto row = [&](const void* cache, int64_t key) {
-          return CacheRow(cache, p.kv_dtype, Slot(s, p.page_size, key) * p.kv_heads + h / group,
+          return CacheRow(cache, p.kv_dtype, s.SlotOf(key, p.page_size) * p.kv_heads + h / group,
                           p.head_dim);
         };
         std::vector<double> scores(position + 1 - first);
@@ -69,7 +65,7 @@ void LatentAttention(const LatentAttentionParams& p) {
   const int64_t width = p.lora + p.rope;
   for (const SequenceSpan& s : p.sequences) {
     const auto row = [&](int64_t key) {
-      return CacheRow(p.cache, p.kv_dtype, Slot(s, p.page_size, key), width);
+      return CacheRow(p.cache, p.kv_dtype, s.SlotOf(key, p.page_size), width);
     };
     for (int64_t r = 0; r < s.rows; ++r) {
       const int64_t position = s.kv_len - s.rows + r;

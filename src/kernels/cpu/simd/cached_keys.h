@@ -81,7 +81,11 @@ void ResolveKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyAddre
       places.k[j] = places.v[j] = nullptr;
       continue;
     }
-    const int64_t offset = (int64_t{t.pages[page]} * t.page_size + at) * t.key_stride;
+    const bool in_branch = t.branch != nullptr && key >= t.branch_begin;
+    const int64_t slot = in_branch ? int64_t{t.branch[key - t.branch_begin]}
+                                   : int64_t{t.pages[page]} * t.page_size + at;
+    const int64_t offset = slot * t.key_stride;
+    ++key;
     places.k[j] = static_cast<const char*>(t.k) + offset;
     places.v[j] = static_cast<const char*>(t.v) + offset;
     if (++at == t.page_size) {
