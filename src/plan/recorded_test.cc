@@ -32,25 +32,46 @@ Question CutModel(const std::string& name, const std::string& card, size_t layer
   return q;
 }
 
-Errors ErrorsOf(Question q, const std::vector<Step>& steps, double prompt) {
+double Predicted(Question q, const Step& step, double prompt) {
+  Layout layout = ParseLayout(step.layout);
+  q.cluster.per_node = layout.mesh.tp;
+  layout.chunk = step.decode ? 2048 : static_cast<int32_t>(step.size);
+  const Evaluation e = Evaluate(q, layout);
+  EXPECT_TRUE(e.accepted) << e.refused;
+  const LayoutCosts costs(q, layout, e.plan);
+  return (step.decode ? costs.Decode(step.size, prompt + 16) : costs.Prefill(step.size, prompt))
+      .seconds;
+}
+
+Errors ErrorsOf(const Question& q, const std::vector<Step>& steps, double prompt) {
   std::vector<double> errors;
   for (const Step& step : steps) {
-    Layout layout = ParseLayout(step.layout);
-    q.cluster.per_node = layout.mesh.tp;
-    layout.chunk = step.decode ? 2048 : static_cast<int32_t>(step.size);
-    const Evaluation e = Evaluate(q, layout);
-    EXPECT_TRUE(e.accepted) << e.refused;
-    const LayoutCosts costs(q, layout, e.plan);
-    const StepTime time =
-        step.decode ? costs.Decode(step.size, prompt + 16) : costs.Prefill(step.size, prompt);
-    const double error = time.seconds / step.seconds - 1;
+    const double seconds = Predicted(q, step, prompt), error = seconds / step.seconds - 1;
     std::printf("%-18s %s %6.0f: predicted %8.2f ms, recorded %8.2f ms, %+5.1f %%\n", step.layout,
-                step.decode ? "decode " : "prefill", step.size, 1e3 * time.seconds,
-                1e3 * step.seconds, 100 * error);
+                step.decode ? "decode " : "prefill", step.size, 1e3 * seconds, 1e3 * step.seconds,
+                100 * error);
     errors.push_back(std::abs(error));
   }
   std::ranges::sort(errors);
   return {.median = errors[errors.size() / 2], .worst = errors.back()};
+}
+
+// Of two layouts whose recorded times of a step differ by over 5 %, the faster one must be
+// predicted to be faster. Returns the number of such pairs.
+int ExpectRankedRight(const Question& q, const std::vector<Step>& steps, double prompt) {
+  int pairs = 0;
+  for (const Step& fast : steps) {
+    for (const Step& slow : steps) {
+      if (fast.decode != slow.decode || fast.size != slow.size ||
+          slow.seconds <= 1.05 * fast.seconds)
+        continue;
+      ++pairs;
+      EXPECT_LT(Predicted(q, fast, prompt), Predicted(q, slow, prompt))
+          << fast.layout << " and " << slow.layout
+          << (fast.decode ? ", decode of " : ", prefill of ") << fast.size;
+    }
+  }
+  return pairs;
 }
 
 // docs/performance.md, "Whole models": prompts of 512 tokens.
@@ -96,6 +117,27 @@ TEST(Recorded, StepsOfQwen3OnTwoH200) {
                                  512);
   EXPECT_LT(errors.median, 0.08);
   EXPECT_LT(errors.worst, 0.2);
+}
+
+TEST(Recorded, LayoutsOfQwen3OnTwoH200AreRankedRight) {
+  EXPECT_EQ(ExpectRankedRight(CutModel("qwen3_30b_a3b", "h200", 0),
+                              {{"tp1", true, 1, 3.839e-3},
+                               {"tp1", true, 32, 16.144e-3},
+                               {"tp1", true, 256, 25.321e-3},
+                               {"tp1", false, 512, 512 / 26716.0},
+                               {"tp1", false, 8192, 8192 / 75228.0},
+                               {"tp2-ep2", true, 1, 3.529e-3},
+                               {"tp2-ep2", true, 32, 10.521e-3},
+                               {"tp2-ep2", true, 256, 17.220e-3},
+                               {"tp2-ep2", false, 512, 512 / 33344.0},
+                               {"tp2-ep2", false, 8192, 8192 / 92850.0},
+                               {"tp2-ep2-deepep", true, 1, 4.382e-3},
+                               {"tp2-ep2-deepep", true, 32, 11.101e-3},
+                               {"tp2-ep2-deepep", true, 256, 17.727e-3},
+                               {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
+                               {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}},
+                              512),
+            13);
 }
 
 // docs/notes/gpu.md, "Decode at batch 1 on one H100": 12 layers, then all 48.
