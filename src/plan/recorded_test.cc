@@ -119,6 +119,33 @@ TEST(Recorded, StepsOfQwen3OnTwoH200) {
   EXPECT_LT(errors.worst, 0.2);
 }
 
+// docs/planning.md: 12 layers.
+TEST(Recorded, LayoutsOfACutQwen3OnTwoH200AreRankedRight) {
+  EXPECT_EQ(ExpectRankedRight(CutModel("qwen3_30b_a3b", "h200", 12),
+                              {{"tp1", true, 1, 1.095e-3},
+                               {"tp1", true, 8, 2.384e-3},
+                               {"tp1", true, 32, 4.227e-3},
+                               {"tp1", true, 128, 5.528e-3},
+                               {"tp1", true, 256, 6.437e-3},
+                               {"tp2", true, 1, 0.967e-3},
+                               {"tp2", true, 8, 1.747e-3},
+                               {"tp2", true, 32, 2.85e-3},
+                               {"tp2", true, 128, 3.899e-3},
+                               {"tp2", true, 256, 4.952e-3},
+                               {"tp2-ep2", true, 1, 0.967e-3},
+                               {"tp2-ep2", true, 8, 1.761e-3},
+                               {"tp2-ep2", true, 32, 2.801e-3},
+                               {"tp2-ep2", true, 128, 3.784e-3},
+                               {"tp2-ep2", true, 256, 4.859e-3},
+                               {"tp2-ep2-deepep", true, 1, 1.196e-3},
+                               {"tp2-ep2-deepep", true, 8, 1.997e-3},
+                               {"tp2-ep2-deepep", true, 32, 2.95e-3},
+                               {"tp2-ep2-deepep", true, 128, 3.896e-3},
+                               {"tp2-ep2-deepep", true, 256, 4.87e-3}},
+                              512),
+            20);
+}
+
 TEST(Recorded, LayoutsOfQwen3OnTwoH200AreRankedRight) {
   EXPECT_EQ(ExpectRankedRight(CutModel("qwen3_30b_a3b", "h200", 0),
                               {{"tp1", true, 1, 3.839e-3},
