@@ -189,7 +189,7 @@ class Engine:
         self.request("POST", "/release_memory_occupation", {"tags": tags or []})
 
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
-        """Loads the weights of `tags` again, and continues with an empty cache once nothing is released."""
+        """Gives back the memory of `tags`. Requests continue with an empty cache once nothing is released."""
         self.request("POST", "/resume_memory_occupation", {"tags": tags or []})
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:

@@ -343,12 +343,12 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.cuda = machine.cuda;
   plan.model = model;
   if (plan.cuda) plan.model.quantization.int8_group_rows = false;
-  CheckOptions(config, plan,
-               {.gpus = plan.cuda,
-                .several_hosts = ranks_of_host < config.mesh.world(),
-                .shared_memory = machine.shared_memory});
+  const RankPlaces places = {.gpus = plan.cuda,
+                             .several_hosts = ranks_of_host < config.mesh.world(),
+                             .shared_memory = machine.shared_memory};
+  CheckOptions(config, plan, places);
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
-  CheckDraft(config, plan.draft, plan.cuda);
+  CheckDraft(config, plan.draft, places);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1)

@@ -56,7 +56,8 @@ StepShape ShapeOf(const GroupRows& rows, bool decode, double mean_rows) {
 
 size_t ShapeClock::Hash::operator()(const Key& key) const {
   uint64_t hash = 0;
-  for (const int64_t part : {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean})
+  for (const int64_t part :
+       {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean, int64_t{key.decodes}})
     hash = (hash ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (hash >> 29);
   return hash ^ hash >> 32;
 }
@@ -66,8 +67,9 @@ ShapeClock::Key ShapeClock::KeyOf(std::span<const GroupRows> groups) {
   int64_t keys = most.decode_keys;
   if (Decodes(groups))  // reads of keys determine the slowest group
     keys = std::ranges::max_element(groups, {}, &GroupRows::decode_keys)->decode_keys;
-  return {Rounded(most.prompt), Rounded(most.decode), Rounded(most.prompt_keys),
-          Rounded(DividedUp(keys, most.decode)), Rounded(MeanRows(groups))};
+  return {Rounded(most.prompt),      Rounded(most.decode),
+          Rounded(most.prompt_keys), Rounded(DividedUp(keys, most.decode)),
+          Rounded(MeanRows(groups)), Decodes(groups)};
 }
 
 double ShapeClock::Seconds(std::span<const GroupRows> groups) {
@@ -78,8 +80,7 @@ double ShapeClock::Seconds(std::span<const GroupRows> groups) {
                             .decode = key.decode,
                             .prompt_keys = key.prompt_keys,
                             .decode_keys = key.keys * key.decode};
-    entry->second =
-        costs_.Of(ShapeOf(rows, key.prompt == 0, static_cast<double>(key.mean))).seconds;
+    entry->second = costs_.Of(ShapeOf(rows, key.decodes, static_cast<double>(key.mean))).seconds;
   }
   return entry->second;
 }

@@ -41,6 +41,7 @@ class ShapeClock : public StepClock {
  private:
   struct Key {
     int64_t prompt, decode, prompt_keys, keys, mean;
+    bool decodes;  // no group has prompts
     bool operator==(const Key&) const = default;
   };
   struct Hash {

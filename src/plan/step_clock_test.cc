@@ -51,6 +51,22 @@ TEST(StepClock, TheFidelitiesAgreeOnEveryStep) {
   }
 }
 
+// The group with the most rows only decodes, but another one has a prompt.
+TEST(StepClock, AStepWithOnePromptIsNoDecodeStep) {
+  for (const char* layout : {"tp8-ep8-dp8-dense1-deepep", "tp8-ep8-dp8-dense1-deepep-tbo"}) {
+    Question q = GpuQuestion("deepseek_v3", "h200", 8);
+    q.config.tbo_min_tokens = 2;
+    const Evaluation e = Evaluate(q, ParseLayout(layout));
+    const LayoutCosts costs(q, e.layout, e.plan);
+    std::vector<GroupRows> groups(8, {.decode = 100, .decode_keys = 100 * 600});
+    groups[3] = {.prompt = 20, .decode = 80, .prompt_keys = 10, .decode_keys = 80 * 600};
+    ShapeClock shapes(costs);
+    OperationClock operations(costs);
+    const double seconds = shapes.Seconds(groups), exact = operations.Seconds(groups);
+    EXPECT_NEAR(seconds / exact, 1, 0.05) << layout << ": " << seconds << " and " << exact;
+  }
+}
+
 TEST(StepClock, EqualStepsHaveTheSameTime) {
   Question q = GpuQuestion("deepseek_v3", "h200", 8);
   const Evaluation e = Evaluate(q, ParseLayout("tp8-ep8-dp8-dense1-deepep"));

@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
+#include "engine/checks/checks.h"
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/disaggregation/disaggregation.h"
@@ -221,6 +222,7 @@ std::string WhyScalingIsRefused(const Launch& launch, bool restarts, int stages,
 
 int RunServe(const ServerArgs& args) {
   if (args.print_schedule) {
+    CheckFlags(args.engine);
     fmt::print("{}", ServeScheduleText(args.engine));
     return 0;
   }

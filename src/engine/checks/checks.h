@@ -37,7 +37,8 @@ void CheckFlags(const EngineConfig& config);
 void CheckOptions(const EngineConfig& config, const EnginePlan& plan, const RankPlaces& places);
 
 // Checks the options that apply to the draft model, if there is one.
-void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft, bool gpus);
+void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft,
+                const RankPlaces& places);
 
 // Parts of CheckFlags and CheckOptions: ranges of values, and the flags of the MoE path (no effect
 // on models without experts).

@@ -40,7 +40,7 @@ std::string RefusalOf(const EngineConfig& config, RankPlaces places = {}) {
     plan.ranks_of_host = places.several_hosts ? 1 : config.mesh.world();
     plan.model = ReadModelConfig(config);
     CheckOptions(config, plan, places);
-    CheckDraft(config, std::nullopt, places.gpus);
+    CheckDraft(config, std::nullopt, places);
   });
 }
 
@@ -80,6 +80,8 @@ TEST(ChecksTest, Speculation) {
          c.speculative = {
              .algorithm = "NGRAM", .num_steps = "3", .eagle_topk = 4, .num_draft_tokens = 8};
        },
+       "--speculative-eagle-topk 4: drafts of --speculative-algorithm NGRAM are chains; want 1"},
+      {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .eagle_topk = 4}; },
        "--speculative-eagle-topk 4: drafts of --speculative-algorithm NGRAM are chains; want 1"},
       {[](auto& c) { c.speculative = {.algorithm = "NEXTN", .eagle_topk = 4}; },
        "--speculative-eagle-topk 4: trees need numbers for --speculative-num-steps"},

@@ -74,10 +74,21 @@ void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gp
                   cuda::kMaxRouterGroups);
 }
 
-void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft, bool gpus) {
-  if (draft && draft->has_moe())
-    return CheckBackendNames(MakeDraftOptions({.moe = config.moe}).moe, *draft, config.mesh,
-                             *BackendsOf(config), gpus);
+void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft,
+                const RankPlaces& places) {
+  if (draft && draft->has_moe()) {
+    const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
+    const auto backends = BackendsOf(config);
+    CheckBackendNames(moe, *draft, config.mesh, *backends, places.gpus);
+    const auto* exchange = backends->dispatchers.FindIf(moe.a2a_backend);
+    if (!places.gpus && exchange && !exchange->hosts &&
+        (places.several_hosts || !places.shared_memory))
+      throw Invalid(
+          "--speculative-moe-a2a-backend {}: supported only on ranks that share memory; want "
+          "deepep",
+          moe.a2a_backend);
+    return;
+  }
   for (const auto& [flag, value] :
        {std::pair{"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
         std::pair{"--speculative-moe-runner-backend", config.moe.speculative_runner_backend}}) {

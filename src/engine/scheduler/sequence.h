@@ -74,7 +74,7 @@ struct Sequence {
   // its depth. Until it is verified, its key and value are in the slot of position `computed` + i
   // + 1.
   std::vector<int32_t> draft_parents;
-  // With a tree: the rows of the last verification that were kept, relative to its first row.
+  // The rows of the last verification that were kept, relative to its first row.
   std::vector<int32_t> kept_rows;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // limits the drafts of GrammarDrafter

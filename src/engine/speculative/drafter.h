@@ -24,7 +24,7 @@ struct DraftPart {
   // With trees: `wanted` is the maximum number of drafts on a path. The sequence has pages for
   // `slots` rows after its last token, for the rows of a tree in both models' caches.
   int64_t slots = 0;
-  // Set after the verification of a tree: the rows of the pass whose input tokens are final,
+  // Set after a verification: the rows of the pass whose input tokens are final,
   // relative to first_row. Empty: they are the first ones.
   std::span<const int32_t> path = {};
 

@@ -76,7 +76,8 @@ DraftLimits LimitsOf(const SpeculativeOptions& options) {
     throw Invalid("--speculative-eagle-topk {}: want 1 to {}", options.eagle_topk, kMostTreeWidth);
   if (options.simulate_acceptance > 1)
     throw Invalid("--speculative-simulate-acceptance {}: want 0 to 1", options.simulate_acceptance);
-  if (options.eagle_topk > 1 && source != DraftSource::kNone) return TreeLimitsOf(options, steps);
+  if (options.eagle_topk > 1 && source != DraftSource::kNone && source != DraftSource::kNgram)
+    return TreeLimitsOf(options, steps);
   if (tokens != 0 && (tokens < 2 || tokens > kMostDrafts + 1))
     throw Invalid("--speculative-num-draft-tokens {}: want 2 to {}", tokens, kMostDrafts + 1);
   if (source == DraftSource::kNone) return {};

@@ -23,7 +23,7 @@ struct RoutingLogShape {
   // Ids: logical [layers, max_rows, top_k], then physical [layers, max_rows, top_k].
   int64_t IdsOfLayer() const { return max_rows * top_k; }
   int64_t Ids() const { return tokens ? 2 * layers * IdsOfLayer() : 0; }
-  // Two control words come first. They are padded to kAlignment words.
+  // Control words and times come first. They are padded to kAlignment words.
   static constexpr int64_t kAlignment = 64;
   int64_t Words() const { return kAlignment + Counts() + Ids(); }
   size_t Bytes() const { return static_cast<size_t>(Words()) * sizeof(int32_t); }

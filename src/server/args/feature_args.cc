@@ -58,12 +58,12 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
       "Maximum drafts of a request in a step, or of a path of a tree, 1 to 16. auto: chosen "
       "from the measured acceptance rate and cost; 0 drafts if they do not increase the speed");
   app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
-           "Width of trees of drafts, 1 to 16: the best drafts of a level that get this number of "
-           "children. 1: chains. More: on CPUs, with a draft model, --speculative-num-steps and "
+           "Width K of trees of drafts, 1 to 16. The K best drafts of each level get K children "
+           "each. 1: chains. More than 1 needs CPUs, a draft model, --speculative-num-steps and "
            "--speculative-num-draft-tokens");
   app.Flag("--speculative-num-draft-tokens", s.num_draft_tokens, kSpeculation,
-           "Rows of a verification, which is the number of drafts + 1, of a tree at most 64; 0: "
-           "--speculative-num-steps + 1")
+           "Rows of a verification: the number of drafts + 1, at most 17 for chains and 64 for "
+           "trees. 0, for chains only: --speculative-num-steps + 1")
       .NonNegative();
   app.Flag("--speculative-draft-model-path,--speculative-draft", s.draft_model_path, kSpeculation,
            "Directory of the draft model: the head for EAGLE or EAGLE3, the small model for "

@@ -181,9 +181,9 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   app.Flag("--seconds", a.seconds, kSimulation, "Seconds of Poisson arrivals").Range(0.001, 1e7);
   app.Flag("--seed", a.seed, kSimulation, "Seed of Poisson arrivals");
   app.Flag("--fidelity", a.fidelity, kSimulation,
-           "step: compute the time of a step once for each shape (days of large clusters). "
-           "operation: "
-           "simulate every operation of every rank, and the links that they share (seconds)")
+           "step: the time of a step is computed once for each shape, for days of a large cluster. "
+           "operation: every operation of every rank is simulated, with the links that ranks "
+           "share, for seconds")
       .OneOf({"step", "operation"});
   app.Flag("--chrome-trace", a.chrome_trace, kSimulation,
            "Write the steps of the first engine to this file, and with --fidelity operation the "

@@ -2,6 +2,7 @@
 
 #include "comm/host/secret_file.h"
 #include "core/error.h"
+#include "engine/checks/checks.h"
 #include "engine/checks/features.h"
 
 namespace switchyard {
@@ -94,6 +95,7 @@ Launch PlanLaunch(const ServerArgs& args, const std::optional<LaunchedRank>& lau
   if (mesh.tp < 1) throw Invalid("--tp-size {}: want at least 1", mesh.tp);
   if (mesh.pp < 1) throw Invalid("--pp-size {}: want at least 1", mesh.pp);
   Mesh({.tp = mesh.tp, .pp = mesh.pp}, 0);  // throws if there are too many ranks
+  CheckFlags(args.engine);
   Launch launch = args.nnodes == 1 && launched ? FromLauncher(args, *launched) : FromFlags(args);
   if (!args.dist_secret_file.empty()) launch.secret = ReadSecretFile(args.dist_secret_file);
   CheckSecret(args, launch);

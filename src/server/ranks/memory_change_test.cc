@@ -42,7 +42,7 @@ class MemoryChangeTest : public SupervisorTest {
     EXPECT_THAT(messages, SizeIs(1));
     return std::get<EngineRequest>(messages.at(0));
   }
-  // Receives a ChangeCache in the epoch, and answers it.
+  // Receives a ChangeCache in the epoch, and returns CacheChanged.
   void AnswerChange(size_t epoch, bool release, const std::string& error = "") {
     const auto messages = Host(epoch).Receive();
     ASSERT_THAT(messages, SizeIs(1));

@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/verify_files.h"
 #include "engine/active_layout.h"
+#include "engine/checks/checks.h"
 #include "engine/config.h"
 #include "engine/speculative/draft_model.h"
 #include "model/weights.h"
@@ -47,6 +48,7 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     throw Invalid("--verify-weights {}: --load-format dummy has no weights to verify",
                   args.verify_weights);
   }
+  CheckFlags(args.engine);  // what ReadDraftConfig relies on
   // Reads the configuration first, so that errors in it are reported before the verification, which
   // may take minutes.
   const ModelConfig config = ReadModelConfig(args.engine);

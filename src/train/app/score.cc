@@ -56,7 +56,7 @@ float LogprobOf(int32_t token, const float* logits, int64_t vocab) {
   return static_cast<float>(static_cast<double>(logits[token] - largest) - std::log(sum));
 }
 
-// The scores of each row of hidden [m, H].
+// The scores of each row of hidden [m, H]. `targets` [m], or empty: without log-probabilities.
 RowScores ScoreRows(const Parameter<float>& head, const std::vector<float>& hidden,
                     std::span<const int32_t> targets, ThreadPool& pool) {
   const int64_t vocab = head.shape[0], size = head.shape[1];
@@ -73,12 +73,14 @@ RowScores ScoreRows(const Parameter<float>& head, const std::vector<float>& hidd
                                        .n = vocab,
                                        .k = size};
     Project<float>({&projection, 1}, pool);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* row = logits.data() + i * vocab;
-      const auto at = static_cast<size_t>(begin + i);
-      out.choices[at] = static_cast<int32_t>(std::max_element(row, row + vocab) - row);
-      out.logprobs[at] = LogprobOf(targets[at], row, vocab);
-    }
+    pool.RunRanges(rows, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const float* row = logits.data() + i * vocab;
+        const auto at = static_cast<size_t>(begin + i);
+        out.choices[at] = static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+        if (!targets.empty()) out.logprobs[at] = LogprobOf(targets[at], row, vocab);
+      }
+    });
   }
   return out;
 }
@@ -103,7 +105,7 @@ void Count(const Parameter<float>& head, const Pass<float>& pass, const RowScore
   // Row i of the module drafts the token that follows position source[i] + 1. This draft is
   // compared with the token that the model itself predicts at position source[i] + 1.
   const DepthState<float>& module = pass.depths[1];
-  const std::vector<int32_t> drafts = ScoreRows(head, module.final, module.targets, pool).choices;
+  const std::vector<int32_t> drafts = ScoreRows(head, module.final, {}, pool).choices;
   for (size_t i = 0; i < drafts.size(); ++i) {
     const auto later = static_cast<size_t>(module.source[i]) + 1;
     const int agrees = drafts[i] == own[later] ? 1 : 0;

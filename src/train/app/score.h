@@ -34,10 +34,9 @@ struct ScoreOptions {
 //                                      minimum over layers; MTP modules not included
 //   dead_experts                       number of experts that received no token
 //   layers                             of each MoE layer: layer, balancedness, dead_experts, loads
-//   routing_replay                     only if documents give experts: selections (tokens with
-//   given
-//                                      experts, summed over the MoE layers), and agreement, the
-//                                      fraction for which the router would have selected the same
+//   routing_replay                     only if documents give experts: selections (their tokens,
+//                                      summed over the MoE layers), and agreement, the fraction for
+//                                      which the router would have selected the same
 //   rollout_logprobs                   only if documents have log-probabilities: positions, and
 //                                      mean and maximum of the absolute difference
 // Writes options.tokens with one JSON object per sequence: document ("file:line"), begin (its first

@@ -53,11 +53,13 @@ Trainer::Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& opti
 void Trainer::Resume(const std::filesystem::path& checkpoint) {
   TrainerState state = LoadCheckpoint(checkpoint, catalog_, &adam_);
   if (state.corpus != corpus_.fingerprint()) {
-    throw Error(ErrorKind::kInvalid,
-                fmt::format("{}: this checkpoint was trained on another corpus, or on the same "
-                            "corpus with other packing or shuffling (fingerprint {}, now {})",
-                            checkpoint.string(), state.corpus, corpus_.fingerprint()),
-                "start a new run from its weights instead");
+    throw Error(
+        ErrorKind::kInvalid,
+        fmt::format("{}: this checkpoint was trained on another corpus, or on the same "
+                    "corpus with other packing, shuffling or given experts (--routing-replay) "
+                    "(fingerprint {}, now {})",
+                    checkpoint.string(), state.corpus, corpus_.fingerprint()),
+        "start a new run from its weights instead");
   }
   if (state.step > options_.schedule.steps) {
     throw Invalid("{}: is at step {}, but the run has only {} steps", checkpoint.string(),
