@@ -99,8 +99,8 @@ std::optional<std::string> Supervisor::ChangeCacheOfRanks(bool release) {
 }
 
 // The ranks drop requests that /pause_generation has paused; the front sends them again after the
-// resume. It is paused only after CacheChanged has arrived, because the ranks may send outputs until
-// then.
+// resume. It is paused only after CacheChanged has arrived, because the ranks may send outputs
+// until then.
 bool Supervisor::ReleaseCache(const PlannedChange& change, ChangeOutcome* outcome) {
   const auto start = Clock::now();
   for (;;) {
