@@ -74,15 +74,25 @@ int ExpectRankedRight(const Question& q, const std::vector<Step>& steps, double 
   return pairs;
 }
 
-// docs/performance.md, "Whole models": prompts of 512 tokens.
+// docs/performance.md, "Whole models": Qwen3-30B-A3B in bfloat16, prompts of 512 tokens.
+const std::vector<Step> kOneH200 = {{"tp1", true, 1, 3.839e-3},
+                                    {"tp1", true, 32, 16.144e-3},
+                                    {"tp1", true, 256, 25.321e-3},
+                                    {"tp1", false, 512, 512 / 26716.0},
+                                    {"tp1", false, 8192, 8192 / 75228.0}};
+const std::vector<Step> kTwoH200 = {{"tp2-ep2", true, 1, 3.529e-3},
+                                    {"tp2-ep2", true, 32, 10.521e-3},
+                                    {"tp2-ep2", true, 256, 17.220e-3},
+                                    {"tp2-ep2", false, 512, 512 / 33344.0},
+                                    {"tp2-ep2", false, 8192, 8192 / 92850.0},
+                                    {"tp2-ep2-deepep", true, 1, 4.382e-3},
+                                    {"tp2-ep2-deepep", true, 32, 11.101e-3},
+                                    {"tp2-ep2-deepep", true, 256, 17.727e-3},
+                                    {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
+                                    {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}};
+
 TEST(Recorded, StepsOfQwen3OnOneH200) {
-  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0),
-                                 {{"tp1", true, 1, 3.839e-3},
-                                  {"tp1", true, 32, 16.144e-3},
-                                  {"tp1", true, 256, 25.321e-3},
-                                  {"tp1", false, 512, 512 / 26716.0},
-                                  {"tp1", false, 8192, 8192 / 75228.0}},
-                                 512);
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0), kOneH200, 512);
   EXPECT_LT(errors.median, 0.08);
   EXPECT_LT(errors.worst, 0.2);
 }
@@ -103,18 +113,7 @@ TEST(Recorded, StepsOfQwen3InFp8OnOneH200) {
 }
 
 TEST(Recorded, StepsOfQwen3OnTwoH200) {
-  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0),
-                                 {{"tp2-ep2", true, 1, 3.529e-3},
-                                  {"tp2-ep2", true, 32, 10.521e-3},
-                                  {"tp2-ep2", true, 256, 17.220e-3},
-                                  {"tp2-ep2", false, 512, 512 / 33344.0},
-                                  {"tp2-ep2", false, 8192, 8192 / 92850.0},
-                                  {"tp2-ep2-deepep", true, 1, 4.382e-3},
-                                  {"tp2-ep2-deepep", true, 32, 11.101e-3},
-                                  {"tp2-ep2-deepep", true, 256, 17.727e-3},
-                                  {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
-                                  {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}},
-                                 512);
+  const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0), kTwoH200, 512);
   EXPECT_LT(errors.median, 0.08);
   EXPECT_LT(errors.worst, 0.2);
 }
@@ -147,24 +146,9 @@ TEST(Recorded, LayoutsOfACutQwen3OnTwoH200AreRankedRight) {
 }
 
 TEST(Recorded, LayoutsOfQwen3OnTwoH200AreRankedRight) {
-  EXPECT_EQ(ExpectRankedRight(CutModel("qwen3_30b_a3b", "h200", 0),
-                              {{"tp1", true, 1, 3.839e-3},
-                               {"tp1", true, 32, 16.144e-3},
-                               {"tp1", true, 256, 25.321e-3},
-                               {"tp1", false, 512, 512 / 26716.0},
-                               {"tp1", false, 8192, 8192 / 75228.0},
-                               {"tp2-ep2", true, 1, 3.529e-3},
-                               {"tp2-ep2", true, 32, 10.521e-3},
-                               {"tp2-ep2", true, 256, 17.220e-3},
-                               {"tp2-ep2", false, 512, 512 / 33344.0},
-                               {"tp2-ep2", false, 8192, 8192 / 92850.0},
-                               {"tp2-ep2-deepep", true, 1, 4.382e-3},
-                               {"tp2-ep2-deepep", true, 32, 11.101e-3},
-                               {"tp2-ep2-deepep", true, 256, 17.727e-3},
-                               {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
-                               {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}},
-                              512),
-            13);
+  std::vector<Step> steps = kOneH200;
+  steps.insert(steps.end(), kTwoH200.begin(), kTwoH200.end());
+  EXPECT_EQ(ExpectRankedRight(CutModel("qwen3_30b_a3b", "h200", 0), steps, 512), 13);
 }
 
 // docs/notes/gpu.md, "Decode at batch 1 on one H100": 12 layers, then all 48.
