@@ -272,11 +272,7 @@ TEST_F(RouteServerTest, ADisconnectReachesTheWorker) {
     ReadUntil(client, "data: 1\n\n");
   }
   Eventually([&] { return closed.load(); });
-  Eventually([&] {
-    for (const WorkerState& worker : router_->Workers())
-      if (worker.open != 0) return false;
-    return true;
-  });
+  Eventually([&] { return NoneOpen(*router_); });
   EXPECT_EQ(Healthy(), 2);
 }
 
@@ -415,7 +411,7 @@ TEST_F(RouteServerTest, ManyClientsAtOnce) {
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(right, 400);
   EXPECT_EQ(a_.requests + b_.requests, 400);
-  for (const WorkerState& worker : router_->Workers()) EXPECT_EQ(worker.open, 0);
+  Eventually([&] { return NoneOpen(*router_); });
 }
 
 }  // namespace

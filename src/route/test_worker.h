@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/format.h"
+#include "route/route_server.h"
 #include "server/http/http_server.h"
 
 namespace switchyard::route {
@@ -69,6 +70,13 @@ class Worker {
 inline void Eventually(const std::function<bool()>& condition) {
   for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(10ms);
   EXPECT_TRUE(condition());
+}
+
+// The router counts an exchange as ended after it has sent the last bytes, so a client may be earlier.
+inline bool NoneOpen(const RouteServer& router) {
+  for (const WorkerState& worker : router.Workers())
+    if (worker.open != 0) return false;
+  return true;
 }
 
 }  // namespace switchyard::route
