@@ -5,9 +5,9 @@ Writes files that include several sources each, so that the headers of a group o
 paths of these files, one per line. Called by cmake/module.cmake. Include paths of sources in `base` are relative to
 `base`, others are relative to `out`. No path is absolute, so that checkouts share the compiler cache.
 
-Names in anonymous namespaces may repeat between sources. A source is not added to a group if one of its names, or a
-name of the group, would become ambiguous. The groups depend on file names, and hardly change when a source is edited or
-added.
+Names in anonymous namespaces may repeat between sources. If such a local name would become ambiguous, a macro renames it
+in its own source, provided that no header of this source contains the word. If that is impossible, the source is not added
+to the group. The groups depend on file names, and hardly change when a source is edited or added.
 """
 
 import argparse
@@ -17,13 +17,18 @@ import os
 import pathlib
 import re
 
-AVERAGE, MOST = 16, 20  # average and maximum number of neighbouring sources in a group
+AVERAGE, MOST = 64, 20  # average number of neighbouring sources, and maximum number of sources in a group
 
 DECLARATION = re.compile(
     r"(?:template *<.*> *)?(?:class|struct|enum class|enum|union) (\w+)|using (\w+) *=|"
     r"(?:static |inline |constexpr |const |thread_local )*[\w:<>,&*\[\] ]+?[ *&>](\w+) *(?:\(|=|\{|\[|;|$)")
 MORE = re.compile(r", (\w+) *(?:=|\{|\[)")  # constexpr int kA = 1, kB = 2;
+# Macros, names from other namespaces, and declarations whose result type is on the line before.
+OTHERS = re.compile(r"^#define (\w+)|^using (?:\w+::)+(\w+);|^(\w+)\(", re.MULTILINE)
+UNSCOPED_ENUM = re.compile(r"^enum (?!class)[^{;]*\{([^}]*)\}", re.MULTILINE)
 WORD = re.compile(r"[A-Za-z_]\w*")
+TEST = re.compile(r"^(?:TYPED_)?(?:TEST|INSTANTIATE)\w*\(.*", re.MULTILINE)
+CONSTANT_OR_TYPE = re.compile(r"k?[A-Z]")  # also functions; not words such as `name`, which other libraries use
 INCLUDE = re.compile(r'#include "([^"]+)"')
 NOT_NAMES = {"return", "if", "for", "while", "else", "switch", "operator", "public", "private", "protected", "namespace"}
 
@@ -55,13 +60,29 @@ def local_names(text):
 
 
 @functools.cache
+def names_of_header(path):
+    """Names that a header declares outside of classes. Local names of sources cannot clash with those of members."""
+    text = code_of(path.read_text())
+    names = {name for found in OTHERS.finditer(text) for name in found.groups() if name}
+    for enumerators in UNSCOPED_ENUM.findall(text):
+        names.update(WORD.findall(enumerators))
+    for line in text.splitlines():
+        found = DECLARATION.match(line) if line[:1].isalpha() and not line.startswith("namespace") else None
+        if found:
+            names.update(n for n in found.groups() if n and n not in NOT_NAMES)
+            names.update(MORE.findall(line))
+    return names
+
+
+@functools.cache
 def words_of_header(path):
     return frozenset(WORD.findall(code_of(path.read_text())))
 
 
-def headers_of(text, base):
-    """The project's headers that a source includes, directly or indirectly. Local names may clash with their names."""
-    found, todo = set(), INCLUDE.findall(text)
+@functools.cache
+def headers_of(path, base):
+    """The project's headers that a file includes, directly or indirectly."""
+    found, todo = set(), INCLUDE.findall(path.read_text())
     while todo:
         name = todo.pop()
         header = next((folder / name for folder in (base, base.parent) if (folder / name).exists()), None)
@@ -74,24 +95,32 @@ def headers_of(text, base):
 class Source:
     def __init__(self, path, base):
         self.path = path
-        text = path.read_text()
-        self.names = local_names(text)
-        self.words = set(WORD.findall(code_of(text)))
-        for header in headers_of(text, base):
-            self.words |= words_of_header(header)
+        text = code_of(path.read_text())
+        headers = headers_of(path, base)
+        own = set(WORD.findall(text))
+        self.names = local_names(path.read_text())
+        self.words = own.union(*map(names_of_header, headers))
+        # A macro would also rename the word in headers that are first included here, and in names of tests.
+        fixed = {name for line in TEST.findall(text) for name in WORD.findall(line)}.union(*map(words_of_header, headers))
+        self.renamed = {name for name in self.names if CONSTANT_OR_TYPE.match(name) and name not in fixed}
+        self.fixed_names = self.names - self.renamed
 
     def clashes(self, other):
-        return bool(self.names & other.words or other.names & self.words)
+        return bool(self.fixed_names & other.words or other.fixed_names & self.words)
+
+    def macros(self, group):
+        """The names that need a macro beside the other sources of the group."""
+        return sorted(self.renamed & set().union(*(other.words for other in group if other is not self)))
 
 
 def segments(paths):
-    """Yields runs of neighbouring paths, at most MOST each. A run ends where the hash of a file name has a certain
-    value, so that a new file changes only its own run."""
+    """Yields runs of neighbouring paths. A run ends where the hash of a file name has a certain value, so that a new file
+    changes only its own run."""
     row = []
     for path in sorted(paths):
         row.append(path)
         ends = int(hashlib.md5(path.name.encode()).hexdigest()[:8], 16) % AVERAGE == 0
-        if ends or len(row) == MOST:
+        if ends or len(row) == 3 * AVERAGE:
             yield row
             row = []
     if row:
@@ -139,7 +168,13 @@ def main():
                  else os.path.relpath(source.path, out) for source in group]
         name = hashlib.md5(paths[0].encode()).hexdigest()[:6]
         united = out / f"{args.name}_{pathlib.Path(paths[0]).stem}_{name}.cc"
-        text = "// Generated by scripts/unite.py.\n" + "".join(f'#include "{path}"\n' for path in paths)
+        text = "// Generated by scripts/unite.py.\n"
+        for source, path in zip(group, paths):
+            macros = source.macros(group)
+            suffix = re.sub(r"\W", "_", pathlib.Path(path).with_suffix("").as_posix().removeprefix("../"))
+            text += "".join(f"#define {word} {word}_{suffix}\n" for word in macros)
+            text += f'#include "{path}"\n'
+            text += "".join(f"#undef {word}\n" for word in macros)
         if not united.exists() or united.read_text() != text:
             united.write_text(text)
         print(united)
