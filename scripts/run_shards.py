@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs test programs of a build folder, several shards at a time: scripts/run_shards.py DIR MODULE...
+"""Runs test programs of a build folder, several shards at a time: scripts/run_shards.py DIR [MODULE...]
 
 A process for each test, as ctest starts, costs more than most tests, above all under sanitizers. So each program runs
 in shards of many tests (GoogleTest's GTEST_TOTAL_SHARDS), one shard more than processors at the same time. Prints the
 output of shards that fail from the first failed test on, the names of failed tests, and the number of tests. Writes
-DIR/tests.xml for scripts/slowest.py. Fails if a test fails, a shard ends without a report or exceeds its time limit, or
+DIR/tests.xml for scripts/slowest.py. Without modules, runs all programs of the folder. Fails if a test fails, a shard ends without a report or exceeds its time limit, or
 a program has no test.
 """
 
@@ -24,6 +24,11 @@ TIME_LIMIT = 900  # seconds for a shard
 LINES = 400  # of the output of a failed shard
 running = set()
 lock = threading.Lock()
+
+
+def all_programs(build):
+    found = sorted([*build.glob("src/*/*_test"), *build.glob("bench/*_test")])
+    return found or sys.exit(f"run_shards: no test program is built in {build}")
 
 
 def program_of(build, module):
@@ -84,7 +89,8 @@ class Shard:
 
 
 def write_report(shards, path):
-    suites = ElementTree.Element("testsuites")
+    """Returns the number of skipped tests."""
+    suites, skipped = ElementTree.Element("testsuites"), 0
     for shard in shards:
         if not shard.report.exists():
             continue
@@ -92,12 +98,14 @@ def write_report(shards, path):
             if case.get("status") == "run":
                 name = f"{case.get('classname')}.{case.get('name')}"
                 ElementTree.SubElement(suites, "testcase", name=name, time=case.get("time"))
+                skipped += case.get("result") == "skipped"
     ElementTree.ElementTree(suites).write(path)
+    return skipped
 
 
 def main():
     build = pathlib.Path(sys.argv[1]).resolve()
-    programs = [program_of(build, module) for module in sys.argv[2:]]
+    programs = [program_of(build, module) for module in sys.argv[2:]] or all_programs(build)
     folder = build / "shards"
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
@@ -119,14 +127,14 @@ def main():
             for process in running:
                 os.killpg(process.pid, signal.SIGKILL)
         raise
-    write_report(shards, build / "tests.xml")
+    skipped = write_report(shards, build / "tests.xml")
     bad = [shard for shard in shards if shard.failure]
     for shard in bad:
         print(f"\n{shard.name}: {shard.failure}\n{shard.output()}")
     for shard in bad:
         for test in shard.failed_tests() or [f"(after the last test of {shard.name})"]:
             print(f"failed: {test}")
-    print(f"{total} tests of {len(programs)} programs, {len(bad)} of {len(shards)} shards failed")
+    print(f"{total} tests of {len(programs)} programs ({skipped} skipped), {len(bad)} of {len(shards)} shards failed")
     sys.exit(1 if bad else 0)
 
 
