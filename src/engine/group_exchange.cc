@@ -1,5 +1,6 @@
 #include "engine/group_exchange.h"
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <string>
@@ -74,6 +75,9 @@ void GroupExchange::Send(std::vector<EngineMessage> answers) const {
   std::map<uint64_t, FlushResult> flushes;
   std::map<uint64_t, StatsReport> reports;
   std::map<uint64_t, ControlsSet> controls;
+  // The receiver of CacheChanged expects no more outputs, so those of all groups are sent before.
+  std::ranges::stable_partition(
+      answers, [](const EngineMessage& m) { return !std::holds_alternative<CacheChanged>(m); });
   for (EngineMessage& answer : answers) {
     if (const auto* flush = std::get_if<FlushResult>(&answer)) {
       FlushResult& all = flushes.try_emplace(flush->ticket, *flush).first->second;

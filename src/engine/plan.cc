@@ -406,7 +406,7 @@ EnginePlan MakePlanHere(const EngineConfig& config, int ranks_of_host, bool shar
   Machine machine = ThisMachine(config, ranks);
   machine.shared_memory = shared_memory;
   EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, ranks);
-  if (!plan.cuda) CheckBackends(config, plan.model);
+  if (!plan.cuda) CheckBackends(config, plan);
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

@@ -45,9 +45,9 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
 void CheckFlagValues(const EngineConfig& config);
 void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gpus);
 
-// Checks that the selected MoE backends fit together and support the formats of the checkpoint's
-// experts. Constructs them with minimal sizes, so it takes milliseconds; CheckOptions must have
-// accepted the options. For ranks on CPUs.
-void CheckBackends(const EngineConfig& config, const ModelConfig& model);
+// Checks that the selected MoE backends fit together and support the formats of the experts, those
+// of the draft model too. Constructs them with minimal sizes, so it takes milliseconds; CheckOptions
+// and CheckDraft must have accepted the options. For ranks on CPUs.
+void CheckBackends(const EngineConfig& config, const EnginePlan& plan);
 
 }  // namespace switchyard

@@ -228,6 +228,16 @@ TEST(ChecksTest, APlanRefusesExpertsThatTheRunnerDoesNotSupport) {
   config.quantization.method = "fp8";
   EXPECT_THAT(ErrorOf([&] { MakePlan(config); }),
               HasSubstr("--moe-runner-backend float32 does not support"));
+
+  EngineConfig drafting = FourRanks("deepseek_v3");
+  drafting.backends = backends;
+  drafting.speculative = {.algorithm = "NEXTN"};
+  drafting.moe.speculative_runner_backend = "float32";
+  EXPECT_THAT(ErrorOf([&] { MakePlan(drafting); }),  // MTP layers are int8 by default
+              HasSubstr("draft model: --moe-runner-backend float32 does not support"));
+  drafting.speculative.draft_quantization = "unquant";
+  drafting.dtype = "float32";
+  EXPECT_EQ(ErrorOf([&] { MakePlan(drafting); }), kAccepted);
 }
 
 TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {

@@ -60,6 +60,17 @@ void CheckCounting(const EngineConfig& config, const MoeBackends& backends) {
         config.moe.a2a_backend);
 }
 
+void CheckGpuRouter(const MoeModelConfig& model) {
+  if (const int groups = model.router.num_groups; groups > cuda::kMaxRouterGroups)
+    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}; use --device cpu", groups,
+                  cuda::kMaxRouterGroups);
+}
+
+void CheckPairOf(const MoeOptions& moe, const ModelConfig& model, const MoeBackends& backends) {
+  const std::set<WeightFormat> formats = ExpertFormatsOf(model).formats;
+  CheckMoePair(moe, {formats.begin(), formats.end()}, backends);
+}
+
 }  // namespace
 
 void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gpus) {
@@ -69,9 +80,7 @@ void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gp
   CheckBackendNames(config.moe, model, config.mesh, *backends, gpus);
   CheckSharedExpert(config.moe, *model.moe);
   if (!gpus) return CheckCounting(config, *backends);
-  if (const int groups = model.moe->router.num_groups; groups > cuda::kMaxRouterGroups)
-    throw Invalid("num_expert_groups={} exceeds the CUDA limit of {}; use --device cpu", groups,
-                  cuda::kMaxRouterGroups);
+  CheckGpuRouter(*model.moe);
 }
 
 void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft,
@@ -80,6 +89,7 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);
     CheckBackendNames(moe, *draft, config.mesh, *backends, places.gpus);
+    if (places.gpus) CheckGpuRouter(*draft->moe);
     const auto* exchange = backends->dispatchers.FindIf(moe.a2a_backend);
     if (!places.gpus && exchange && !exchange->hosts &&
         (places.several_hosts || !places.shared_memory))
@@ -99,10 +109,18 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
   }
 }
 
-void CheckBackends(const EngineConfig& config, const ModelConfig& model) {
-  if (!model.has_moe()) return;
-  const std::set<WeightFormat> formats = ExpertFormatsOf(model).formats;
-  CheckMoePair(config.moe, {formats.begin(), formats.end()}, *BackendsOf(config));
+void CheckBackends(const EngineConfig& config, const EnginePlan& plan) {
+  const auto backends = BackendsOf(config);
+  if (plan.model.has_moe()) CheckPairOf(config.moe, plan.model, *backends);
+  if (!plan.draft || !plan.draft->has_moe()) return;
+  try {
+    CheckPairOf(MakeDraftOptions({.moe = config.moe}).moe, *plan.draft, *backends);
+  } catch (const Error& error) {
+    throw Invalid(
+        "draft model: {}; see --speculative-moe-a2a-backend, --speculative-moe-runner-backend and "
+        "--speculative-draft-model-quantization",
+        error.what());
+  }
 }
 
 }  // namespace switchyard
