@@ -361,11 +361,12 @@ void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
   std::vector<std::byte> bytes;
   const Rows& step = copy.step;
   for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
+    const KvLayerFormat& of_layer = format.layers[layer];
     const KvLayerRows rows = mapped->caches.Layer(copy.group, layer, copy.known.pages);
     for (int64_t begin = step.begin; begin < step.end; begin += piece) {
       const int64_t end = std::min(begin + piece, step.end);
-      bytes.resize(static_cast<size_t>(format.BytesPerLayer(end - begin)));
-      CopyKvRows(format, rows, CanonicalRows(format, begin, end, bytes).rows(), begin, end);
+      bytes.resize(static_cast<size_t>(of_layer.Bytes(end - begin)));
+      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end);
       const std::string head = EncodeKv(KvRowsHead{key, layer, begin, end});
       uint64_t size = head.size();
       iovec parts[] = {{&size, sizeof size},
