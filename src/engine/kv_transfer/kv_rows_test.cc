@@ -144,6 +144,23 @@ TEST(KvRowsTest, TheCanonicalOrderIsKeysThenValuesByPositionThenHead) {
   EXPECT_EQ(at, bytes.size());
 }
 
+TEST(KvRowsTest, AFormatStatesTheRowsOfEachLayer) {
+  ModelConfig model;
+  model.attention = {.heads = 8, .kv_heads = 2, .head_dim = 24, .v_head_dim = 16};
+  model.layers = {{}, {.kv_heads = 4}, {.kv_heads = 4}, {}};
+  const KvFormat format = KvFormat::Of(model, DType::kBF16);
+  const KvLayerFormat two{.heads = 2, .key_bytes = 48, .value_bytes = 32};
+  const KvLayerFormat four{.heads = 4, .key_bytes = 48, .value_bytes = 32};
+  EXPECT_EQ(format.layers, (std::vector{two, four, four, two}));
+  EXPECT_EQ(format.LargestPosition(), 320);
+  EXPECT_EQ(format.Text(),
+            "1 layer, 2 heads of 48 + 32 bytes, then 2 layers, 4 heads of 48 + 32 bytes, then 1 "
+            "layer, 2 heads of 48 + 32 bytes (bfloat16)");
+  model.layers = {{}, {}};
+  EXPECT_EQ(KvFormat::Of(model, DType::kBF16).Text(),
+            "2 layers, 2 heads of 48 + 32 bytes (bfloat16)");
+}
+
 TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
   const KvLayerFormat format = Grouped(2);
   Layer from(format, 1, 4, 8, 1), to(format, 1, 4, 8, 2);

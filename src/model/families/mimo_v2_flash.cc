@@ -26,7 +26,7 @@ std::vector<int64_t> ReadFlags(const ConfigReader& reader, std::string_view key,
 void RequireSame(const ConfigReader& reader, std::string_view key, int64_t size) {
   const int64_t found = reader.IntOr({key}, size, 0, kMaxWidth);
   if (found != size)
-    throw Invalid("{} is {}; only {}, as in the other layers, is supported", reader.Where(key),
+    throw Invalid("{} is {}; only {} is supported, the value of all layers", reader.Where(key),
                   found, size);
 }
 

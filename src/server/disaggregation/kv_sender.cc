@@ -269,7 +269,7 @@ void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
 }
 
 std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
-  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().layers;
+  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().num_layers();
   const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
   if (r.part.begin == from && r.part.end > from) {  // continues with further layers
     const int64_t end_layer = r.part.end <= r.known.computed ? layers : ready(r.part.pass);
@@ -286,7 +286,7 @@ std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
 void KvSender::EndStep(Room& r) const {
   r.sending = false;
   if (r.step_version != r.version) return;  // the pages have changed meanwhile
-  if (r.step.end_layer == caches_->caches.format().layers) {
+  if (r.step.end_layer == caches_->caches.format().num_layers()) {
     r.sent = r.step.end;
     r.part = {};
   } else if (r.step.end <= r.known.computed || r.step.pass == r.known.pass) {
