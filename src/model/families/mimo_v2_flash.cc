@@ -30,10 +30,12 @@ void RequireSame(const ConfigReader& reader, std::string_view key, int64_t size)
                   found, size);
 }
 
+// A window includes the query's own key. The published sliding_window_size does not, and transformers
+// ignores sliding_window beside it.
 int64_t ReadWindow(const ConfigReader& reader) {
-  const int64_t window = reader.IntOr({"sliding_window"}, 128, 1, INT32_MAX);
-  RequireSame(reader, "sliding_window_size", window);
-  return window;
+  const int64_t window = reader.IntOr({"sliding_window"}, 129, 1, INT32_MAX);
+  if (!reader.Has("sliding_window_size")) return window;
+  return reader.Int({"sliding_window_size"}, 0, INT32_MAX - 1) + 1;
 }
 
 // Every sixth layer and the first one are full, unless a list says otherwise.

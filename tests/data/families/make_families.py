@@ -42,8 +42,8 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_facto
               original_max_position_embeddings=24)
 LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
                      image_size=4, patch_size=2, projector_input_dim=8, projector_output_dim=8)
-MIMO = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, intermediate_size=64, num_hidden_layers=4,
-            sliding_window=8)
+MIMO = dict(hidden_size=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, intermediate_size=64,
+            num_hidden_layers=4, sliding_window=8)
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12)
 
 FAMILIES = {
@@ -187,7 +187,7 @@ def as_mimo(text):
     full, sliding = (text["rope_parameters"][kind + "_attention"] for kind in ("full", "sliding"))
     published.update(
         rope_theta=full["rope_theta"], swa_rope_theta=sliding["rope_theta"], partial_rotary_factor=full["partial_rotary_factor"],
-        rope_scaling={key: full[key] for key in ("rope_type", "factor")}, sliding_window_size=text["sliding_window"],
+        rope_scaling={key: full[key] for key in ("rope_type", "factor")}, sliding_window_size=text["sliding_window"] - 1,
         attention_chunk_size=text["sliding_window"], swa_num_attention_heads=text["num_attention_heads"],
         swa_num_key_value_heads=2 * text["num_key_value_heads"], swa_head_dim=text["head_dim"], swa_v_head_dim=text["v_head_dim"],
         add_swa_attention_sink_bias=False, add_full_attention_sink_bias=False, scoring_func="sigmoid", topk_method="noaux_tc",
@@ -266,7 +266,7 @@ def make(name, folder):
     if without_sinks:
         for layer in model.model.layers:
             if layer.self_attn.sinks is not None:
-                layer.self_attn.sinks.fill_(-torch.inf)
+                layer.self_attn.sinks.data.fill_(-torch.inf)
     stored = folder / name
     if kind == "Kimi_K25":
         save_kimi(model, stored)
