@@ -30,8 +30,8 @@ TEST_P(ValueWidthTest, RandomShapesMatchTheReference) {
   for (int i = 0; i < 40; ++i) {
     const int64_t kv_heads = 1 + random.Below(3), heads = kv_heads * (1 + random.Below(5));
     const int64_t k_width = 2 * (1 + random.Below(40)), v_width = 1 + random.Below(70);
-    const auto dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3,
-                                    DType::kI8});
+    const auto dtype =
+        random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8});
     const auto page_size = static_cast<int32_t>(random.Pick({1, 3, 16}));
     const auto kv_len = static_cast<int32_t>(1 + random.Below(300));
     const auto rows = static_cast<int32_t>(1 + random.Below(std::min(kv_len, 90)));

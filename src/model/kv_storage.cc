@@ -67,8 +67,7 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
                      int32_t page_size, DType dtype)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
   AddLayers(config, mesh, [&](int64_t bytes, DType type) {
-    return Tensor::Empty(type,
-                         {num_pages * page_size, bytes / static_cast<int64_t>(SizeOf(type))});
+    return Tensor::Empty(type, {num_pages * page_size, bytes / static_cast<int64_t>(SizeOf(type))});
   });
   if (config.has_moe()) router_faults_ = Tensor::Empty(DType::kI32, {num_pages * page_size});
 }

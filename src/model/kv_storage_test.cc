@@ -92,8 +92,8 @@ TEST(KvStorageTest, EachLayerHasItsOwnRows) {
   constexpr int64_t kSlots = 3 * 4;
   for (const int tp : {1, 2}) {
     const Mesh mesh({.tp = tp}, tp - 1);
-    const std::vector<int64_t> heads = tp == 1 ? std::vector<int64_t>{2, 4, 1}
-                                               : std::vector<int64_t>{1, 2, 1};
+    const std::vector<int64_t> heads =
+        tp == 1 ? std::vector<int64_t>{2, 4, 1} : std::vector<int64_t>{1, 2, 1};
     std::vector<std::byte> memory(KvStorage::Bytes(config, mesh, 3, 4, DType::kBF16));
     KvStorage owned(config, mesh, 3, 4, DType::kBF16);
     KvStorage view(config, mesh, 3, 4, DType::kBF16, memory);

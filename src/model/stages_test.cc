@@ -87,8 +87,8 @@ TEST(SplitLayers, RefusesSizesThatDoNotFit) {
 // Stages read the weights of the whole model once. The last stage of a model with tied embeddings
 // reads the embedding for its head.
 TEST(StageConfig, StagesReadEachWeightOnce) {
-  for (const char* fixture : {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama",
-                              kMixedLayers}) {
+  for (const char* fixture :
+       {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama", kMixedLayers}) {
     SCOPED_TRACE(fixture);
     const ModelConfig model = LoadModelConfig(Fixture(fixture));
     for (int stages = 1; stages <= model.num_layers(); ++stages) {

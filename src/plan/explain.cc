@@ -128,15 +128,14 @@ class Tree {
         least = std::min(least, q_.model.kv_heads(layer));
         most = std::max(most, q_.model.kv_heads(layer));
       }
-      Tell(fmt::format("{} KV heads over {} ranks of a group{}.",
-                       least == most ? std::to_string(most) : fmt::format("{} to {}", least, most),
-                       attn_tp,
-                       attn_tp > least
-                           ? fmt::format(": {} ranks repeat each head{}, so more groups would save "
-                                         "cache",
-                                         attn_tp / least,
-                                         least == most ? "" : " of the layers with the fewest")
-                           : ": no cache is stored twice"));
+      Tell(fmt::format(
+          "{} KV heads over {} ranks of a group{}.",
+          least == most ? std::to_string(most) : fmt::format("{} to {}", least, most), attn_tp,
+          attn_tp > least
+              ? fmt::format(": {} ranks repeat each head{}, so more groups would save "
+                            "cache",
+                            attn_tp / least, least == most ? "" : " of the layers with the fewest")
+              : ": no cache is stored twice"));
     }
     if (e_.accepted)
       Tell(

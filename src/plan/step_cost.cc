@@ -190,9 +190,8 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   const int64_t key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
   const int64_t value = latent ? a.kv_lora_rank : a.value_dim();
   // Bytes of a cache row of a KV head. A latent row contains its value.
-  const auto row =
-      static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, key) +
-                          (latent ? 0 : kernels::CacheRowBytes(r_.kv_dtype, value)));
+  const auto row = static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, key) +
+                                       (latent ? 0 : kernels::CacheRowBytes(r_.kv_dtype, value)));
   double flops = 0, of_bytes = 0, tiles = 0;
   for (const LayerKind& kind : kinds_) {
     const double visible = std::min(keys, kind.keys);
@@ -200,8 +199,7 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     if (!decode) continue;
     const double bytes = kind.share * sequences * visible * kind.kv_heads * row;
     of_bytes += bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kind.kv_heads);
-    if (!latent)
-      tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
+    if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
   double of_flops = 0;
   if (decode) {

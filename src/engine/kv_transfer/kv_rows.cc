@@ -132,8 +132,7 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
       std::vector<KvShard>& shards = shards_.emplace_back();
       for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
         KvStorage& storage = storages_[rank];
-        const Range heads =
-            latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
+        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
         shards.push_back(
             {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
              latent ? nullptr : static_cast<std::byte*>(storage.v(layer).mutable_raw()), heads});

@@ -96,7 +96,8 @@ class KvCaches {
 // Borrows the memory, of at least format.Bytes(end − begin).
 class CanonicalRows {
  public:
-  CanonicalRows(const KvLayerFormat& format, int64_t begin, int64_t end, std::span<std::byte> memory);
+  CanonicalRows(const KvLayerFormat& format, int64_t begin, int64_t end,
+                std::span<std::byte> memory);
   KvLayerRows rows() const;  // valid as long as this object
 
  private:

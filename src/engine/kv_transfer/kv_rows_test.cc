@@ -17,7 +17,8 @@ namespace {
 class Layer {
  public:
   // `shards`: the number of ranks. With more ranks than heads, several hold the same head.
-  Layer(const KvLayerFormat& format, int shards, int64_t page_size, int64_t positions, uint64_t seed)
+  Layer(const KvLayerFormat& format, int shards, int64_t page_size, int64_t positions,
+        uint64_t seed)
       : format_(format), page_size_(page_size) {
     const int64_t needed = (positions + page_size - 1) / page_size;
     num_pages_ = needed + 3;
@@ -92,9 +93,7 @@ class Layer {
   std::vector<KvShard> shards_;
 };
 
-KvLayerFormat Grouped(int64_t heads) {
-  return {.heads = heads, .key_bytes = 6, .value_bytes = 10};
-}
+KvLayerFormat Grouped(int64_t heads) { return {.heads = heads, .key_bytes = 6, .value_bytes = 10}; }
 const KvLayerFormat kLatent{.heads = 1, .key_bytes = 14, .value_bytes = 0};
 
 TEST(KvRowsTest, RowsArriveInEveryLayout) {

@@ -114,7 +114,7 @@ struct AttentionTask {
   int64_t first_position;  // position of row 0; causal: a row attends up to its own position
   int64_t window;          // 0: all
   int64_t chunk;           // 0: no chunks
-  const void* k;           // key j at k + slot(j) · k_stride bytes; value j at v + slot(j) · v_stride
+  const void* k;  // key j at k + slot(j) · k_stride bytes; value j at v + slot(j) · v_stride
   const void* v;
   int64_t k_stride, v_stride;
   int64_t k_bytes, v_bytes;  // bytes of a cache row (kernels/cache_rows.h)

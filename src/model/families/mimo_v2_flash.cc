@@ -30,8 +30,8 @@ void RequireSame(const ConfigReader& reader, std::string_view key, int64_t size)
                   found, size);
 }
 
-// A window includes the query's own key. The published sliding_window_size does not, and transformers
-// ignores sliding_window beside it.
+// A window includes the query's own key. The published sliding_window_size does not, and
+// transformers ignores sliding_window beside it.
 int64_t ReadWindow(const ConfigReader& reader) {
   const int64_t window = reader.IntOr({"sliding_window"}, 129, 1, INT32_MAX);
   if (!reader.Has("sliding_window_size")) return window;
@@ -63,8 +63,7 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
   RequireSame(reader, "swa_head_dim", a.head_dim);
   RequireSame(reader, "swa_v_head_dim", a.v_head_dim);
   reader.Ignore({"attention_chunk_size"});  // published with the window's size, and not used
-  const int64_t kv_heads =
-      reader.IntOr({"swa_num_key_value_heads"}, 2 * a.kv_heads, 1, kMaxCount);
+  const int64_t kv_heads = reader.IntOr({"swa_num_key_value_heads"}, 2 * a.kv_heads, 1, kMaxCount);
   if (a.heads % kv_heads != 0)
     throw Invalid("{} is {}, not a multiple of the {} KV heads of layers with a sliding window",
                   reader.Where("num_attention_heads"), a.heads, kv_heads);

@@ -151,9 +151,9 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
     if (*object && ((*object)->Has(kFull) || (*object)->Has(kSliding)))
       throw Invalid("{} differs by layer type, which is not supported",
                     reader.Where("rope_parameters"));
-  config->rope = ReadOne(reader, PointerTo(parameters), PointerTo(scaling),
-                         {.theta = default_theta, .part = default_part}, head_dim,
-                         config->max_position);
+  config->rope =
+      ReadOne(reader, PointerTo(parameters), PointerTo(scaling),
+              {.theta = default_theta, .part = default_part}, head_dim, config->max_position);
 }
 
 void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
@@ -167,8 +167,7 @@ void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
     const auto scaling = reader.Object("rope_scaling");
     config->rope = read(nullptr, PointerTo(scaling), full);
     config->window_rope = read(nullptr, nullptr, window);
-    config->window_rope->theta =
-        reader.DoubleOr({"swa_rope_theta"}, window.theta, 1.0, 1e15);
+    config->window_rope->theta = reader.DoubleOr({"swa_rope_theta"}, window.theta, 1.0, 1e15);
     return;
   }
   const auto of_type = [&](std::string_view type, const RopeDefaults& defaults) {

@@ -216,8 +216,7 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
     return kernels::LinearParams{
         .x = x, .ldx = input, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
   };
-  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width),
-                                       projection(w.k, a.k, k_width),
+  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width), projection(w.k, a.k, k_width),
                                        projection(w.v, a.v, v_width)};
   c_.device.LinearGroup(qkv);
   const LayerConfig& of_layer = c_.config.layers[layer];

@@ -36,10 +36,10 @@ class GroupedAttention {
  private:
   // Arrays in the pass's scratch.
   struct Arrays {
-    float *q, *k, *v;     // q [T, heads · D]; k [T, kv_heads · D]; v [T, kv_heads · Dv]; fused: all
-                          // are in q
-    float* attended;      // [T, heads · Dv], with room for T rows of q
-    float* squares;       // [2, T], for a norm over all heads of all ranks
+    float *q, *k, *v;  // q [T, heads · D]; k [T, kv_heads · D]; v [T, kv_heads · Dv]; fused: all
+                       // are in q
+    float* attended;   // [T, heads · Dv], with room for T rows of q
+    float* squares;    // [2, T], for a norm over all heads of all ranks
     int32_t* head_slots;  // [T, kv_heads], for a cache with a scale per head
   };
   int64_t KvHeadsOf(int64_t layer) const;

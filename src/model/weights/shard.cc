@@ -23,10 +23,9 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
     if (kv_heads % attn_tp == 0 || attn_tp % kv_heads == 0) continue;
     throw Invalid("{} neither divides {} nor is a multiple of it; want a divisor or a multiple",
                   attention_ranks,
-                  kv_heads == a.kv_heads
-                      ? fmt::format("num_key_value_heads {}", kv_heads)
-                      : fmt::format("the number of KV heads of layer {} ({})",
-                                    config.first_layer + layer, kv_heads));
+                  kv_heads == a.kv_heads ? fmt::format("num_key_value_heads {}", kv_heads)
+                                         : fmt::format("the number of KV heads of layer {} ({})",
+                                                       config.first_layer + layer, kv_heads));
   }
   const bool has_dense = std::ranges::any_of(config.layers, &LayerConfig::dense);
   if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {

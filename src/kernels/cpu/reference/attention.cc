@@ -55,8 +55,7 @@ void Attention(const AttentionParams& p) {
           const std::vector<float> value = row(p.v_cache, j, v_width);
           for (int64_t d = 0; d < v_width; ++d) sums[d] += scores[j - first] * value[d];
         }
-        for (int64_t d = 0; d < v_width; ++d)
-          out[d] = static_cast<float>(sums[d] * p.value_scale);
+        for (int64_t d = 0; d < v_width; ++d) out[d] = static_cast<float>(sums[d] * p.value_scale);
       }
     }
   }
