@@ -128,15 +128,15 @@ TEST(Rope, LayersWithAWindowMayHaveTheirOwn) {
     return "";
   };
   ModelConfig c = parse(R"("rope_parameters": {
-      "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
-      "sliding_attention": {"rope_type": "default", "rope_theta": 10.0,
-                            "partial_rotary_factor": 0.5}})");
+      "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0,
+                         "partial_rotary_factor": 0.5},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 10.0}})");
   EXPECT_EQ(c.rope_of(0).type, RopeConfig::Type::kLinear);
   EXPECT_EQ(c.rope_of(0).theta, 100.0);
-  EXPECT_EQ(c.rope_of(0).rotary_dim, 8);  // 0.334 of 24
+  EXPECT_EQ(c.rope_of(0).rotary_dim, 12);
   EXPECT_EQ(c.rope_of(1).type, RopeConfig::Type::kDefault);
   EXPECT_EQ(c.rope_of(1).theta, 10.0);
-  EXPECT_EQ(c.rope_of(1).rotary_dim, 12);
+  EXPECT_EQ(c.rope_of(1).rotary_dim, 8);  // 0.334 of 24
   EXPECT_EQ(c.longest_context(), 128);
 
   c = parse(R"("rope_theta": 100, "swa_rope_theta": 10, "partial_rotary_factor": 0.25)");

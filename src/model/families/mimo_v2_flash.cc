@@ -56,7 +56,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
   a.v_head_dim = reader.IntOr({"v_head_dim"}, 128, 1, kMaxWidth);
   a.qkv_bias = reader.BoolOr("attention_bias", false);
   if (!reader.IsNull("attention_value_scale"))
-    a.value_scale = static_cast<float>(reader.DoubleOr({"attention_value_scale"}, 0.707, 0.0, 1e3));
+    a.value_scale =
+        static_cast<float>(reader.DoubleOr({"attention_value_scale"}, 0.707, -1e3, 1e3));
   ReadRopeByLayerType(reader, kFullRope, kWindowRope, a.head_dim, config);
   ReadWindows(reader, config);
   RequireSame(reader, "swa_num_attention_heads", a.heads);

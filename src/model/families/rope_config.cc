@@ -172,7 +172,9 @@ void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
   }
   const auto of_type = [&](std::string_view type, const RopeDefaults& defaults) {
     const auto own = parameters->Object(type);
-    return read(PointerTo(own), nullptr, defaults);
+    RopeDefaults of_object = defaults;  // transformers' scaled embeddings rotate whole heads
+    if (own && own->StringOr({"rope_type", "type"}, "default") != "default") of_object.part = 1.0;
+    return read(PointerTo(own), nullptr, of_object);
   };
   if (!parameters->Has(kFull) && !parameters->Has(kSliding))
     throw Invalid("{}: want an object for each layer type, {} and {}",
