@@ -36,6 +36,10 @@ struct Shape {
   bool sinks;
   bool rounded = false;  // bfloat16_rows
   int32_t chunk = 0;
+  int64_t v_dim = 0;  // 0: head_dim
+  float value_scale = 1.0f;
+
+  int64_t ValueWidth() const { return v_dim > 0 ? v_dim : head_dim; }
 
   // Tolerance of outputs, which are means of values of about 1. Rounded exponentials have 8 bits.
   float Tolerance() const { return rounded ? 0.01f : 100 * kEpsilon; }
@@ -72,6 +76,9 @@ const Shape kShapes[] = {
     {8, 1, 40, 4, DType::kBF16, 0, true, true, 65},
     {4, 2, 64, 16, DType::kBF16, 0, false, true, 9},
     {3, 3, 20, 8, DType::kI8, 0, false, false, 1000},
+    {8, 2, 48, 16, DType::kF32, 20, true, false, 0, 32, 0.7f},
+    {4, 2, 24, 4, DType::kBF16, 0, true, true, 0, 41, 1.5f},
+    {6, 3, 12, 1, DType::kI8, 33, false, false, 0, 7, -0.3f},
 };
 
 // Two sequences in one batch: a whole prefill of 150 rows, and the last 3 rows of a sequence of 200
@@ -86,28 +93,30 @@ struct Batch {
 
   Batch(Random& random, const Shape& s) : shape(s) {
     const int32_t pages_each = 256 / s.page_size;
-    const int64_t slots = 512, width = s.kv_heads * s.head_dim;
+    const int64_t slots = 512;
     pages = random.Shuffled(2 * pages_each);
     q = Rounded(random.Normal(kRows * s.heads * s.head_dim), s.rounded);
-    k_values = random.Normal(slots * width);
-    v_values = random.Normal(slots * width);
+    k_values = random.Normal(slots * s.kv_heads * s.head_dim);
+    v_values = random.Normal(slots * s.kv_heads * s.ValueWidth());
     sinks = random.Normal(s.heads);
-    out.resize(q.size());
+    out.resize(kRows * width());
     k = Cache(s.dtype, k_values, slots, s.kv_heads, s.head_dim).bytes;
-    v = Cache(s.dtype, v_values, slots, s.kv_heads, s.head_dim).bytes;
+    v = Cache(s.dtype, v_values, slots, s.kv_heads, s.ValueWidth()).bytes;
     sequences = {{.row_begin = 0, .rows = 150, .kv_len = 150, .pages = pages.data()},
                  {.row_begin = 150, .rows = 3, .kv_len = 200, .pages = pages.data() + pages_each}};
   }
-  int64_t width() const { return shape.heads * shape.head_dim; }
+  int64_t width() const { return shape.heads * shape.ValueWidth(); }  // of an output row
   AttentionParams Params() {
     return {.q = q.data(),
-            .ldq = width(),
+            .ldq = shape.heads * shape.head_dim,
             .k_cache = k.data(),
             .v_cache = v.data(),
             .kv_dtype = shape.dtype,
             .heads = shape.heads,
             .kv_heads = shape.kv_heads,
             .head_dim = shape.head_dim,
+            .v_dim = shape.v_dim,
+            .value_scale = shape.value_scale,
             .page_size = shape.page_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
             .window = shape.window,
@@ -185,20 +194,22 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
       {66, 1, 40, 16, DType::kBF16, 0, false, true},
       {4, 2, 16, 16, DType::kF32, 0, true, false, 4097},
       {6, 2, 20, 16, DType::kBF16, 0, false, true, 2000},
+      {6, 2, 24, 16, DType::kF32, 0, true, false, 0, 10, 0.7f},
+      {8, 1, 20, 16, DType::kBF16, 3000, true, true, 0, 32, 0.7f},
   };
   constexpr int32_t kKeys = 5000, kRows = 6, kEnd = 2 * cpu::kKeyPart + kRows / 2;
   for (const Shape& s : shapes) {
-    const int64_t width = s.heads * s.head_dim;
+    const int64_t width = s.heads * s.head_dim, out_width = s.heads * s.ValueWidth();
     const std::vector<int32_t> pages = random.Shuffled(CeilDiv(kKeys, s.page_size));
     const int64_t slots = std::ssize(pages) * s.page_size;
     const Cache k(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
                   s.head_dim);
-    const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.head_dim), slots, s.kv_heads,
-                  s.head_dim);
+    const Cache v(s.dtype, random.Normal(slots * s.kv_heads * s.ValueWidth()), slots, s.kv_heads,
+                  s.ValueWidth());
     // The sinks are above the scores of some parts and below the scores of others.
     const std::vector<float> q = Rounded(random.Normal((kRows + 1) * width), s.rounded),
                              sinks = random.Normal(s.heads, 3.0f);
-    std::vector<float> out((kRows + 1) * width), expected(out.size()), again(out.size());
+    std::vector<float> out((kRows + 1) * out_width), expected(out.size()), again(out.size());
     const SequenceSpan both[] = {
         {.rows = kRows, .kv_len = kEnd, .pages = pages.data()},
         {.row_begin = kRows, .rows = 1, .kv_len = kKeys, .pages = pages.data()}};
@@ -210,6 +221,8 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                          .heads = s.heads,
                          .kv_heads = s.kv_heads,
                          .head_dim = s.head_dim,
+                         .v_dim = s.v_dim,
+                         .value_scale = s.value_scale,
                          .page_size = s.page_size,
                          .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                          .window = s.window,
@@ -218,7 +231,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
                          .bfloat16_rows = s.rounded,
                          .sequences = both,
                          .out = out.data(),
-                         .ldo = width};
+                         .ldo = out_width};
     Attention(p, one);
     p.out = expected.data();
     reference::Attention(p);
@@ -248,10 +261,11 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
 // Copies the keys from position `begin` on to the slots after the pages, in a random order. Returns
 // their slots. The old places then contain bytes that are no keys.
 std::vector<int32_t> MoveToBranch(Random& random, const SequenceSpan& span, int32_t begin,
-                                  int32_t page_size, int64_t slots, int64_t slot_bytes,
+                                  int32_t page_size, int64_t slots,
                                   std::span<std::vector<char>* const> caches) {
   std::vector<int32_t> branch = random.Shuffled(span.kv_len - begin);
   for (std::vector<char>* cache : caches) {
+    const int64_t slot_bytes = std::ssize(*cache) / slots;
     cache->resize((slots + std::ssize(branch)) * slot_bytes);
     for (int32_t key = begin; key < span.kv_len; ++key) {
       char* const from = cache->data() + span.SlotOf(key, page_size) * slot_bytes;
@@ -275,11 +289,10 @@ TEST_P(AttentionTest, BranchesGiveTheBitsOfPages) {
       Attention(p, one);
       const std::vector<float> want = batch.out;
       std::fill(batch.out.begin(), batch.out.end(), 0.0f);
-      const int64_t slot_bytes = shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
       std::vector<char>* const caches[] = {&batch.k, &batch.v};
       SequenceSpan& span = batch.sequences[0];
       const std::vector<int32_t> branch =
-          MoveToBranch(random, span, begin, shape.page_size, 512, slot_bytes, caches);
+          MoveToBranch(random, span, begin, shape.page_size, 512, caches);
       span.branch = branch.data();
       span.branch_begin = begin;
       p = batch.Params();
@@ -298,9 +311,8 @@ TEST_P(AttentionTest, PlacesOfPagesDoNotMatter) {
     Attention(p, pool);
     const std::vector<float> before = batch.out;
     // Copies the KV pages in the order of the page table, so that page i gets the id i.
-    const int64_t page_bytes =
-        shape.page_size * shape.kv_heads * CacheRowBytes(shape.dtype, shape.head_dim);
     for (std::vector<char>* cache : {&batch.k, &batch.v}) {
+      const int64_t page_bytes = shape.page_size * std::ssize(*cache) / 512;
       std::vector<char> ordered(cache->size());
       for (size_t i = 0; i < batch.pages.size(); ++i) {
         std::copy_n(cache->begin() + batch.pages[i] * page_bytes, page_bytes,
@@ -426,8 +438,8 @@ TEST_P(AttentionTest, LatentBranchesGiveTheBitsOfPages) {
                                  .ldo = kHeads * kLora};
       LatentAttention(p, two);
       std::vector<char>* const caches[] = {&cache.bytes};
-      const std::vector<int32_t> branch = MoveToBranch(random, span, begin, kPageSize, kSlots,
-                                                       CacheRowBytes(DType::kBF16, kWidth), caches);
+      const std::vector<int32_t> branch =
+          MoveToBranch(random, span, begin, kPageSize, kSlots, caches);
       span.branch = branch.data();
       span.branch_begin = begin;
       p.cache = cache.bytes.data();

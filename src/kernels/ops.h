@@ -175,9 +175,11 @@ struct AttentionParams {
   // FusedOps::AttentionToBFloat16 is true.
   bool bf16_queries = false;
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
-  const void* v_cache = nullptr;  // the shape of k_cache
+  const void* v_cache = nullptr;  // [slots, kv_heads, value width] of kv_dtype
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim. CPUs only
+  float value_scale = 1.0f;  // factor of all values. CPUs only
   int32_t page_size = 1;
   float scale = 1.0f;
   int32_t window = 0;  // sliding window: position p attends to key j if p - j < window; 0: all
@@ -191,11 +193,13 @@ struct AttentionParams {
   // row depends on the others.
   bool bfloat16_rows = false;
   std::span<const SequenceSpan> sequences;
-  float* out = nullptr;  // [m, heads, head_dim], row stride ldo
+  float* out = nullptr;  // [m, heads, value width], row stride ldo
   int64_t ldo = 0;
   // Instead of `out`: the same elements rounded to bfloat16, if FusedOps::AttentionToBFloat16 is
   // true.
   void* bf16_out = nullptr;
+
+  int64_t value_width() const { return v_dim > 0 ? v_dim : head_dim; }
 };
 void Attention(const AttentionParams& p, ThreadPool& pool);
 

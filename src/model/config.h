@@ -44,13 +44,14 @@ struct AttentionConfig {
   enum class QkNorm : uint8_t { kNone, kPerHead, kWhole };
   Kind kind = Kind::kGrouped;
   int64_t heads = 0;
-  int64_t kv_heads = 0;  // grouped
-  int64_t head_dim = 0;  // grouped: of q, k and v; latent: qk_nope + qk_rope
+  int64_t kv_heads = 0;    // grouped; a layer may have its own number (LayerConfig::kv_heads)
+  int64_t head_dim = 0;    // grouped: of q and k; latent: qk_nope + qk_rope
+  int64_t v_head_dim = 0;  // of v; grouped, 0: head_dim
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_weight = true;  // false: norms of q and k have no weights; kPerHead only
   bool qkv_bias = false;
   bool output_bias = false;
-  bool sinks = false;
+  float value_scale = 1.0f;  // grouped: factor of v
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
   bool gate = false;             // grouped: heads' output times sigmoid of a projection
@@ -64,8 +65,11 @@ struct AttentionConfig {
   // Latent attention (MLA).
   int64_t q_lora_rank = 0;  // 0: q is one projection
   int64_t kv_lora_rank = 0;
-  int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0;
   float latent_scale = 1.0f;  // factor of normed latents; loading includes it in their norm
+
+  // Elements of a value of one head.
+  int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
 };
 
 struct LayerConfig {
@@ -76,10 +80,12 @@ struct LayerConfig {
   bool shortcut = false;
   bool rope = true;     // false: no rotary embedding (NoPE)
   bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
+  bool sinks = false;   // attention sinks; grouped only
   int32_t window = 0;   // sliding window; 0: full attention
   // Grouped only: attention within chunks of this many positions (AttentionParams::chunk in
   // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
+  int64_t kv_heads = 0;  // grouped only; 0: AttentionConfig::kv_heads
 
   bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
 };
@@ -123,6 +129,7 @@ struct ModelConfig {
   bool tie_embeddings = false;
   AttentionConfig attention;
   RopeConfig rope;
+  std::optional<RopeConfig> window_rope;  // of layers with a sliding window; unset: `rope`
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   std::optional<MoeModelConfig> moe;
@@ -166,6 +173,14 @@ struct ModelConfig {
     return eagle->inner_rows
                ? static_cast<int64_t>(eagle->target_layers.size()) * eagle->target_hidden
                : eagle->target_hidden;
+  }
+  // KV heads of a layer with grouped attention.
+  int64_t kv_heads(int64_t layer) const {
+    return layers[layer].kv_heads > 0 ? layers[layer].kv_heads : attention.kv_heads;
+  }
+  bool uses_window_rope(int64_t layer) const { return window_rope && layers[layer].window > 0; }
+  const RopeConfig& rope_of(int64_t layer) const {
+    return uses_window_rope(layer) ? *window_rope : rope;
   }
   int64_t attention_input_width() const {
     return attention.input_width > 0 ? attention.input_width : hidden;

@@ -30,6 +30,8 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"attn_temperature_tuning", kOff},
       {"clip_qkv", kNever},
       {"gated_attention", kFalse},
+      {"hybrid_block_size", kNever},
+      {"hybrid_layer_pattern", kNever},
       {"index_head_dim", kNever},  // sparse attention (DSA)
       {"index_n_heads", kNever},
       {"index_topk", kNever},
@@ -39,6 +41,10 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"query_pre_attn_scalar", kNever},
       {"sliding_window", kZero},
       {"sliding_window_size", kZero},
+      {"swa_head_dim", kNever},
+      {"swa_num_attention_heads", kNever},
+      {"swa_num_key_value_heads", kNever},
+      {"swa_v_head_dim", kNever},
       {"use_bias", kFalse},
       {"use_cla", kFalse},
       {"use_gated_attention", kFalse},
@@ -231,8 +237,13 @@ std::vector<std::string> RefuseUnreadKeys(const ConfigReader& settings,
                                           std::string_view architecture) {
   std::vector<std::string> unknown;
   Refuse(settings, architecture, &unknown);
-  for (const char* name : {"rope_parameters", "rope_scaling"})
-    if (const auto rotary = settings.Object(name)) Refuse(*rotary, architecture, nullptr);
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    const auto rotary = settings.Object(name);
+    if (!rotary) continue;
+    Refuse(*rotary, architecture, nullptr);
+    for (const char* type : {"full_attention", "sliding_attention"})
+      if (const auto of_type = rotary->Object(type)) Refuse(*of_type, architecture, nullptr);
+  }
   return unknown;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -148,7 +149,7 @@ TEST(ConfigFixtures, DeepseekV3) {
 
 TEST(ConfigFixtures, GptOss) {
   const ModelConfig c = Fixture("gpt_oss");
-  EXPECT_TRUE(c.attention.sinks);
+  EXPECT_TRUE(std::ranges::all_of(c.layers, &LayerConfig::sinks));
   EXPECT_TRUE(c.attention.qkv_bias);
   EXPECT_TRUE(c.attention.output_bias);
   EXPECT_THAT(Windows(c), ElementsAre(16, 0, 16, 0));

@@ -383,6 +383,57 @@ TEST(HubConfig, TrinityMini) {
   EXPECT_FLOAT_EQ(c.moe->router.routed_scaling_factor, 2.826f);
 }
 
+constexpr std::string_view kMimo = R"({
+    "architectures": ["MiMoV2FlashForCausalLM"], "add_full_attention_sink_bias": false,
+    "add_swa_attention_sink_bias": true, "attention_bias": false, "attention_chunk_size": 128,
+    "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192,
+    "hidden_act": "silu", "hidden_size": 4096, "hybrid_block_size": null,
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1], "initializer_range": 0.02,
+    "intermediate_size": 16384, "layernorm_epsilon": 1e-05, "max_position_embeddings": 262144,
+    "model_type": "mimo_v2_flash", "moe_intermediate_size": 2048,
+    "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1], "n_group": 1, "n_routed_experts": 256,
+    "n_shared_experts": null, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 8, "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": null,
+    "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_size": 128,
+    "swa_head_dim": 192, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
+    "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": false,
+    "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true,
+    "v_head_dim": 128, "vocab_size": 152576})";
+
+TEST(HubConfig, MiMoV2Flash) {
+  const ModelConfig c = ParseModelConfig(kMimo);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  EXPECT_EQ(c.attention.head_dim, 192);
+  EXPECT_EQ(c.attention.value_dim(), 128);
+  EXPECT_FLOAT_EQ(c.attention.value_scale, 0.707f);
+  EXPECT_FLOAT_EQ(c.norm_eps, 1e-5f);
+  EXPECT_EQ(CountMoe(c), 7);
+  EXPECT_EQ(c.moe->shared_intermediate, 0);
+  EXPECT_FLOAT_EQ(c.moe->router.routed_scaling_factor, 1.0f);
+  for (int64_t i = 0; i < c.num_layers(); ++i) {
+    const bool full = i == 0 || i == 5;
+    EXPECT_EQ(c.layers[i].window, full ? 0 : 129) << i;
+    EXPECT_EQ(c.layers[i].sinks, !full) << i;
+    EXPECT_EQ(c.kv_heads(i), full ? 4 : 8) << i;
+    EXPECT_EQ(c.rope_of(i).theta, full ? 5e6 : 1e4) << i;
+    EXPECT_EQ(c.rope_of(i).rotary_dim, 64) << i;
+  }
+
+  const auto error_with = [](std::string_view setting, std::string_view other) {
+    std::string text(kMimo);
+    return ErrorOf(text.replace(text.find(setting), setting.size(), other));
+  };
+  EXPECT_THAT(error_with(R"("swa_head_dim": 192)", R"("swa_head_dim": 128)"),
+              HasSubstr("swa_head_dim is 128; only 192 is supported"));
+  EXPECT_THAT(error_with("0, 1, 1, 1, 1, 0, 1, 1", "0, 1"),
+              HasSubstr("hybrid_layer_pattern has 2 entries; want one for each of the 8 layers"));
+  EXPECT_THAT(error_with(R"("swa_num_key_value_heads": 8)", R"("swa_num_key_value_heads": 3)"),
+              HasSubstr("not a multiple of the 3 KV heads of layers with a sliding window"));
+  EXPECT_THAT(error_with(R"("n_shared_experts": null)", R"("n_shared_experts": 1)"),
+              HasSubstr("n_shared_experts is 1"));
+}
+
 TEST(HubConfig, LingMini2) {
   const ModelConfig c = ParseModelConfig(R"({
     "architectures": ["BailingMoeV2ForCausalLM"], "eos_token_id": 156892,

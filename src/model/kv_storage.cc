@@ -11,15 +11,6 @@
 namespace switchyard {
 namespace {
 
-// Bytes of one token's rows in one layer on one rank: (k, v).
-std::pair<int64_t, int64_t> RowBytes(const ModelConfig& config, const Mesh& mesh, DType dtype) {
-  const AttentionConfig& a = config.attention;
-  if (a.kind == AttentionConfig::Kind::kLatent)
-    return {kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim), 0};
-  const int64_t bytes = KvHeads(a, mesh).size() * kernels::CacheRowBytes(dtype, a.head_dim);
-  return {bytes, bytes};
-}
-
 size_t RoundUpToPage(size_t bytes) {
   constexpr size_t kPage = 4096;
   return (bytes + kPage - 1) / kPage * kPage;
@@ -27,14 +18,35 @@ size_t RoundUpToPage(size_t bytes) {
 
 }  // namespace
 
+KvRowBytes KvStorage::RowBytes(const ModelConfig& config, int64_t layer, const Mesh& mesh,
+                               DType dtype) {
+  const AttentionConfig& a = config.attention;
+  if (a.kind == AttentionConfig::Kind::kLatent)
+    return {.k = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim)};
+  const int64_t heads = KvHeads(config, layer, mesh).size();
+  return {.k = heads * kernels::CacheRowBytes(dtype, a.head_dim),
+          .v = heads * kernels::CacheRowBytes(dtype, a.value_dim())};
+}
+
 size_t KvStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                         int32_t page_size, DType dtype) {
   const auto slots = static_cast<size_t>(num_pages * page_size);
-  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  const size_t layer = RoundUpToPage(slots * static_cast<size_t>(k_bytes)) +
-                       RoundUpToPage(slots * static_cast<size_t>(v_bytes));
-  return layer * static_cast<size_t>(config.num_layers()) +
-         (config.has_moe() ? RoundUpToPage(slots * sizeof(int32_t)) : 0);
+  size_t bytes = config.has_moe() ? RoundUpToPage(slots * sizeof(int32_t)) : 0;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    const KvRowBytes row = RowBytes(config, layer, mesh, dtype);
+    bytes += RoundUpToPage(slots * static_cast<size_t>(row.k)) +
+             RoundUpToPage(slots * static_cast<size_t>(row.v));
+  }
+  return bytes;
+}
+
+template <typename Allocate>
+void KvStorage::AddLayers(const ModelConfig& config, const Mesh& mesh, const Allocate& allocate) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    const KvRowBytes row = RowBytes(config, layer, mesh, dtype_);
+    k_.push_back(row.k > 0 ? allocate(row.k, dtype_) : Tensor());
+    v_.push_back(row.v > 0 ? allocate(row.v, dtype_) : Tensor());
+  }
 }
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
@@ -47,24 +59,16 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
     memory = memory.subspan(RoundUpToPage(static_cast<size_t>(slots * bytes)));
     return Tensor::View(data, type, {slots, bytes / static_cast<int64_t>(SizeOf(type))});
   };
-  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(take(k_bytes, dtype));
-    v_.push_back(v_bytes ? take(v_bytes, dtype) : Tensor());
-  }
+  AddLayers(config, mesh, take);
   if (config.has_moe()) router_faults_ = take(sizeof(int32_t), DType::kI32);
 }
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                      int32_t page_size, DType dtype)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
-  const auto size = static_cast<int64_t>(SizeOf(dtype));
-  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(Tensor::Empty(dtype, {num_pages * page_size, k_bytes / size}));
-    v_.push_back(v_bytes ? Tensor::Empty(dtype, {num_pages * page_size, v_bytes / size})
-                         : Tensor());
-  }
+  AddLayers(config, mesh, [&](int64_t bytes, DType type) {
+    return Tensor::Empty(type, {num_pages * page_size, bytes / static_cast<int64_t>(SizeOf(type))});
+  });
   if (config.has_moe()) router_faults_ = Tensor::Empty(DType::kI32, {num_pages * page_size});
 }
 
@@ -86,11 +90,7 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
     const void* data = memory.get();
     return Tensor::View(data, type, {slots, width}, std::move(memory));
   };
-  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(allocate(k_bytes, dtype));
-    v_.push_back(v_bytes ? allocate(v_bytes, dtype) : Tensor());
-  }
+  AddLayers(config, mesh, allocate);
   if (config.has_moe()) router_faults_ = allocate(sizeof(int32_t), DType::kI32);
 }
 
@@ -135,8 +135,10 @@ void KvStorage::MoveRows(std::span<const SlotMove> moves) {
 }
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {
-  const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  return static_cast<size_t>(config.num_layers() * (k_bytes + v_bytes));
+  int64_t bytes = 0;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer)
+    bytes += RowBytes(config, layer, mesh, dtype).total();
+  return static_cast<size_t>(bytes);
 }
 
 }  // namespace switchyard

@@ -24,9 +24,17 @@ struct SlotMove {
   int32_t from = 0, to = 0;
 };
 
-// Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
-// rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
-// written by the model. Each attention group has its own cache, sharded over its ranks.
+// Bytes of one token's rows in one layer, on one rank. 0: the layer has no such part.
+struct KvRowBytes {
+  int64_t k = 0, v = 0;
+
+  int64_t total() const { return k + v; }
+};
+
+// Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, KV heads of the
+// layer on this rank, D], where values may have another D than keys. Latent attention: one tensor
+// [slots, kv_lora + rope] in `k`. Owned by the engine, written by the model. Each attention group
+// has its own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;
@@ -43,8 +51,10 @@ class KvStorage {
   // batch. If the device supports it, the memory is releasable.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype, kernels::Device& device);
-  static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh,
-                              DType dtype);  // on one rank
+  static KvRowBytes RowBytes(const ModelConfig& config, int64_t layer, const Mesh& mesh,
+                             DType dtype);
+  // The sum over all layers, on one rank.
+  static size_t BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype);
 
   int32_t page_size() const { return page_size_; }
   int64_t num_pages() const { return num_pages_; }
@@ -73,6 +83,11 @@ class KvStorage {
                                       kernels::Device& device) const;
 
  private:
+  // Adds the parts of all layers. `allocate(bytes of a token's row, dtype)` returns the tensor of a
+  // part.
+  template <typename Allocate>
+  void AddLayers(const ModelConfig& config, const Mesh& mesh, const Allocate& allocate);
+
   std::shared_ptr<kernels::ReleasableMemory> memory_;  // of all tensors, if it is releasable
   std::vector<Tensor> k_, v_;
   Tensor router_faults_;

@@ -85,6 +85,33 @@ TEST(KvStorageTest, UsesMemoryThatItDoesNotOwn) {
   EXPECT_TRUE(filled(std::byte(7)));
 }
 
+TEST(KvStorageTest, EachLayerHasItsOwnRows) {
+  ModelConfig config;
+  config.attention = {.heads = 8, .kv_heads = 2, .head_dim = 24, .v_head_dim = 16};
+  config.layers = {{}, {.kv_heads = 4}, {.kv_heads = 1}};
+  constexpr int64_t kSlots = 3 * 4;
+  for (const int tp : {1, 2}) {
+    const Mesh mesh({.tp = tp}, tp - 1);
+    const std::vector<int64_t> heads =
+        tp == 1 ? std::vector<int64_t>{2, 4, 1} : std::vector<int64_t>{1, 2, 1};
+    std::vector<std::byte> memory(KvStorage::Bytes(config, mesh, 3, 4, DType::kBF16));
+    KvStorage owned(config, mesh, 3, 4, DType::kBF16);
+    KvStorage view(config, mesh, 3, 4, DType::kBF16, memory);
+    int64_t sum = 0;
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      const KvRowBytes row = KvStorage::RowBytes(config, layer, mesh, DType::kBF16);
+      EXPECT_EQ(row.k, heads[layer] * 24 * 2);
+      EXPECT_EQ(row.v, heads[layer] * 16 * 2);
+      sum += row.total();
+      for (KvStorage* kv : {&owned, &view}) {
+        EXPECT_EQ(static_cast<int64_t>(kv->k(layer).num_bytes()), kSlots * row.k);
+        EXPECT_EQ(static_cast<int64_t>(kv->v(layer).num_bytes()), kSlots * row.v);
+      }
+    }
+    EXPECT_EQ(static_cast<int64_t>(KvStorage::BytesPerToken(config, mesh, DType::kBF16)), sum);
+  }
+}
+
 TEST(KvStorageTest, WithoutExpertsThereAreNoFaults) {
   ThreadPool pool(1);
   const auto device = kernels::MakeCpuDevice(pool);

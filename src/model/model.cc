@@ -56,6 +56,11 @@ class AttachedTimer {
   const std::unique_ptr<kernels::DeviceTimer> timer_;
 };
 
+// The table of ModelConfig::window_rope; undefined without it.
+Tensor WindowCosSin(const ModelConfig& config, int64_t positions) {
+  return config.window_rope ? BuildCosSin(*config.window_rope, positions) : Tensor();
+}
+
 }  // namespace
 
 struct Model::Impl {
@@ -108,6 +113,7 @@ struct Model::Impl {
                 groups,
                 device,
                 PlaceTable(device, BuildQueryScale(config.attention, options.context_length)),
+                PlaceTable(device, WindowCosSin(config, options.context_length)),
                 options.stage_rows},
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { BeginLayer(); }) {

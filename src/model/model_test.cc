@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, ModelTest, ::testing::ValuesIn(Cases()));
 // Chunks of any size, including decode, give the same bits. Prefix reuse and retraction rely
 // on it.
 TEST(ModelTest, LogitsDoNotDependOnChunks) {
-  for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss"}) {
+  for (const char* name : {"qwen3_moe", "deepseek_v3", "gpt_oss", kMixedLayers}) {
     for (const DType kv_dtype : {DType::kF32, DType::kF8E4M3, DType::kI8}) {
       std::vector<int32_t> tokens(40);
       std::iota(tokens.begin(), tokens.end(), 7);
@@ -174,6 +174,7 @@ TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
                     .dp = ranks,
                     .dense_tp = 1});
   }
+  ExpectSameBits({.fixture = kMixedLayers, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2});
 }
 
 // Rows of the placement file: experts in a different order in each layer, and replicas of some.

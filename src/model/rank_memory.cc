@@ -205,9 +205,10 @@ class PassSizes {
     const int64_t heads = QueryHeads(a, mesh_).size();
     int64_t attention = 0;
     if (a.kind == AttentionConfig::Kind::kGrouped) {
-      const int64_t kv = KvHeads(a, mesh_).size(), q = o_.gpu ? heads + 2 * kv : heads;
-      attention = LayerScratch::Floats({rows_ * q * a.head_dim, rows_ * kv * a.head_dim,
-                                        rows_ * kv * a.head_dim, rows_ * heads * a.head_dim,
+      const int64_t kv = MostKvHeads(c_, mesh_), q = o_.gpu ? heads + 2 * kv : heads;
+      const int64_t widest = std::max(a.head_dim, a.value_dim());
+      attention = LayerScratch::Floats({rows_ * q * widest, rows_ * kv * a.head_dim,
+                                        rows_ * kv * a.value_dim(), rows_ * heads * widest,
                                         2 * rows_, rows_ * kv});
     } else {
       const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
@@ -252,7 +253,7 @@ class PassSizes {
     if (latent || fp8_attention_) {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
-      use(heads * (latent ? a.v_head_dim : a.head_dim), fp8_attention_);
+      use(heads * a.value_dim(), fp8_attention_);
     }
     if (dense_width_ > 0) use(dense_width_, fp8_attention_);
     if (c_.has_head) use(c_.hidden, false);
@@ -264,9 +265,8 @@ class PassSizes {
     if (!c_.quantization.bfloat16_rows || !c_.quantization.none()) return 0;
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();
-    const int64_t head_width = a.kind == AttentionConfig::Kind::kLatent ? a.v_head_dim : a.head_dim;
     const int64_t widest =
-        std::max({c_.hidden, heads * head_width, dense_width_, HiddenInputWidth()});
+        std::max({c_.hidden, heads * a.value_dim(), dense_width_, HiddenInputWidth()});
     double elements = static_cast<double>(rows_) * static_cast<double>(widest);
     if (c_.has_moe()) elements = std::max(elements, ExpertRows() * ExpertWidth());
     return 2 * elements;
@@ -358,9 +358,10 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   memory.activations = sizes.Activations();
   memory.moe = sizes.Moe();
   memory.logits = sizes.Logits(shape.logit_rows);
+  const int64_t angles =
+      config.rope.rotary_dim + (config.window_rope ? config.window_rope->rotary_dim : 0);
   memory.tables = static_cast<double>(complete.context_length) *
-                  static_cast<double>(config.rope.rotary_dim + QueryScaleWidth(config.attention)) *
-                  sizeof(float);
+                  static_cast<double>(angles + QueryScaleWidth(config.attention)) * sizeof(float);
   memory.scratch = sizes.Scratch();
   memory.exchange = static_cast<double>(options.gpu ? GpuBytesPerRank(config, options, mesh)
                                                     : SymmetricBytesPerRank(config, options, mesh));

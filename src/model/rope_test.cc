@@ -7,6 +7,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/error.h"
+
 namespace switchyard {
 namespace {
 
@@ -107,6 +109,46 @@ TEST(Rope, LongestContextIsWhatTheScalingIsFor) {
   EXPECT_EQ(longest(R"({"type": "yarn", "factor": 4.0})"), 4096);
   EXPECT_EQ(longest(R"({"type": "linear", "factor": 2.0})"), 2048);
   EXPECT_EQ(longest(R"({"type": "dynamic", "factor": 2.0})"), 2048);
+}
+
+TEST(Rope, LayersWithAWindowMayHaveTheirOwn) {
+  const auto parse = [](const std::string& rope) {
+    return ParseModelConfig(R"({"architectures": ["MiMoV2FlashForCausalLM"], "vocab_size": 8,
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 24, "v_head_dim": 8, "moe_intermediate_size": 4,
+        "n_routed_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 64, )" +
+                            rope + "}");
+  };
+  const auto error = [&](const std::string& rope) -> std::string {
+    try {
+      parse(rope);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  ModelConfig c = parse(R"("rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0,
+                         "partial_rotary_factor": 0.5},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 10.0}})");
+  EXPECT_EQ(c.rope_of(0).type, RopeConfig::Type::kLinear);
+  EXPECT_EQ(c.rope_of(0).theta, 100.0);
+  EXPECT_EQ(c.rope_of(0).rotary_dim, 12);
+  EXPECT_EQ(c.rope_of(1).type, RopeConfig::Type::kDefault);
+  EXPECT_EQ(c.rope_of(1).theta, 10.0);
+  EXPECT_EQ(c.rope_of(1).rotary_dim, 8);  // 0.334 of 24
+  EXPECT_EQ(c.longest_context(), 128);
+
+  c = parse(R"("rope_theta": 100, "swa_rope_theta": 10, "partial_rotary_factor": 0.25)");
+  EXPECT_EQ(c.rope_of(0).theta, 100.0);
+  EXPECT_EQ(c.rope_of(1).theta, 10.0);
+  EXPECT_EQ(c.rope_of(1).rotary_dim, 6);
+
+  EXPECT_NE(error(R"("rope_parameters": {"rope_theta": 100.0})").find("for each layer type"),
+            std::string::npos);
+  EXPECT_NE(error(R"("rope_parameters": {"full_attention": {"llama_4_scaling_beta": 0.1}})")
+                .find("rope_parameters.full_attention.llama_4_scaling_beta is 0.1"),
+            std::string::npos);
 }
 
 TEST(Rope, MistralHasASlidingWindowUnlessConfigHasNull) {

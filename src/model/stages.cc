@@ -10,12 +10,13 @@
 namespace switchyard {
 namespace {
 
-double AttentionCost(const ModelConfig& model) {
+double AttentionCost(const ModelConfig& model, int64_t layer) {
   const AttentionConfig& a = model.attention;
   const auto hidden = static_cast<double>(model.hidden), heads = static_cast<double>(a.heads);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
-    const auto width = static_cast<double>(a.head_dim);
-    return hidden * width * ((a.gate ? 3 : 2) * heads + 2 * static_cast<double>(a.kv_heads));
+    const auto key = static_cast<double>(a.head_dim), value = static_cast<double>(a.value_dim());
+    const auto kv_heads = static_cast<double>(model.kv_heads(layer));
+    return hidden * (heads * (key + (a.gate ? 2 : 1) * value) + kv_heads * (key + value));
   }
   const auto rope = static_cast<double>(a.qk_rope_head_dim);
   const auto nope = static_cast<double>(a.qk_nope_head_dim);
@@ -27,9 +28,10 @@ double AttentionCost(const ModelConfig& model) {
          heads * value * hidden;
 }
 
-double LayerCost(const ModelConfig& model, const LayerConfig& layer) {
+double LayerCost(const ModelConfig& model, int64_t index) {
+  const LayerConfig& layer = model.layers[index];
   const auto hidden = static_cast<double>(model.hidden);
-  const double attention = AttentionCost(model);
+  const double attention = AttentionCost(model, index);
   const double dense = layer.dense() ? 3 * hidden * static_cast<double>(model.intermediate) : 0.0;
   if (!layer.moe || !model.moe) return attention + dense;
   const MoeModelConfig& moe = *model.moe;
@@ -52,7 +54,7 @@ struct SplitCost {
 std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   const auto layers = static_cast<int>(model.num_layers());
   std::vector<double> sum(layers + 1, 0.0);  // of the first layers
-  for (int i = 0; i < layers; ++i) sum[i + 1] = sum[i] + LayerCost(model, model.layers[i]);
+  for (int i = 0; i < layers; ++i) sum[i + 1] = sum[i] + LayerCost(model, i);
   sum[layers] += static_cast<double>(model.hidden) * static_cast<double>(model.output_width());
   std::vector best(stages, std::vector<SplitCost>(layers + 1));
   for (int n = 1; n <= layers; ++n) best[0][n] = {sum[n], sum[n] * sum[n], n};

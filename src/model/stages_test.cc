@@ -87,7 +87,8 @@ TEST(SplitLayers, RefusesSizesThatDoNotFit) {
 // Stages read the weights of the whole model once. The last stage of a model with tied embeddings
 // reads the embedding for its head.
 TEST(StageConfig, StagesReadEachWeightOnce) {
-  for (const char* fixture : {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama"}) {
+  for (const char* fixture :
+       {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama", kMixedLayers}) {
     SCOPED_TRACE(fixture);
     const ModelConfig model = LoadModelConfig(Fixture(fixture));
     for (int stages = 1; stages <= model.num_layers(); ++stages) {
@@ -113,6 +114,23 @@ TEST(StageConfig, StagesReadEachWeightOnce) {
       EXPECT_NEAR(static_cast<double>(bytes), want, stages);  // each stage rounds to bytes
     }
   }
+}
+
+// The caches of the stages together have the rows of the whole model.
+TEST(StageConfig, StagesHaveTheCachesOfTheirLayers) {
+  const ModelConfig model = LoadModelConfig(Fixture(kMixedLayers));
+  const size_t whole = KvStorage::BytesPerToken(model, Mesh(), DType::kBF16);
+  std::vector<size_t> of_stages;
+  size_t sum = 0;
+  for (const schedule::LayerRange& range : SplitLayers(model, 2)) {
+    const ModelConfig stage = StageConfigOf(model, range);
+    of_stages.push_back(KvStorage::BytesPerToken(stage, Mesh(), DType::kBF16));
+    sum += of_stages.back();
+    for (int64_t i = 0; i < stage.num_layers(); ++i)
+      EXPECT_EQ(stage.kv_heads(i), model.kv_heads(range.begin + i));
+  }
+  EXPECT_EQ(sum, whole);
+  EXPECT_NE(of_stages[0], of_stages[1]);
 }
 
 TEST(StageConfig, WeightsOfAStageAreThoseOfItsLayers) {

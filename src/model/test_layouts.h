@@ -21,6 +21,9 @@ inline std::filesystem::path Fixture(const std::string& name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
+// A checkpoint whose layers differ in KV heads, and whose values are narrower than its keys.
+constexpr const char* kMixedLayers = "../families/mimo_v2_flash";
+
 struct Case {
   std::string fixture;
   int tp = 1, ep = 1;

@@ -31,12 +31,12 @@ struct LinearWeight {
 // Grouped-query attention: heads are sharded over the ranks of an attention group in contiguous
 // runs. So are KV heads; with more ranks than KV heads, each rank holds the head of its queries.
 struct GroupedAttentionWeights {
-  LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H] of this rank
+  LinearWeight q, k, v;   // [heads · D, H], [kv_heads · D, H], [kv_heads · Dv, H] of this rank
   LinearWeight qkv;       // for devices with fused ops: q, k and v stacked; they are views of it
-  LinearWeight o;         // [H, heads · D]: row-parallel
-  LinearWeight gate;      // [heads · D, H] of this rank, with AttentionConfig::gate
+  LinearWeight o;         // [H, heads · Dv]: row-parallel
+  LinearWeight gate;      // [heads · Dv, H] of this rank, with AttentionConfig::gate
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
-  Tensor sinks;           // float32 [heads of this rank]
+  Tensor sinks;           // float32 [heads of this rank], with LayerConfig::sinks
 };
 
 // MLA: heads are sharded; the latent projections and the latent cache are replicated on every rank.

@@ -123,12 +123,19 @@ class Tree {
                       "each token is stored {} times. DP attention stores it once.",
                       attn_tp, attn_tp));
     } else {
-      const bool repeats = attn_tp > a.kv_heads;
-      Tell(fmt::format("{} KV heads over {} ranks of a group{}.", a.kv_heads, attn_tp,
-                       repeats ? fmt::format(": {} ranks repeat each head, so more groups would "
-                                             "save cache",
-                                             attn_tp / a.kv_heads)
-                               : ": no cache is stored twice"));
+      int64_t least = a.kv_heads, most = a.kv_heads;
+      for (int64_t layer = 0; layer < q_.model.num_layers(); ++layer) {
+        least = std::min(least, q_.model.kv_heads(layer));
+        most = std::max(most, q_.model.kv_heads(layer));
+      }
+      Tell(fmt::format(
+          "{} KV heads over {} ranks of a group{}.",
+          least == most ? std::to_string(most) : fmt::format("{} to {}", least, most), attn_tp,
+          attn_tp > least
+              ? fmt::format(": {} ranks repeat each head{}, so more groups would save "
+                            "cache",
+                            attn_tp / least, least == most ? "" : " of the layers with the fewest")
+              : ": no cache is stored twice"));
     }
     if (e_.accepted)
       Tell(

@@ -138,7 +138,10 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   const double norm = t_.cuda ? 14 : 8;  // bytes per element, including the addition of a branch
   Small(Part::kAttention, shape.rows * hidden * norm, cost);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
-    const double width = (heads + 2.0 * KvHeads(a, mesh_).size()) * a.head_dim;
+    const auto key = static_cast<double>(a.head_dim), value = static_cast<double>(a.value_dim());
+    double kv_heads = 0;  // the mean over layers
+    for (const LayerKind& kind : kinds_) kv_heads += kind.share * kind.kv_heads;
+    const double width = heads * key + kv_heads * (key + value);
     Product(Part::kAttention, f_.attention, shape.rows, width, hidden, cost);
     Small(Part::kAttention, shape.rows * width * (t_.cuda ? 8 : 16), cost, t_.cuda ? 1 : 4);
     return;
@@ -158,21 +161,23 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
 
-StepCosts::Limits StepCosts::KeyLimits(const ModelConfig& model) {
-  Limits limits;
+std::vector<StepCosts::LayerKind> StepCosts::KindsOf(const ModelConfig& model, const Mesh& mesh) {
+  std::vector<LayerKind> kinds;
+  const bool latent = model.attention.kind == AttentionConfig::Kind::kLatent;
   const double share = 1.0 / static_cast<double>(model.layers.size());
-  for (const LayerConfig& layer : model.layers) {
-    double keys = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < model.num_layers(); ++i) {
+    const LayerConfig& layer = model.layers[i];
+    LayerKind kind{.keys = std::numeric_limits<double>::infinity()};
     for (const int64_t limit : {int64_t{layer.window}, int64_t{layer.chunk}})
-      if (limit > 0) keys = std::min(keys, static_cast<double>(limit));
-    const auto known = std::ranges::find(limits, keys, &Limits::value_type::first);
-    if (known == limits.end()) {
-      limits.emplace_back(keys, share);
-    } else {
-      known->second += share;
-    }
+      if (limit > 0) kind.keys = std::min(kind.keys, static_cast<double>(limit));
+    kind.kv_heads = latent ? 1 : static_cast<double>(KvHeads(model, i, mesh).size());
+    auto known = std::ranges::find_if(kinds, [&](const LayerKind& other) {
+      return other.keys == kind.keys && other.kv_heads == kind.kv_heads;
+    });
+    if (known == kinds.end()) known = kinds.insert(known, kind);
+    known->share += share;
   }
-  return limits;
+  return kinds;
 }
 
 // Reads of keys and values, and products with them: the mean over layers.
@@ -182,21 +187,22 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   const AttentionConfig& a = m_.attention;
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
-  const double kv_heads = latent ? 1 : static_cast<double>(KvHeads(a, mesh_).size());
-  const double key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
-  const double value = latent ? a.kv_lora_rank : a.head_dim;
-  const auto row =
-      static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, static_cast<int64_t>(key)));
-  double flops = 0, bytes = 0, tiles = 0;
-  for (const auto& [limit, share] : limits_) {
-    const double visible = std::min(keys, limit);
-    flops += share * 2 * rows * visible * heads * (key + value);
-    bytes += share * sequences * visible * kv_heads * (latent ? 1 : 2) * row;
-    if (decode && !latent) tiles += share * sequences * kv_heads * t_.tile_seconds.At(visible);
+  const int64_t key = latent ? a.kv_lora_rank + a.qk_rope_head_dim : a.head_dim;
+  const int64_t value = latent ? a.kv_lora_rank : a.value_dim();
+  // Bytes of a cache row of a KV head. A latent row contains its value.
+  const auto row = static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, key) +
+                                       (latent ? 0 : kernels::CacheRowBytes(r_.kv_dtype, value)));
+  double flops = 0, of_bytes = 0, tiles = 0;
+  for (const LayerKind& kind : kinds_) {
+    const double visible = std::min(keys, kind.keys);
+    flops += kind.share * 2 * rows * visible * heads * static_cast<double>(key + value);
+    if (!decode) continue;
+    const double bytes = kind.share * sequences * visible * kind.kv_heads * row;
+    of_bytes += bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kind.kv_heads);
+    if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
-  double of_bytes = 0, of_flops = 0;
+  double of_flops = 0;
   if (decode) {
-    of_bytes = bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kv_heads);
     const double rate = latent ? t_.latent_flops : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;
   } else {
@@ -220,7 +226,7 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
     Product(Part::kAttention, plain, shape.rows, heads * a.v_head_dim, a.kv_lora_rank, cost);
   }
   Product(Part::kAttention, f_.attention, shape.rows, hidden,
-          heads * static_cast<double>(latent ? a.v_head_dim : a.head_dim), cost);
+          heads * static_cast<double>(a.value_dim()), cost);
   AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
   if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // adds the branch
 }

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "model/config.h"
@@ -110,7 +109,7 @@ class StepCosts {
         r_(ranks),
         routing_(routing),
         mesh_(ranks.mesh, 0),
-        limits_(KeyLimits(model)) {}
+        kinds_(KindsOf(model, mesh_)) {}
 
   // The time of a step in which all groups have this shape, apart from `mean_rows`.
   StepTime Of(const StepShape& shape) const;
@@ -148,9 +147,13 @@ class StepCosts {
   double nic_rate() const { return r_.nic_rate * t_.network_share; }
 
  private:
-  // The largest number of keys of a row in a layer, and the fraction of layers with it.
-  using Limits = std::vector<std::pair<double, double>>;
-  static Limits KeyLimits(const ModelConfig& model);
+  // Layers with equal attention.
+  struct LayerKind {
+    double keys = 0;      // the largest number of keys of a row
+    double kv_heads = 1;  // of this rank
+    double share = 0;     // the fraction of layers of this kind
+  };
+  static std::vector<LayerKind> KindsOf(const ModelConfig& model, const Mesh& mesh);
   void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
   void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
                double seconds_of_start = -1) const;
@@ -182,7 +185,7 @@ class StepCosts {
   const Ranks r_;
   const Routing routing_;
   const Mesh mesh_;
-  const Limits limits_;
+  const std::vector<LayerKind> kinds_;
 };
 
 }  // namespace switchyard::plan

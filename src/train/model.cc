@@ -20,7 +20,14 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
     if (is) throw Invalid("{}: {} cannot be trained", c.architecture, what);
   };
   refuse(c.attention.qkv_bias || c.attention.output_bias, "an attention with biases");
-  refuse(c.attention.sinks, "an attention with sinks");
+  refuse(std::ranges::any_of(c.layers, &LayerConfig::sinks), "an attention with sinks");
+  refuse(c.attention.kind == AttentionConfig::Kind::kGrouped &&
+             c.attention.value_dim() != c.attention.head_dim,
+         "an attention whose values are not as wide as its keys");
+  refuse(c.attention.value_scale != 1.0f, "an attention with scaled values");
+  refuse(std::ranges::any_of(c.layers, [](const LayerConfig& l) { return l.kv_heads > 0; }),
+         "an attention whose layers differ in KV heads");
+  refuse(c.window_rope.has_value(), "an attention with two rotary embeddings");
   refuse(c.activation != kernels::Activation::kSwiGlu, "an activation other than SwiGLU");
   refuse(c.moe && c.moe->shared_gate, "a shared expert with a gate");
   refuse(names.router_bias, "a router with a bias on its logits");

@@ -26,6 +26,7 @@ MORE = {
     "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
     "stages": ["--pp-size", 2],
 }
+CPU_ONLY = ("mimo_v2_flash",)  # families that GPUs refuse
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
@@ -54,3 +55,9 @@ def test_equals_transformers(tmp_path, name, layout):
 @pytest.mark.parametrize("layout", MORE)
 def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check("longcat_flash", tmp_path, *MORE[layout])
+
+
+# Layers differ in KV heads, so attention groups and stages have different caches.
+@pytest.mark.parametrize("layout", ["dp", "stages"])
+def test_layers_with_different_caches_equal_transformers(tmp_path, layout):
+    check("mimo_v2_flash", tmp_path, *MORE[layout])

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/format.h"
 #include "engine/kept_pages.h"
 #include "kernels/cache_rows.h"
 
@@ -61,23 +62,42 @@ void CopyShard(const KvShard& from, const KvLayerRows& source, const KvShard& to
 
 KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   const AttentionConfig& a = model.attention;
-  KvFormat format{.layers = model.num_layers(), .dtype = dtype};
-  if (a.kind == AttentionConfig::Kind::kLatent) {
-    format.heads = 1;
-    format.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
-  } else {
-    format.heads = a.kv_heads;
-    format.key_bytes = format.value_bytes = kernels::CacheRowBytes(dtype, a.head_dim);
+  const bool latent = a.kind == AttentionConfig::Kind::kLatent;
+  KvFormat format{.dtype = dtype};
+  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    if (latent) {
+      format.layers.push_back(
+          {.heads = 1,
+           .key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim)});
+    } else {
+      format.layers.push_back({.heads = model.kv_heads(layer),
+                               .key_bytes = kernels::CacheRowBytes(dtype, a.head_dim),
+                               .value_bytes = kernels::CacheRowBytes(dtype, a.value_dim())});
+    }
   }
   return format;
 }
 
-std::string KvFormat::Text() const {
-  return fmt::format("{} layers, {} heads of {} + {} bytes ({})", layers, heads, key_bytes,
-                     value_bytes, Name(dtype));
+int64_t KvFormat::LargestPosition() const {
+  int64_t largest = 0;
+  for (const KvLayerFormat& layer : layers) largest = std::max(largest, layer.Bytes(1));
+  return largest;
 }
 
-void CopyKvRows(const KvFormat& format, const KvLayerRows& from, const KvLayerRows& to,
+std::string KvFormat::Text() const {
+  std::vector<std::string> runs;
+  for (auto begin = layers.begin(); begin != layers.end();) {
+    const auto end = std::find_if(begin, layers.end(),
+                                  [&](const KvLayerFormat& layer) { return layer != *begin; });
+    runs.push_back(fmt::format("{} layer{}, {} heads of {} + {} bytes", end - begin,
+                               end - begin == 1 ? "" : "s", begin->heads, begin->key_bytes,
+                               begin->value_bytes));
+    begin = end;
+  }
+  return fmt::format("{} ({})", Joined(runs, ", then "), Name(dtype));
+}
+
+void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
                 int64_t begin, int64_t end) {
   CheckPages(from, begin, end);
   CheckPages(to, begin, end);
@@ -108,11 +128,11 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
   }
   const int ranks = mesh_.tp / mesh_.dp;
   for (int group = 0; group < mesh_.dp; ++group) {
-    for (int64_t layer = 0; layer < format_.layers; ++layer) {
+    for (int64_t layer = 0; layer < format_.num_layers(); ++layer) {
       std::vector<KvShard>& shards = shards_.emplace_back();
       for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
         KvStorage& storage = storages_[rank];
-        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model.attention, Mesh(mesh_, rank));
+        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
         shards.push_back(
             {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
              latent ? nullptr : static_cast<std::byte*>(storage.v(layer).mutable_raw()), heads});
@@ -122,8 +142,8 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
 }
 
 KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> pages) const {
-  CHECK(group >= 0 && group < groups() && layer >= 0 && layer < format_.layers);
-  return {.shards = shards_[group * format_.layers + layer],
+  CHECK(group >= 0 && group < groups() && layer >= 0 && layer < format_.num_layers());
+  return {.shards = shards_[group * format_.num_layers() + layer],
           .pages = pages,
           .page_size = page_size_,
           .num_pages = num_pages_};
@@ -131,7 +151,7 @@ KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> p
 
 int64_t KvCaches::LayersOf(int group, uint64_t pass) const {
   const int ranks = mesh_.tp / mesh_.dp;
-  int64_t layers = format_.layers;
+  int64_t layers = format_.num_layers();
   for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank)
     layers = std::min(layers, progress_[rank].LayersOf(pass));
   return layers;
@@ -150,10 +170,10 @@ void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t be
   }
 }
 
-CanonicalRows::CanonicalRows(const KvFormat& format, int64_t begin, int64_t end,
+CanonicalRows::CanonicalRows(const KvLayerFormat& format, int64_t begin, int64_t end,
                              std::span<std::byte> memory)
     : begin_(begin), count_(end - begin) {
-  CHECK_GE(std::ssize(memory), format.BytesPerLayer(count_));
+  CHECK_GE(std::ssize(memory), format.Bytes(count_));
   shard_ = {.keys = memory.data(),
             .values = format.value_bytes > 0
                           ? memory.data() + count_ * format.heads * format.key_bytes

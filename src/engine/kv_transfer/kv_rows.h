@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,23 +18,30 @@
 
 namespace switchyard {
 
-// What two engines must have in common to exchange rows. Mesh and page size may differ.
-//
-// The canonical order of the rows of a layer is: all keys, then all values, each by position, then
+// The rows of a layer. Their canonical order is: all keys, then all values, each by position, then
 // by KV head. A row is one head of one position, in the storage format of the cache
 // (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent, and no values.
-struct KvFormat {
-  int64_t layers = 0;
-  int64_t heads = 0;        // KV heads of the model; latent: 1
+struct KvLayerFormat {
+  int64_t heads = 0;        // KV heads of the layer; latent: 1
   int64_t key_bytes = 0;    // of a row
   int64_t value_bytes = 0;  // of a row; latent: 0
+
+  int64_t Bytes(int64_t positions) const { return positions * heads * (key_bytes + value_bytes); }
+  bool operator==(const KvLayerFormat&) const = default;
+};
+
+// What two engines must have in common to exchange rows. Mesh and page size may differ.
+struct KvFormat {
+  std::vector<KvLayerFormat> layers;
   DType dtype = DType::kF32;
 
   static KvFormat Of(const ModelConfig& model, DType dtype);
-  int64_t BytesPerLayer(int64_t positions) const {
-    return positions * heads * (key_bytes + value_bytes);
-  }
-  std::string Text() const;  // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)"
+  int64_t num_layers() const { return std::ssize(layers); }
+  // The largest number of bytes of one position in a layer.
+  int64_t LargestPosition() const;
+  // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)". With different layers, each run of equal
+  // ones: "1 layer, 4 heads of 384 + 256 bytes, then 4 layers, 8 heads of 384 + 256 bytes (...)".
+  std::string Text() const;
 };
 
 // One layer of a cache as one rank holds it, or as a buffer holds it: rows [slots, heads] of keys
@@ -55,7 +63,7 @@ struct KvLayerRows {
 
 // Copies the rows of the positions [begin, end) from one cache to all shards of another. Error
 // kInvalid if a page is out of range, or there are too few pages.
-void CopyKvRows(const KvFormat& format, const KvLayerRows& from, const KvLayerRows& to,
+void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
                 int64_t begin, int64_t end);
 
 // The caches of all ranks of an engine on CPUs, in shared memory. Used by the process that started
@@ -85,10 +93,11 @@ class KvCaches {
 };
 
 // Rows of the positions [begin, end) of one layer in the canonical order, as a cache with one page.
-// Borrows the memory, of at least BytesPerLayer(end − begin).
+// Borrows the memory, of at least format.Bytes(end − begin).
 class CanonicalRows {
  public:
-  CanonicalRows(const KvFormat& format, int64_t begin, int64_t end, std::span<std::byte> memory);
+  CanonicalRows(const KvLayerFormat& format, int64_t begin, int64_t end,
+                std::span<std::byte> memory);
   KvLayerRows rows() const;  // valid as long as this object
 
  private:

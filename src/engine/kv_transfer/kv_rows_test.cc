@@ -17,7 +17,8 @@ namespace {
 class Layer {
  public:
   // `shards`: the number of ranks. With more ranks than heads, several hold the same head.
-  Layer(const KvFormat& format, int shards, int64_t page_size, int64_t positions, uint64_t seed)
+  Layer(const KvLayerFormat& format, int shards, int64_t page_size, int64_t positions,
+        uint64_t seed)
       : format_(format), page_size_(page_size) {
     const int64_t needed = (positions + page_size - 1) / page_size;
     num_pages_ = needed + 3;
@@ -84,7 +85,7 @@ class Layer {
             for (const auto row : Rows(position, head, keys)) visit(row, position, head, keys);
   }
 
-  const KvFormat format_;
+  const KvLayerFormat format_;
   const int64_t page_size_;
   int64_t num_pages_ = 0;
   std::vector<int32_t> pages_;
@@ -92,15 +93,13 @@ class Layer {
   std::vector<KvShard> shards_;
 };
 
-KvFormat Grouped(int64_t heads) {
-  return {.layers = 1, .heads = heads, .key_bytes = 6, .value_bytes = 10};
-}
-const KvFormat kLatent{.layers = 1, .heads = 1, .key_bytes = 14, .value_bytes = 0};
+KvLayerFormat Grouped(int64_t heads) { return {.heads = heads, .key_bytes = 6, .value_bytes = 10}; }
+const KvLayerFormat kLatent{.heads = 1, .key_bytes = 14, .value_bytes = 0};
 
 TEST(KvRowsTest, RowsArriveInEveryLayout) {
   constexpr int64_t kPositions = 23;
   uint64_t seed = 0;
-  for (const KvFormat& format : {Grouped(4), Grouped(2), Grouped(1), kLatent}) {
+  for (const KvLayerFormat& format : {Grouped(4), Grouped(2), Grouped(1), kLatent}) {
     for (const int from_ranks : {1, 2, 4}) {
       for (const int to_ranks : {1, 2, 4}) {
         for (const auto& [from_page, to_page] : {std::pair(4, 4), {1, 16}, {5, 3}, {16, 1}}) {
@@ -117,7 +116,7 @@ TEST(KvRowsTest, RowsArriveInEveryLayout) {
 
           // Copies the rows to a buffer in the canonical order, and from there to the last cache.
           Layer last(format, to_ranks, to_page, kPositions, ++seed);
-          std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
+          std::vector<std::byte> bytes(format.Bytes(end - begin));
           const CanonicalRows canonical(format, begin, end, bytes);
           CopyKvRows(format, from.rows(), canonical.rows(), begin, end);
           CopyKvRows(format, canonical.rows(), last.rows(), begin, end);
@@ -130,10 +129,10 @@ TEST(KvRowsTest, RowsArriveInEveryLayout) {
 }
 
 TEST(KvRowsTest, TheCanonicalOrderIsKeysThenValuesByPositionThenHead) {
-  const KvFormat format = Grouped(2);
+  const KvLayerFormat format = Grouped(2);
   Layer layer(format, 2, 4, 8, 1);
   layer.Fill(0, 8);
-  std::vector<std::byte> bytes(format.BytesPerLayer(3));
+  std::vector<std::byte> bytes(format.Bytes(3));
   CopyKvRows(format, layer.rows(), CanonicalRows(format, 2, 5, bytes).rows(), 2, 5);
   size_t at = 0;
   for (const bool keys : {true, false})
@@ -144,8 +143,25 @@ TEST(KvRowsTest, TheCanonicalOrderIsKeysThenValuesByPositionThenHead) {
   EXPECT_EQ(at, bytes.size());
 }
 
+TEST(KvRowsTest, AFormatStatesTheRowsOfEachLayer) {
+  ModelConfig model;
+  model.attention = {.heads = 8, .kv_heads = 2, .head_dim = 24, .v_head_dim = 16};
+  model.layers = {{}, {.kv_heads = 4}, {.kv_heads = 4}, {}};
+  const KvFormat format = KvFormat::Of(model, DType::kBF16);
+  const KvLayerFormat two{.heads = 2, .key_bytes = 48, .value_bytes = 32};
+  const KvLayerFormat four{.heads = 4, .key_bytes = 48, .value_bytes = 32};
+  EXPECT_EQ(format.layers, (std::vector{two, four, four, two}));
+  EXPECT_EQ(format.LargestPosition(), 320);
+  EXPECT_EQ(format.Text(),
+            "1 layer, 2 heads of 48 + 32 bytes, then 2 layers, 4 heads of 48 + 32 bytes, then 1 "
+            "layer, 2 heads of 48 + 32 bytes (bfloat16)");
+  model.layers = {{}, {}};
+  EXPECT_EQ(KvFormat::Of(model, DType::kBF16).Text(),
+            "2 layers, 2 heads of 48 + 32 bytes (bfloat16)");
+}
+
 TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
-  const KvFormat format = Grouped(2);
+  const KvLayerFormat format = Grouped(2);
   Layer from(format, 1, 4, 8, 1), to(format, 1, 4, 8, 2);
   CopyKvRows(format, from.rows(), to.rows(), 8, 8);  // no positions
   EXPECT_THROW(CopyKvRows(format, from.rows(), to.rows(), 0, 9), Error);

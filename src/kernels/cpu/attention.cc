@@ -88,13 +88,15 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
   CHECK(IsCacheType(p.kv_dtype));
   CHECK(p.window == 0 || p.chunk == 0);
   const int64_t group = p.heads / p.kv_heads;
-  const int64_t row_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
+  const int64_t v_width = p.value_width();
+  const int64_t k_bytes = CacheRowBytes(p.kv_dtype, p.head_dim);
+  const int64_t v_bytes = CacheRowBytes(p.kv_dtype, v_width);
   const cpu::AttentionWork work = {.sequences = p.sequences,
                                    .kv_heads = p.kv_heads,
                                    .group = group,
                                    .window = p.window,
                                    .chunk = p.chunk,
-                                   .v_width = p.head_dim};
+                                   .v_width = v_width};
   const bool in_pairs = UseBFloat16Products(*kernels, p.bfloat16_rows, p.kv_dtype, p.head_dim);
   RunAttention(work, *kernels, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
@@ -103,18 +105,20 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
         .ldq = p.ldq,
         .window = p.window,
         .chunk = p.chunk,
-        .k = static_cast<const char*>(p.k_cache) + kv_head * row_bytes,
-        .v = static_cast<const char*>(p.v_cache) + kv_head * row_bytes,
-        .key_stride = p.kv_heads * row_bytes,
-        .k_bytes = row_bytes,
-        .v_bytes = row_bytes,
+        .k = static_cast<const char*>(p.k_cache) + kv_head * k_bytes,
+        .v = static_cast<const char*>(p.v_cache) + kv_head * v_bytes,
+        .k_stride = p.kv_heads * k_bytes,
+        .v_stride = p.kv_heads * v_bytes,
+        .k_bytes = k_bytes,
+        .v_bytes = v_bytes,
         .k_width = p.head_dim,
-        .v_width = p.head_dim,
+        .v_width = v_width,
         .v_in_k = false,
         .dtype = p.kv_dtype,
         .scale = p.scale,
+        .value_scale = p.value_scale,
         .sinks = p.sinks != nullptr ? p.sinks + head : nullptr,
-        .out = p.out + head * p.head_dim,
+        .out = p.out + head * v_width,
         .ldo = p.ldo,
     };
   });
@@ -137,7 +141,8 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .chunk = 0,
         .k = p.cache,
         .v = p.cache,
-        .key_stride = row_bytes,
+        .k_stride = row_bytes,
+        .v_stride = row_bytes,
         .k_bytes = row_bytes,
         .v_bytes = row_bytes,
         .k_width = width,
@@ -145,6 +150,7 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .v_in_k = true,
         .dtype = p.kv_dtype,
         .scale = p.scale,
+        .value_scale = 1.0f,
         .sinks = nullptr,
         .out = p.out + head * p.lora,
         .ldo = p.ldo,

@@ -114,9 +114,9 @@ struct AttentionTask {
   int64_t first_position;  // position of row 0; causal: a row attends up to its own position
   int64_t window;          // 0: all
   int64_t chunk;           // 0: no chunks
-  const void* k;           // key j at k + slot(j) · key_stride bytes; v likewise
+  const void* k;  // key j at k + slot(j) · k_stride bytes; value j at v + slot(j) · v_stride
   const void* v;
-  int64_t key_stride;
+  int64_t k_stride, v_stride;
   int64_t k_bytes, v_bytes;  // bytes of a cache row (kernels/cache_rows.h)
   int64_t k_width, v_width;
   bool v_in_k;  // latent cache: a value is the first v_width elements of its key
@@ -125,7 +125,7 @@ struct AttentionTask {
   int64_t page_size;
   const int32_t* branch;  // SequenceSpan::branch
   int64_t branch_begin;
-  float scale;
+  float scale, value_scale;
   const float* sinks;  // sinks of the group's heads, or null
   float* out;          // row r, head g at out + r · ldo + g · v_width
   int64_t ldo;

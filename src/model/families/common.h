@@ -37,6 +37,17 @@ void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config);
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
               ModelConfig* config, double default_part = 1.0);
 
+// The values of absent keys: rope_theta and partial_rotary_factor.
+struct RopeDefaults {
+  double theta = 10000.0, part = 1.0;
+};
+// Reads two rotary embeddings: of layers without a sliding window into config->rope, and of layers
+// with one into config->window_rope. rope_parameters has an object for each layer type
+// (transformers 5). Without this key, as on the hub: rope_theta with rope_scaling, and
+// swa_rope_theta.
+void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
+                         const RopeDefaults& window, int64_t head_dim, ModelConfig* config);
+
 // DeepSeek applies yarn's temperature to the scores: scale times YarnMscale(mscale_all_dim)², once
 // for queries and once for keys. Call after ReadRope.
 void ScaleLatentScores(ModelConfig* config);

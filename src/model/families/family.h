@@ -29,7 +29,8 @@ struct TensorNames {
   std::string qkv;  // one linear with the rows of q, then k, then v; empty: three linears
   std::string o = "self_attn.o_proj", attention_gate = "self_attn.gate_proj";
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm";
-  std::string sinks = "self_attn.sinks";
+  // `sinks_alternative` is used if the checkpoint has it and not `sinks`; empty: no alternative.
+  std::string sinks = "self_attn.sinks", sinks_alternative;
   std::string q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm";
   std::string q_b = "self_attn.q_b_proj";
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
@@ -128,5 +129,6 @@ std::span<const Family> AfmoeFamily();
 std::span<const Family> BailingMoeV2Family();
 std::span<const Family> Llama4Family();
 std::span<const Family> LongcatFlashFamily();
+std::span<const Family> MiMoV2FlashFamily();
 
 }  // namespace switchyard

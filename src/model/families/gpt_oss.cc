@@ -23,7 +23,6 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadGroupedAttention(reader, 64, config);
   AttentionConfig& a = config->attention;
   a.qkv_bias = a.output_bias = reader.BoolOr("attention_bias", true);
-  a.sinks = true;
   if (reader.Has("rope_parameters") || reader.Has("rope_scaling")) {
     ReadRope(reader, kTheta, a.head_dim, config);
   } else {
@@ -39,6 +38,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
       config->layers[i].window = static_cast<int32_t>(window);
     }
   }
+  for (LayerConfig& layer : config->layers) layer.sinks = true;
   MarkAllMoe(config);
   config->moe = ReadMoe(reader, {"intermediate_size"});
   config->moe->router.scoring = RouterConfig::Scoring::kTopKSoftmax;

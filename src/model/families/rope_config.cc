@@ -1,4 +1,6 @@
 #include <cmath>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -66,16 +68,16 @@ void ReadLongRope(const ConfigReader& reader, const ConfigReader& scaling, int64
   }
 }
 
-}  // namespace
-
-void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
-              ModelConfig* config, double default_part) {
-  RopeConfig& rope = config->rope;
-  const auto parameters = reader.Object("rope_parameters");
-  const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
+// `parameters`: the object rope_parameters, or that of one layer type, or null. `scaling`: the
+// object rope_scaling, if there are no parameters, or null. Keys that these objects may lack are
+// read from `reader`.
+RopeConfig ReadOne(const ConfigReader& reader, const ConfigReader* parameters,
+                   const ConfigReader* scaling, const RopeDefaults& defaults, int64_t head_dim,
+                   int64_t max_position) {
+  RopeConfig rope;
   const ConfigReader& with_theta =
       parameters && parameters->Has("rope_theta") ? *parameters : reader;
-  rope.theta = with_theta.DoubleOr({"rope_theta"}, default_theta, 1.0, 1e15);
+  rope.theta = with_theta.DoubleOr({"rope_theta"}, defaults.theta, 1.0, 1e15);
 
   const std::string dtype = reader.StringOr({"rope_frequency_dtype"}, "float32");
   const std::optional<DType> frequency_dtype = ParseDType(dtype);
@@ -87,18 +89,15 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
 
   const ConfigReader& with_part =
       parameters && parameters->Has("partial_rotary_factor") ? *parameters : reader;
-  const double part = with_part.DoubleOr({"partial_rotary_factor"}, default_part, 0.0, 1.0);
+  const double part = with_part.DoubleOr({"partial_rotary_factor"}, defaults.part, 0.0, 1.0);
   rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
     throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number",
                   with_part.Where("partial_rotary_factor"), rope.rotary_dim, head_dim);
   }
 
-  if (!scaling) return;
-  if (scaling->Has("full_attention") || scaling->Has("sliding_attention")) {
-    throw Invalid("{} differs by layer type, which is not supported",
-                  reader.Where("rope_parameters"));
-  }
+  if (parameters) scaling = parameters;
+  if (!scaling) return rope;
   const std::string type = scaling->StringOr({"rope_type", "type"}, "default");
   if (type == "default") {
     rope.type = RopeConfig::Type::kDefault;
@@ -110,7 +109,7 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
     ReadLlama3(*scaling, &rope);
   } else if (type == "yarn") {
     rope.type = RopeConfig::Type::kYarn;
-    ReadYarn(*scaling, config->max_position, &rope);
+    ReadYarn(*scaling, max_position, &rope);
   } else if (type == "dynamic" && scaling->DoubleOr({"alpha"}, 0.0, 0.0, 1e9) > 0.0) {
     // Hunyuan's fixed NTK scaling, which only increases theta.
     const auto dim = static_cast<double>(rope.rotary_dim);
@@ -121,18 +120,67 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
   } else if (type == "dynamic") {
     rope.type = RopeConfig::Type::kDynamic;
     rope.factor = scaling->Double({"factor"}, 1.0, kMaxFactor);
-    rope.original_max_position = config->max_position;
+    rope.original_max_position = max_position;
     if (rope.rotary_dim < 4) {
       throw Invalid("{} is dynamic; want at least 4 rotated elements per head, not {}",
                     scaling->Where("rope_type"), rope.rotary_dim);
     }
   } else if (type == "longrope" || type == "su") {
     rope.type = RopeConfig::Type::kLongRope;
-    ReadLongRope(reader, *scaling, config->max_position, &rope);
+    ReadLongRope(reader, *scaling, max_position, &rope);
   } else {
     throw Invalid("{} is \"{}\"; want default, linear, dynamic, llama3, yarn or longrope",
                   scaling->Where("rope_type"), type);
   }
+  return rope;
+}
+
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+
+const ConfigReader* PointerTo(const std::optional<ConfigReader>& object) {
+  return object ? &*object : nullptr;
+}
+
+}  // namespace
+
+void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
+              ModelConfig* config, double default_part) {
+  const auto parameters = reader.Object("rope_parameters");
+  const auto scaling = parameters ? std::nullopt : reader.Object("rope_scaling");
+  for (const auto* object : {&parameters, &scaling})
+    if (*object && ((*object)->Has(kFull) || (*object)->Has(kSliding)))
+      throw Invalid("{} differs by layer type, which is not supported",
+                    reader.Where("rope_parameters"));
+  config->rope =
+      ReadOne(reader, PointerTo(parameters), PointerTo(scaling),
+              {.theta = default_theta, .part = default_part}, head_dim, config->max_position);
+}
+
+void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
+                         const RopeDefaults& window, int64_t head_dim, ModelConfig* config) {
+  const auto read = [&](const ConfigReader* parameters, const ConfigReader* scaling,
+                        const RopeDefaults& defaults) {
+    return ReadOne(reader, parameters, scaling, defaults, head_dim, config->max_position);
+  };
+  const auto parameters = reader.Object("rope_parameters");
+  if (!parameters) {
+    const auto scaling = reader.Object("rope_scaling");
+    config->rope = read(nullptr, PointerTo(scaling), full);
+    config->window_rope = read(nullptr, nullptr, window);
+    config->window_rope->theta = reader.DoubleOr({"swa_rope_theta"}, window.theta, 1.0, 1e15);
+    return;
+  }
+  const auto of_type = [&](std::string_view type, const RopeDefaults& defaults) {
+    const auto own = parameters->Object(type);
+    RopeDefaults of_object = defaults;  // transformers' scaled embeddings rotate whole heads
+    if (own && own->StringOr({"rope_type", "type"}, "default") != "default") of_object.part = 1.0;
+    return read(PointerTo(own), nullptr, of_object);
+  };
+  if (!parameters->Has(kFull) && !parameters->Has(kSliding))
+    throw Invalid("{}: want an object for each layer type, {} and {}",
+                  reader.Where("rope_parameters"), kFull, kSliding);
+  config->rope = of_type(kFull, full);
+  config->window_rope = of_type(kSliding, window);
 }
 
 }  // namespace switchyard

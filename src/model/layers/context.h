@@ -14,11 +14,16 @@ namespace switchyard {
 struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
-  const Tensor& cos_sin;  // [context_length, rotary_dim]
+  const Tensor& cos_sin;  // [context_length, rotary_dim], of ModelConfig::rope
   const RankGroups& groups;
   kernels::Device& device;
   Tensor query_scale = {};            // [context_length, QueryScaleWidth], or undefined
+  Tensor window_cos_sin = {};         // of ModelConfig::window_rope, or undefined
   MessageLane* stage_rows = nullptr;  // ModelOptions::stage_rows
+
+  const Tensor& cos_sin_of(int64_t layer) const {
+    return config.uses_window_rope(layer) ? window_cos_sin : cos_sin;
+  }
 };
 
 // Copies a table to the device's memory. The result of an undefined table is undefined.

@@ -11,11 +11,15 @@
 namespace switchyard {
 namespace {
 
-// The fused op cannot clamp, norm a whole projection, norm after the rotation, scale queries, or
-// skip the rotation or the norms in some layers.
+// The fused op cannot clamp, norm a whole projection, norm after the rotation, scale queries or
+// values, or skip the rotation or the norms in some layers. Keys and values have one width, and all
+// layers have the same KV heads and rotation.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
-  return a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
+  return a.value_dim() == a.head_dim && a.value_scale == 1.0f && !config.window_rope &&
+         std::ranges::all_of(config.layers,
+                             [](const LayerConfig& layer) { return layer.kv_heads == 0; }) &&
+         a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
          a.query_scale_beta == 0.0 && std::ranges::all_of(config.layers, &LayerConfig::rope) &&
          std::ranges::all_of(config.layers, &LayerConfig::qk_norm);
 }
@@ -25,27 +29,38 @@ bool HasPlainHeads(const ModelConfig& config) {
 GroupedAttention::GroupedAttention(const LayerContext& context)
     : c_(context),
       heads_(QueryHeads(context.config.attention, context.mesh).size()),
-      kv_heads_(KvHeads(context.config.attention, context.mesh).size()),
+      kv_heads_(MostKvHeads(context.config, context.mesh)),
       head_dim_(context.config.attention.head_dim),
-      plain_heads_(HasPlainHeads(context.config)) {}
+      value_dim_(context.config.attention.value_dim()),
+      plain_heads_(HasPlainHeads(context.config)) {
+  // Features refuses such families on GPUs (Family::cpu_only).
+  CHECK(c_.device.is_cpu() ||
+        (value_dim_ == head_dim_ && context.config.attention.value_scale == 1.0f));
+}
+
+int64_t GroupedAttention::KvHeadsOf(int64_t layer) const {
+  return KvHeads(c_.config, layer, c_.mesh).size();
+}
 
 int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;
-  return LayerScratch::Floats({max_tokens * q_heads * head_dim_, max_tokens * kv_heads_ * head_dim_,
-                               max_tokens * kv_heads_ * head_dim_, max_tokens * heads_ * head_dim_,
+  const int64_t widest = std::max(head_dim_, value_dim_);
+  return LayerScratch::Floats({max_tokens * q_heads * widest, max_tokens * kv_heads_ * head_dim_,
+                               max_tokens * kv_heads_ * value_dim_, max_tokens * heads_ * widest,
                                2 * max_tokens, max_tokens * kv_heads_});
 }
 
 GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
   const int64_t tokens = pass.rows.tokens;
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;
+  const int64_t widest = std::max(head_dim_, value_dim_);
   LayerScratch& scratch = pass.scratch;
   scratch.Reset();
   Arrays a{};
-  a.q = scratch.Take(tokens * q_heads * head_dim_);
+  a.q = scratch.Take(tokens * q_heads * widest);
   a.k = scratch.Take(tokens * kv_heads_ * head_dim_);
-  a.v = scratch.Take(tokens * kv_heads_ * head_dim_);
-  a.attended = scratch.Take(tokens * heads_ * head_dim_);
+  a.v = scratch.Take(tokens * kv_heads_ * value_dim_);
+  a.attended = scratch.Take(tokens * heads_ * widest);
   a.squares = scratch.Take(2 * tokens);
   a.head_slots = scratch.TakeInts(tokens * kv_heads_);
   return a;
@@ -80,7 +95,7 @@ void GroupedAttention::KeepLogitRows(Pass& pass) const {
 
 void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int64_t layer,
                               float* out) const {
-  const int64_t q_width = heads_ * head_dim_;
+  const int64_t q_width = heads_ * head_dim_, out_width = heads_ * value_dim_;
   const bool fused_ops = UsesFusedOps(pass.rows.tokens, w);
   const Arrays a = TakeArrays(pass);  // the arrays that Project has filled
   KvStorage& kv = *pass.kv;
@@ -92,17 +107,19 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
       .v_cache = kv.v(layer).raw(),
       .kv_dtype = kv.dtype(),
       .heads = heads_,
-      .kv_heads = kv_heads_,
+      .kv_heads = KvHeadsOf(layer),
       .head_dim = head_dim_,
+      .v_dim = value_dim_,
+      .value_scale = c_.config.attention.value_scale,
       .scale = c_.config.attention.scale,
       .window = c_.config.layers[layer].window,
       .chunk = c_.config.layers[layer].chunk,
       .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
       .bfloat16_rows = c_.config.quantization.bfloat16_rows,
       .out = a.attended,
-      .ldo = q_width};
+      .ldo = out_width};
   const kernels::LinearParams project = {.x = a.attended,
-                                         .ldx = q_width,
+                                         .ldx = out_width,
                                          .w = w.o.w,
                                          .bias = w.o.bias_data(),
                                          .y = out,
@@ -193,41 +210,41 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
                                        const float* x) const {
   KvStorage& kv = *pass.kv;
   const int64_t tokens = pass.rows.tokens, input = c_.config.attention_input_width();
-  const int64_t q_width = heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
+  const int64_t kv_heads = KvHeadsOf(layer), q_width = heads_ * head_dim_;
+  const int64_t k_width = kv_heads * head_dim_, v_width = kv_heads * value_dim_;
   const auto projection = [&](const LinearWeight& p, float* y, int64_t width) {
     return kernels::LinearParams{
         .x = x, .ldx = input, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
   };
-  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width),
-                                       projection(w.k, a.k, kv_width),
-                                       projection(w.v, a.v, kv_width)};
+  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width), projection(w.k, a.k, k_width),
+                                       projection(w.v, a.v, v_width)};
   c_.device.LinearGroup(qkv);
   const LayerConfig& of_layer = c_.config.layers[layer];
   const bool norm_last = c_.config.attention.norm_after_rope;
-  if (of_layer.qk_norm && !norm_last) NormQueriesAndKeys(a, w, tokens);
-  Clip(a, tokens);
-  if (of_layer.rope) Rotate(pass, a);
-  if (of_layer.qk_norm && norm_last) NormQueriesAndKeys(a, w, tokens);
+  if (of_layer.qk_norm && !norm_last) NormQueriesAndKeys(a, w, tokens, kv_heads);
+  Clip(a, tokens, kv_heads);
+  if (of_layer.rope) Rotate(pass, a, layer);
+  if (of_layer.qk_norm && norm_last) NormQueriesAndKeys(a, w, tokens, kv_heads);
   if (!of_layer.rope) ScaleQueries(pass, a);
-  Tensor& k_cache = kv.k(layer);
-  Tensor& v_cache = kv.v(layer);
   // If the cache has a scale per head, each head is stored as a row of the cache.
   const bool by_head = kernels::HasPerRowScale(kv.dtype());
-  if (by_head) FillHeadSlots(pass, a.head_slots);
-  const int64_t rows_each = by_head ? kv_heads_ : 1;
-  for (auto [rows, cache] : {std::pair{a.k, &k_cache}, std::pair{a.v, &v_cache}}) {
+  if (by_head) FillHeadSlots(pass, kv_heads, a.head_slots);
+  const int64_t rows_each = by_head ? kv_heads : 1;
+  const auto store = [&](const float* rows, int64_t width, Tensor& cache) {
     c_.device.StoreKv({.x = rows,
-                       .ldx = kv_width / rows_each,
+                       .ldx = width / rows_each,
                        .m = tokens * rows_each,
-                       .n = kv_width / rows_each,
+                       .n = width / rows_each,
                        .slots = by_head ? a.head_slots : pass.rows.slots,
-                       .cache = cache->mutable_raw(),
+                       .cache = cache.mutable_raw(),
                        .dtype = kv.dtype()});
-  }
+  };
+  store(a.k, k_width, kv.k(layer));
+  store(a.v, v_width, kv.v(layer));
 }
 
 void GroupedAttention::Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const {
-  const int64_t tokens = pass.rows.tokens, width = heads_ * head_dim_;
+  const int64_t tokens = pass.rows.tokens, width = heads_ * value_dim_;
   float* const gates = a.q;  // the queries are not needed any more
   c_.device.Linear({.x = pass.normed.data(),
                     .ldx = c_.config.hidden,
@@ -239,25 +256,27 @@ void GroupedAttention::Gate(const Pass& pass, const Arrays& a, const LinearWeigh
   c_.device.MultiplyBySigmoid(a.attended, gates, tokens * width);
 }
 
-void GroupedAttention::Rotate(const Pass& pass, const Arrays& a) const {
-  for (auto [rows, heads] : {std::pair{a.q, heads_}, std::pair{a.k, kv_heads_}}) {
+void GroupedAttention::Rotate(const Pass& pass, const Arrays& a, int64_t layer) const {
+  const RopeConfig& rope = c_.config.rope_of(layer);
+  for (auto [rows, heads] : {std::pair{a.q, heads_}, std::pair{a.k, KvHeadsOf(layer)}}) {
     c_.device.Rope({.x = rows,
                     .ldx = heads * head_dim_,
                     .m = pass.rows.tokens,
                     .heads = heads,
                     .head_dim = head_dim_,
-                    .rotary_dim = c_.config.rope.rotary_dim,
-                    .interleaved = c_.config.rope.interleaved,
+                    .rotary_dim = rope.rotary_dim,
+                    .interleaved = rope.interleaved,
                     .positions = pass.rows.positions,
-                    .cos_sin = c_.cos_sin.data<float>()});
+                    .cos_sin = c_.cos_sin_of(layer).data<float>()});
   }
 }
 
-void GroupedAttention::FillHeadSlots(const Pass& pass, int32_t* head_slots) const {
+void GroupedAttention::FillHeadSlots(const Pass& pass, int64_t kv_heads,
+                                     int32_t* head_slots) const {
   CHECK(c_.device.is_cpu());  // MakePlan rejects such caches on GPUs
   for (int64_t t = 0; t < pass.rows.tokens; ++t) {
-    for (int64_t h = 0; h < kv_heads_; ++h) {
-      head_slots[t * kv_heads_ + h] = static_cast<int32_t>(pass.rows.slots[t] * kv_heads_ + h);
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      head_slots[t * kv_heads + h] = static_cast<int32_t>(pass.rows.slots[t] * kv_heads + h);
     }
   }
 }
@@ -275,16 +294,16 @@ void GroupedAttention::ScaleQueries(const Pass& pass, const Arrays& a) const {
                   .cos_sin = c_.query_scale.data<float>()});
 }
 
-void GroupedAttention::Clip(const Arrays& a, int64_t tokens) const {
+void GroupedAttention::Clip(const Arrays& a, int64_t tokens, int64_t kv_heads) const {
   const float limit = c_.config.attention.clip_qkv;
   if (limit == 0.0f) return;
   c_.device.Clamp(a.q, tokens * heads_ * head_dim_, limit);
-  c_.device.Clamp(a.k, tokens * kv_heads_ * head_dim_, limit);
-  c_.device.Clamp(a.v, tokens * kv_heads_ * head_dim_, limit);
+  c_.device.Clamp(a.k, tokens * kv_heads * head_dim_, limit);
+  c_.device.Clamp(a.v, tokens * kv_heads * value_dim_, limit);
 }
 
 void GroupedAttention::NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w,
-                                          int64_t tokens) const {
+                                          int64_t tokens, int64_t kv_heads) const {
   using QkNorm = AttentionConfig::QkNorm;
   const QkNorm kind = c_.config.attention.qk_norm;
   if (kind == QkNorm::kNone) return;
@@ -298,10 +317,10 @@ void GroupedAttention::NormQueriesAndKeys(const Arrays& a, const GroupedAttentio
                        .n = n,
                        .eps = c_.config.norm_eps});
   };
-  const int64_t q_width = heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
+  const int64_t q_width = heads_ * head_dim_, kv_width = kv_heads * head_dim_;
   if (kind == QkNorm::kPerHead) {
     norm(a.q, w.q_norm, tokens * heads_, head_dim_);
-    norm(a.k, w.k_norm, tokens * kv_heads_, head_dim_);
+    norm(a.k, w.k_norm, tokens * kv_heads, head_dim_);
   } else if (c_.groups.attn_tp->size() == 1) {
     norm(a.q, w.q_norm, tokens, q_width);
     norm(a.k, w.k_norm, tokens, kv_width);

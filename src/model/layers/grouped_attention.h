@@ -36,11 +36,13 @@ class GroupedAttention {
  private:
   // Arrays in the pass's scratch.
   struct Arrays {
-    float *q, *k, *v;     // q [T, heads · D]; k, v [T, kv_heads · D]; fused: all are in q
-    float* attended;      // [T, heads · D]
-    float* squares;       // [2, T], for a norm over all heads of all ranks
+    float *q, *k, *v;  // q [T, heads · D]; k [T, kv_heads · D]; v [T, kv_heads · Dv]; fused: all
+                       // are in q
+    float* attended;   // [T, heads · Dv], with room for T rows of q
+    float* squares;    // [2, T], for a norm over all heads of all ranks
     int32_t* head_slots;  // [T, kv_heads], for a cache with a scale per head
   };
+  int64_t KvHeadsOf(int64_t layer) const;
   Arrays TakeArrays(Pass& pass) const;
   void ProjectAndStore(Pass& pass, const Arrays& a, const GroupedAttentionWeights& w, int64_t layer,
                        const float* x) const;
@@ -56,17 +58,19 @@ class GroupedAttention {
   kernels::LinearParams Joined(int64_t tokens, const GroupedAttentionWeights& w, float* qkv) const;
   // Clamps q, k and v to ±clip_qkv, after the norms and before rope (OLMo, OLMoE). NaN stays NaN,
   // as in torch.clamp.
-  void Clip(const Arrays& a, int64_t tokens) const;
-  void Rotate(const Pass& pass, const Arrays& a) const;
+  void Clip(const Arrays& a, int64_t tokens, int64_t kv_heads) const;
+  void Rotate(const Pass& pass, const Arrays& a, int64_t layer) const;
   // Scales queries by their positions (AttentionConfig::query_scale_beta).
   void ScaleQueries(const Pass& pass, const Arrays& a) const;
   // Multiplies the heads' output by its gate, which is computed from the layer's normalised rows.
   void Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const;
-  void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens) const;
-  void FillHeadSlots(const Pass& pass, int32_t* head_slots) const;
+  void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens,
+                          int64_t kv_heads) const;
+  void FillHeadSlots(const Pass& pass, int64_t kv_heads, int32_t* head_slots) const;
 
   const LayerContext& c_;
-  const int64_t heads_, kv_heads_, head_dim_;  // sizes on this rank
+  // Sizes on this rank. kv_heads_: the most of any layer.
+  const int64_t heads_, kv_heads_, head_dim_, value_dim_;
   const bool plain_heads_;  // the fused op computes what this model needs between q, k, v and cache
 };
 

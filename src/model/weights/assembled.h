@@ -100,7 +100,7 @@ class Assembler {
          [&](const auto& w) { return layer(w).attention_output_norm; });
     Same(p + "output_norm", [&](const auto& w) { return layer(w).feed_forward_output_norm; });
     if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
-      Grouped(p, layer);
+      Grouped(p, layer, config_.kv_heads(i));
     } else {
       Latent(p, layer);
     }
@@ -121,9 +121,9 @@ class Assembler {
   }
 
   template <typename L>
-  void Grouped(const std::string& p, L layer) {
+  void Grouped(const std::string& p, L layer, int64_t kv_heads) {
     const int tp = shape_.tp;
-    const int step = std::max<int>(1, tp / static_cast<int>(config_.attention.kv_heads));
+    const int step = std::max<int>(1, tp / static_cast<int>(kv_heads));
     Rows(p + "q", [&](const auto& w) { return layer(w).grouped.q.w; });
     Rows(
         p + "k", [&](const auto& w) { return layer(w).grouped.k.w; }, step);

@@ -6,7 +6,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::string_view kGroupedKeys =
-    "hidden_size, num_attention_heads, num_key_value_heads, head_dim";
+    "hidden_size, num_attention_heads, num_key_value_heads, head_dim, v_head_dim";
 constexpr std::string_view kLatentKeys =
     "hidden_size, num_attention_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, "
     "qk_rope_head_dim, v_head_dim";
@@ -21,31 +21,36 @@ Tensor Ones(int64_t n) {
 
 }  // namespace
 
-GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix) {
+GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
+                                              const std::string& prefix) {
   const AttentionConfig& a = parts.config().attention;
   const TensorNames& names = parts.names();
   const int64_t hidden = parts.config().hidden, input = parts.config().attention_input_width();
-  const int64_t q_size = a.heads * a.head_dim, kv_size = a.kv_heads * a.head_dim;
+  const int64_t kv_heads = parts.config().kv_heads(layer);
+  const int64_t q_size = a.heads * a.head_dim, out_size = a.heads * a.value_dim();
+  const int64_t k_size = kv_heads * a.head_dim, v_size = kv_heads * a.value_dim();
   const Range heads = QueryHeads(a, parts.mesh());
-  const Range q = heads * a.head_dim, kv = KvHeads(a, parts.mesh()) * a.head_dim;
+  const Range of_rank = KvHeads(parts.config(), layer, parts.mesh());
+  const Range q = heads * a.head_dim, out = heads * a.value_dim();
+  const Range k = of_rank * a.head_dim, v = of_rank * a.value_dim();
 
   GroupedAttentionWeights w;
   if (names.qkv.empty()) {
     w.q = parts.Rows(prefix + names.q, q_size, input, q, a.qkv_bias, kGroupedKeys);
-    w.k = parts.Rows(prefix + names.k, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
-    w.v = parts.Rows(prefix + names.v, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
+    w.k = parts.Rows(prefix + names.k, k_size, input, k, a.qkv_bias, kGroupedKeys);
+    w.v = parts.Rows(prefix + names.v, v_size, input, v, a.qkv_bias, kGroupedKeys);
   } else {
     const auto rows = [&](int64_t first, Range of) {
-      return parts.Rows(prefix + names.qkv, q_size + 2 * kv_size, input,
+      return parts.Rows(prefix + names.qkv, q_size + k_size + v_size, input,
                         {first + of.begin, first + of.end}, a.qkv_bias, kGroupedKeys);
     };
     w.q = rows(0, q);
-    w.k = rows(q_size, kv);
-    w.v = rows(q_size + kv_size, kv);
+    w.k = rows(q_size, k);
+    w.v = rows(q_size + k_size, v);
   }
   if (a.gate)
-    w.gate = parts.Rows(prefix + names.attention_gate, q_size, hidden, q, false, kGroupedKeys);
-  w.o = parts.Columns(prefix + names.o, hidden, q_size, q, a.output_bias, kGroupedKeys);
+    w.gate = parts.Rows(prefix + names.attention_gate, out_size, hidden, out, false, kGroupedKeys);
+  w.o = parts.Columns(prefix + names.o, hidden, out_size, out, a.output_bias, kGroupedKeys);
   const std::string q_norm = prefix + names.q_norm + ".weight";
   const std::string k_norm = prefix + names.k_norm + ".weight";
   if (!a.qk_norm_weight) {
@@ -55,10 +60,12 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
     w.k_norm = parts.Norm(k_norm, a.head_dim, "head_dim");
   } else if (a.qk_norm == AttentionConfig::QkNorm::kWhole) {
     w.q_norm = parts.Norm(q_norm, q_size, q, kGroupedKeys);
-    w.k_norm = parts.Norm(k_norm, kv_size, kv, kGroupedKeys);
+    w.k_norm = parts.Norm(k_norm, k_size, k, kGroupedKeys);
   }
-  if (a.sinks) {
-    w.sinks = parts.Vector({.name = prefix + names.sinks,
+  if (parts.config().layers[layer].sinks) {
+    const bool other = !names.sinks_alternative.empty() && !parts.Has(prefix + names.sinks) &&
+                       parts.Has(prefix + names.sinks_alternative);
+    w.sinks = parts.Vector({.name = prefix + (other ? names.sinks_alternative : names.sinks),
                             .n = a.heads,
                             .range = heads,
                             .keys = "num_attention_heads"});

@@ -73,7 +73,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   layer.feed_forward_output_norm = norm(names.feed_forward_output_norm);
   bytes.norms += meter.Next();
   if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
-    layer.grouped = BuildGroupedAttention(parts, prefix);
+    layer.grouped = BuildGroupedAttention(parts, index, prefix);
   } else {
     layer.latent = BuildLatentAttention(parts, prefix);
   }

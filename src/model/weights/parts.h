@@ -84,8 +84,9 @@ void UseHiddenInputNames(const Parts& parts, TensorNames* names);
 // Requires ModelConfig::takes_hidden().
 HiddenInputWeights BuildHiddenInput(Parts& parts);
 
-// `prefix`: the result of LayerPrefix.
-GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& prefix);
+// `layer`: the number of the layer in the model; `prefix`: the result of LayerPrefix.
+GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
+                                              const std::string& prefix);
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //

@@ -18,11 +18,14 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
                   a.heads);
   }
   const bool grouped = a.kind == AttentionConfig::Kind::kGrouped;
-  if (grouped && a.kv_heads % attn_tp != 0 && attn_tp % a.kv_heads != 0) {
-    throw Invalid(
-        "{} neither divides num_key_value_heads {} nor is a multiple of it; want a divisor or a "
-        "multiple",
-        attention_ranks, a.kv_heads);
+  for (int64_t layer = 0; grouped && layer < config.num_layers(); ++layer) {
+    const int64_t kv_heads = config.kv_heads(layer);
+    if (kv_heads % attn_tp == 0 || attn_tp % kv_heads == 0) continue;
+    throw Invalid("{} neither divides {} nor is a multiple of it; want a divisor or a multiple",
+                  attention_ranks,
+                  kv_heads == a.kv_heads ? fmt::format("num_key_value_heads {}", kv_heads)
+                                         : fmt::format("the number of KV heads of layer {} ({})",
+                                                       config.first_layer + layer, kv_heads));
   }
   const bool has_dense = std::ranges::any_of(config.layers, &LayerConfig::dense);
   if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
@@ -48,12 +51,18 @@ Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh) {
   return EvenPart(attention.heads, mesh.attn_tp(), mesh.attn_tp_rank());
 }
 
-Range KvHeads(const AttentionConfig& attention, const Mesh& mesh) {
-  if (attention.kv_heads >= mesh.attn_tp()) {
-    return EvenPart(attention.kv_heads, mesh.attn_tp(), mesh.attn_tp_rank());
-  }
-  const int64_t head = mesh.attn_tp_rank() * attention.kv_heads / mesh.attn_tp();
+Range KvHeads(const ModelConfig& config, int64_t layer, const Mesh& mesh) {
+  const int64_t heads = config.kv_heads(layer);
+  if (heads >= mesh.attn_tp()) return EvenPart(heads, mesh.attn_tp(), mesh.attn_tp_rank());
+  const int64_t head = mesh.attn_tp_rank() * heads / mesh.attn_tp();
   return {head, head + 1};
+}
+
+int64_t MostKvHeads(const ModelConfig& config, const Mesh& mesh) {
+  int64_t most = 0;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer)
+    most = std::max(most, KvHeads(config, layer, mesh).size());
+  return most;
 }
 
 Range VocabRows(int64_t vocab_size, int ranks, int rank) {

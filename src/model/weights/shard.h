@@ -16,8 +16,11 @@ namespace switchyard {
 void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_shared_expert);
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
-// If an attention group has more ranks than KV heads, several consecutive ranks hold the same head.
-Range KvHeads(const AttentionConfig& attention, const Mesh& mesh);
+// Of a layer with grouped attention. If an attention group has more ranks than the layer has KV
+// heads, several consecutive ranks hold the same head.
+Range KvHeads(const ModelConfig& config, int64_t layer, const Mesh& mesh);
+// The largest number of KV heads that a layer has on this rank.
+int64_t MostKvHeads(const ModelConfig& config, const Mesh& mesh);
 // Rows of the vocabulary: equal runs of ceil(vocab / ranks), the last ones shorter or empty.
 Range VocabRows(int64_t vocab_size, int ranks, int rank);
 // The embedding is sharded over the attention group. So is the head if dense layers are replicated;

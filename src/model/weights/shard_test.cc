@@ -22,14 +22,42 @@ Parts OfRanks(const MeshShape& shape, const F& range) {
 // Two groups of two ranks: each group holds all attention weights.
 TEST(Shard, AttentionIsSplitOverTheAttentionGroup) {
   const MeshShape shape{.tp = 4, .ep = 4, .dp = 2};
-  AttentionConfig attention{.heads = 8, .kv_heads = 2};
-  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return QueryHeads(attention, mesh); }),
+  ModelConfig config;
+  config.attention = {.heads = 8, .kv_heads = 2};
+  config.layers = {{}, {.kv_heads = 1}, {.kv_heads = 4}};
+  const auto of_layer = [&](int64_t layer) {
+    return OfRanks(shape, [&](const Mesh& mesh) { return KvHeads(config, layer, mesh); });
+  };
+  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return QueryHeads(config.attention, mesh); }),
             (Parts{{0, 4}, {4, 8}, {0, 4}, {4, 8}}));
-  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return KvHeads(attention, mesh); }),
-            (Parts{{0, 1}, {1, 2}, {0, 1}, {1, 2}}));
-  attention.kv_heads = 1;
-  EXPECT_EQ(OfRanks(shape, [&](const Mesh& mesh) { return KvHeads(attention, mesh); }),
-            (Parts{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
+  EXPECT_EQ(of_layer(0), (Parts{{0, 1}, {1, 2}, {0, 1}, {1, 2}}));
+  EXPECT_EQ(of_layer(1), (Parts{{0, 1}, {0, 1}, {0, 1}, {0, 1}}));
+  EXPECT_EQ(of_layer(2), (Parts{{0, 2}, {2, 4}, {0, 2}, {2, 4}}));
+  EXPECT_EQ(MostKvHeads(config, Mesh(shape, 3)), 2);
+}
+
+TEST(Shard, TheRanksFitTheKvHeadsOfEachLayer) {
+  ModelConfig config;
+  config.vocab_size = 8;
+  config.attention = {.heads = 12, .kv_heads = 2};
+  config.intermediate = 8;
+  config.layers = {{}, {.kv_heads = 3}};
+  const auto error = [&](int tp) -> std::string {
+    try {
+      CheckSplits(config, Mesh({.tp = tp}, 0), false);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error(1), "");
+  EXPECT_EQ(error(6), "");
+  EXPECT_EQ(error(2),
+            "--tp 2 neither divides the number of KV heads of layer 1 (3) nor is a multiple of it; "
+            "want a divisor or a multiple");
+  EXPECT_EQ(error(3),
+            "--tp 3 neither divides num_key_value_heads 2 nor is a multiple of it; want a divisor "
+            "or a multiple");
 }
 
 TEST(Shard, TheVocabularyIsSplitWhereItIsUsed) {

@@ -41,7 +41,7 @@ struct KvWant {
   int64_t prompt_tokens = 0;
   int64_t begin = 0;  // the rows before it are cached
 };
-// BytesPerLayer(end - begin) bytes follow, in the canonical order.
+// KvLayerFormat::Bytes(end - begin) bytes follow, in the canonical order.
 struct KvRowsHead {
   KvKey key;
   int64_t layer = 0, begin = 0, end = 0;

@@ -216,12 +216,12 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
   if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
     return false;
   Room& room = found->second;
-  if (layer < 0 || layer >= caches_->caches.format().layers || begin < room.pages.begin ||
+  if (layer < 0 || layer >= caches_->caches.format().num_layers() || begin < room.pages.begin ||
       end > room.pages.end || begin > end)
     throw Invalid(
         "{} has sent rows {} to {} of layer {}, which are not among the rows that {} needs",
         link.connection->peer(), begin, end, layer, key.Text());
-  CopyKvRows(caches_->caches.format(), from,
+  CopyKvRows(caches_->caches.format().layers[layer], from,
              caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end);
   room.deadline = Deadline();
   return true;
@@ -230,13 +230,17 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
 void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
   const KvFormat format = KvFormat::Of(options_.job.plan.model, options_.job.plan.kv_dtype);
   const int64_t count = head.end - head.begin;
+  if (head.layer < 0 || head.layer >= format.num_layers())
+    throw Invalid("{} has sent rows of layer {}: want 0 to {}", link.connection->peer(), head.layer,
+                  format.num_layers() - 1);
   if (head.begin < 0 || count <= 0 || count > PositionsPerPiece(format))
     throw Invalid("{} has sent rows {} to {}: want 1 to {} rows in a message, from row 0 on",
                   link.connection->peer(), head.begin, head.end, PositionsPerPiece(format));
-  std::vector<std::byte> bytes(static_cast<size_t>(format.BytesPerLayer(count)));
+  const KvLayerFormat& layer = format.layers[head.layer];
+  std::vector<std::byte> bytes(static_cast<size_t>(layer.Bytes(count)));
   if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
     throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
-  Write(link, head.key, CanonicalRows(format, head.begin, head.end, bytes).rows(), head.layer,
+  Write(link, head.key, CanonicalRows(layer, head.begin, head.end, bytes).rows(), head.layer,
         head.begin, head.end);
 }
 
@@ -246,7 +250,7 @@ void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
   const KvFormat& format = theirs.format();
   if (place.group < 0 || place.group >= theirs.groups())
     throw Invalid("{} has no attention group {}", link.connection->peer(), place.group);
-  if (place.first_layer < 0 || place.end_layer > format.layers)
+  if (place.first_layer < 0 || place.end_layer > format.num_layers())
     throw Invalid("{} has no layers {} to {}", link.connection->peer(), place.first_layer,
                   place.end_layer);
   const int64_t piece = PositionsPerPiece(format);

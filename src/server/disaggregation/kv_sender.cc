@@ -269,7 +269,7 @@ void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
 }
 
 std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
-  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().layers;
+  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().num_layers();
   const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
   if (r.part.begin == from && r.part.end > from) {  // continues with further layers
     const int64_t end_layer = r.part.end <= r.known.computed ? layers : ready(r.part.pass);
@@ -286,7 +286,7 @@ std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
 void KvSender::EndStep(Room& r) const {
   r.sending = false;
   if (r.step_version != r.version) return;  // the pages have changed meanwhile
-  if (r.step.end_layer == caches_->caches.format().layers) {
+  if (r.step.end_layer == caches_->caches.format().num_layers()) {
     r.sent = r.step.end;
     r.part = {};
   } else if (r.step.end <= r.known.computed || r.step.pass == r.known.pass) {
@@ -361,11 +361,12 @@ void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
   std::vector<std::byte> bytes;
   const Rows& step = copy.step;
   for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
+    const KvLayerFormat& of_layer = format.layers[layer];
     const KvLayerRows rows = mapped->caches.Layer(copy.group, layer, copy.known.pages);
     for (int64_t begin = step.begin; begin < step.end; begin += piece) {
       const int64_t end = std::min(begin + piece, step.end);
-      bytes.resize(static_cast<size_t>(format.BytesPerLayer(end - begin)));
-      CopyKvRows(format, rows, CanonicalRows(format, begin, end, bytes).rows(), begin, end);
+      bytes.resize(static_cast<size_t>(of_layer.Bytes(end - begin)));
+      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end);
       const std::string head = EncodeKv(KvRowsHead{key, layer, begin, end});
       uint64_t size = head.size();
       iovec parts[] = {{&size, sizeof size},

@@ -47,7 +47,7 @@ Statement KvStatement(const RankJob& job) {
 }
 
 int64_t PositionsPerPiece(const KvFormat& format) {
-  return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, format.BytesPerLayer(1)));
+  return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, format.LargestPosition()));
 }
 
 }  // namespace switchyard

@@ -43,8 +43,8 @@ struct MappedCaches {
 // would.
 Statement KvStatement(const RankJob& job);
 
-// The number of positions of one layer that are copied or sent at once: a few MiB, so that a
-// waiting thread waits for a short time only. At least one.
+// The number of positions of one layer that are copied or sent at once: at most a few MiB, so that
+// a waiting thread waits for a short time only. At least one; the same for all layers.
 int64_t PositionsPerPiece(const KvFormat& format);
 
 }  // namespace switchyard

@@ -67,8 +67,8 @@ struct Side {
   // The rows of a layer in the canonical order.
   std::vector<std::byte> Read(int group, int64_t layer, std::span<const int32_t> pages,
                               int64_t begin, int64_t end) {
-    const KvFormat& format = caches().format();
-    std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
+    const KvLayerFormat& format = caches().format().layers[layer];
+    std::vector<std::byte> bytes(format.Bytes(end - begin));
     CopyKvRows(format, caches().Layer(group, layer, pages),
                CanonicalRows(format, begin, end, bytes).rows(), begin, end);
     return bytes;
@@ -76,15 +76,15 @@ struct Side {
   // Writes random rows.
   void Fill(int group, int64_t layer, std::span<const int32_t> pages, int64_t begin, int64_t end,
             uint64_t seed) {
-    const KvFormat& format = caches().format();
-    std::vector<std::byte> bytes(format.BytesPerLayer(end - begin));
+    const KvLayerFormat& format = caches().format().layers[layer];
+    std::vector<std::byte> bytes(format.Bytes(end - begin));
     std::mt19937_64 random(seed * 1000 + layer);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     CopyKvRows(format, CanonicalRows(format, begin, end, bytes).rows(),
                caches().Layer(group, layer, pages), begin, end);
   }
   void FillAll(int group, std::span<const int32_t> pages, int64_t end, uint64_t seed) {
-    for (int64_t layer = 0; layer < caches().format().layers; ++layer)
+    for (int64_t layer = 0; layer < caches().format().num_layers(); ++layer)
       Fill(group, layer, pages, 0, end, seed);
   }
   void Publish(uint64_t pass, int64_t layers) {

@@ -42,6 +42,8 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_facto
               original_max_position_embeddings=24)
 LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
                      image_size=4, patch_size=2, projector_input_dim=8, projector_output_dim=8)
+MIMO = dict(hidden_size=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, intermediate_size=64,
+            num_hidden_layers=4, sliding_window=8)
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12)
 
 FAMILIES = {
@@ -137,6 +139,14 @@ FAMILIES = {
                                                 routed_scaling_factor=2.5, tie_word_embeddings=True,
                                                 rope_parameters={key: value for key, value in YARN.items()
                                                                  if key != "llama_4_scaling_beta"})),
+    "mimo_v2_flash": ("MiMoV2Flash", dict(**MIMO, num_attention_heads=8, num_key_value_heads=2, head_dim=24, v_head_dim=16)),
+    "mimo_v2_flash_published": ("MiMoV2Flash", dict(
+        **{**MIMO, "num_hidden_layers": 3, "sliding_window": 5}, num_key_value_heads=1, head_dim=18, v_head_dim=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"], attention_value_scale=None, attention_bias=True, n_group=4,
+        topk_group=2, norm_topk_prob=False, routed_scaling_factor=1.7, tie_word_embeddings=True, rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=2.0, partial_rotary_factor=0.334),
+            sliding_attention=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.334)))),
 }
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig"}
@@ -166,6 +176,23 @@ def as_ling(text):
     """The configuration of Sarvam with Ling's names."""
     ling = {LING.get(key, key): value for key, value in text.items()}
     return {**ling, "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe_v2"}
+
+
+def as_mimo(text):
+    """The configuration of MiMo-V2-Flash with the published names, without attention sinks."""
+    names = {"rms_norm_eps": "layernorm_epsilon", "layer_types": "hybrid_layer_pattern", "mlp_layer_types": "moe_layer_freq"}
+    published = {names.get(key, key): value for key, value in text.items() if key != "rope_parameters"}
+    published["hybrid_layer_pattern"] = [int(kind == "sliding_attention") for kind in text["layer_types"]]
+    published["moe_layer_freq"] = [int(kind == "sparse") for kind in text["mlp_layer_types"]]
+    full, sliding = (text["rope_parameters"][kind + "_attention"] for kind in ("full", "sliding"))
+    published.update(
+        rope_theta=full["rope_theta"], swa_rope_theta=sliding["rope_theta"], partial_rotary_factor=full["partial_rotary_factor"],
+        rope_scaling={key: full[key] for key in ("rope_type", "factor")}, sliding_window_size=text["sliding_window"] - 1,
+        attention_chunk_size=text["sliding_window"], swa_num_attention_heads=text["num_attention_heads"],
+        swa_num_key_value_heads=2 * text["num_key_value_heads"], swa_head_dim=text["head_dim"], swa_v_head_dim=text["v_head_dim"],
+        add_swa_attention_sink_bias=False, add_full_attention_sink_bias=False, scoring_func="sigmoid", topk_method="noaux_tc",
+        n_shared_experts=None)
+    return published
 
 
 def save_kimi(model, stored):
@@ -235,6 +262,11 @@ def make(name, folder):
     model = cls(config).float().eval()
     seed = sum(map(ord, name))
     fill(model, seed)
+    without_sinks = name == "mimo_v2_flash_published"
+    if without_sinks:
+        for layer in model.model.layers:
+            if layer.self_attn.sinks is not None:
+                layer.self_attn.sinks.data.fill_(-torch.inf)
     stored = folder / name
     if kind == "Kimi_K25":
         save_kimi(model, stored)
@@ -258,6 +290,9 @@ def make(name, folder):
         assert not info["missing_keys"] and not info["unexpected_keys"], info
     if kind == "LongcatFlash":
         weights = as_published(weights, config)
+    if without_sinks:
+        weights = {key: value for key, value in weights.items() if "sink" not in key}
+    if kind == "LongcatFlash" or without_sinks:
         safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
@@ -265,6 +300,8 @@ def make(name, folder):
     tensors, gap = compute((again.language_model if multimodal else again).eval(), prompts)
     if kind == "SarvamMoE":
         (stored / "config.json").write_text(json.dumps(as_ling(text), indent=1, sort_keys=True) + "\n")
+    if without_sinks:
+        (stored / "config.json").write_text(json.dumps(as_mimo(text), indent=1, sort_keys=True) + "\n")
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, float32 on CPU"
     safetensors.torch.save_file(tensors, stored / "reference.safetensors", metadata={"made_with": versions})
     size = sum(file.stat().st_size for file in stored.iterdir())
@@ -273,7 +310,7 @@ def make(name, folder):
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
 KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GptOss",
-        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
+        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
         "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
 
 

@@ -29,7 +29,7 @@ void Softmax(std::vector<double>& scores, const float* sink) {
 }  // namespace
 
 void Attention(const AttentionParams& p) {
-  const int64_t group = p.heads / p.kv_heads;
+  const int64_t group = p.heads / p.kv_heads, v_width = p.value_width();
   for (const SequenceSpan& s : p.sequences) {
     for (int64_t r = 0; r < s.rows; ++r) {
       const int64_t position = s.kv_len - s.rows + r;
@@ -37,25 +37,25 @@ void Attention(const AttentionParams& p) {
       if (p.chunk > 0) first = position - position % p.chunk;
       for (int64_t h = 0; h < p.heads; ++h) {
         const float* q = p.q + (s.row_begin + r) * p.ldq + h * p.head_dim;
-        const auto row = [&](const void* cache, int64_t key) {
+        const auto row = [&](const void* cache, int64_t key, int64_t width) {
           return CacheRow(cache, p.kv_dtype, s.SlotOf(key, p.page_size) * p.kv_heads + h / group,
-                          p.head_dim);
+                          width);
         };
         std::vector<double> scores(position + 1 - first);
         for (int64_t j = first; j <= position; ++j) {
-          const std::vector<float> key = row(p.k_cache, j);
+          const std::vector<float> key = row(p.k_cache, j, p.head_dim);
           double sum = 0;
           for (int64_t d = 0; d < p.head_dim; ++d) sum += double{q[d]} * key[d];
           scores[j - first] = sum * p.scale;
         }
         Softmax(scores, p.sinks != nullptr ? p.sinks + h : nullptr);
-        float* out = p.out + (s.row_begin + r) * p.ldo + h * p.head_dim;
-        std::vector<double> sums(p.head_dim);
+        float* out = p.out + (s.row_begin + r) * p.ldo + h * v_width;
+        std::vector<double> sums(v_width);
         for (int64_t j = first; j <= position; ++j) {
-          const std::vector<float> value = row(p.v_cache, j);
-          for (int64_t d = 0; d < p.head_dim; ++d) sums[d] += scores[j - first] * value[d];
+          const std::vector<float> value = row(p.v_cache, j, v_width);
+          for (int64_t d = 0; d < v_width; ++d) sums[d] += scores[j - first] * value[d];
         }
-        for (int64_t d = 0; d < p.head_dim; ++d) out[d] = static_cast<float>(sums[d]);
+        for (int64_t d = 0; d < v_width; ++d) out[d] = static_cast<float>(sums[d] * p.value_scale);
       }
     }
   }

@@ -84,10 +84,9 @@ void ResolveKeys(const AttentionTask& t, int64_t block, KeyRange range, KeyAddre
     const bool in_branch = t.branch != nullptr && key >= t.branch_begin;
     const int64_t slot = in_branch ? int64_t{t.branch[key - t.branch_begin]}
                                    : int64_t{t.pages[page]} * t.page_size + at;
-    const int64_t offset = slot * t.key_stride;
     ++key;
-    places.k[j] = static_cast<const char*>(t.k) + offset;
-    places.v[j] = static_cast<const char*>(t.v) + offset;
+    places.k[j] = static_cast<const char*>(t.k) + slot * t.k_stride;
+    places.v[j] = static_cast<const char*>(t.v) + slot * t.v_stride;
     if (++at == t.page_size) {
       at = 0;
       ++page;

@@ -88,7 +88,7 @@ void WriteOutputs(const QueryKeys<V>& q, const KeySums<V>& sums) {
   for (int64_t i = 0; i < q.queries; ++i) {
     float* out = t.out + i / t.group * t.ldo + i % t.group * t.v_width;
     const float* acc = sums.acc + i * q.acc_stride;
-    const auto inverse = V::Set1(1.0f / sums.sum[i]);
+    const auto inverse = V::Set1(t.value_scale / sums.sum[i]);
     int64_t c = 0;
     // Adding zero turns -0 into 0: in bfloat16 products, keys of zero weight can set a zero's sign.
     const auto output = [&](int64_t at) {
