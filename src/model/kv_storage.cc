@@ -15,7 +15,8 @@ namespace {
 std::pair<int64_t, int64_t> RowBytes(const ModelConfig& config, const Mesh& mesh, DType dtype) {
   const AttentionConfig& a = config.attention;
   if (a.kind == AttentionConfig::Kind::kLatent)
-    return {kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim), 0};
+    return {kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim),
+            a.index_topk > 0 ? kernels::CacheRowBytes(dtype, a.index_head_dim) : 0};
   const int64_t bytes = KvHeads(a, mesh).size() * kernels::CacheRowBytes(dtype, a.head_dim);
   return {bytes, bytes};
 }

@@ -155,6 +155,12 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, f_.attention, shape.rows, latent, hidden, cost);
   Small(Part::kAttention, shape.rows * (q + 2 * latent) * 2 * kFloat, cost, 3);
   const MatrixFormat plain{};  // the absorbed matrices are held unquantized
+  if (a.index_topk > 0) {
+    const double index_q = a.index_heads * a.index_head_dim;
+    Product(Part::kAttention, f_.attention, shape.rows, index_q, a.q_lora_rank, cost);
+    Product(Part::kAttention, f_.attention, shape.rows, a.index_head_dim, hidden, cost);
+    Product(Part::kAttention, plain, shape.rows, a.index_heads, hidden, cost);
+  }
   Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
 
@@ -163,7 +169,8 @@ StepCosts::Limits StepCosts::KeyLimits(const ModelConfig& model) {
   const double share = 1.0 / static_cast<double>(model.layers.size());
   for (const LayerConfig& layer : model.layers) {
     double keys = std::numeric_limits<double>::infinity();
-    for (const int64_t limit : {int64_t{layer.window}, int64_t{layer.chunk}})
+    for (const int64_t limit :
+         {int64_t{layer.window}, int64_t{layer.chunk}, model.attention.index_topk})
       if (limit > 0) keys = std::min(keys, static_cast<double>(limit));
     const auto known = std::ranges::find(limits, keys, &Limits::value_type::first);
     if (known == limits.end()) {
@@ -193,6 +200,13 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     flops += share * 2 * rows * visible * heads * (key + value);
     bytes += share * sequences * visible * kv_heads * (latent ? 1 : 2) * row;
     if (decode && !latent) tiles += share * sequences * kv_heads * t_.tile_seconds.At(visible);
+  }
+  if (a.index_topk > 0) {  // the indexer scores all keys
+    const auto width = static_cast<double>(a.index_head_dim);
+    const auto index_row =
+        static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, a.index_head_dim));
+    flops += 2 * rows * keys * static_cast<double>(a.index_heads) * width;
+    bytes += sequences * keys * index_row;
   }
   double of_bytes = 0, of_flops = 0;
   if (decode) {

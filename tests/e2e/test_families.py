@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 import check_reference
-from server import FIXTURES, ROOT, Server
+from server import FIXTURES, ROOT, Server, fails_to_start
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -26,6 +26,13 @@ MORE = {
     "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
     "stages": ["--pp-size", 2],
 }
+# The second prompt is computed in chunks that are shorter than a selection of keys.
+SPARSE = {
+    "deepseek_v32": ["dp", "chunks"],
+    "glm_moe_dsa_shared": ["overlap", "stages"],
+}
+CPU_ONLY = [name for name in NAMES if name.startswith(("deepseek_v32", "glm_moe_dsa"))]
+MORE_SPARSE = {**MORE, "chunks": ["--chunked-prefill-size", 4]}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
@@ -54,3 +61,17 @@ def test_equals_transformers(tmp_path, name, layout):
 @pytest.mark.parametrize("layout", MORE)
 def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check("longcat_flash", tmp_path, *MORE[layout])
+
+
+@pytest.mark.parametrize("name, layout", [(name, layout) for name, layouts in SPARSE.items() for layout in layouts])
+def test_sparse_attention_equals_transformers(tmp_path, name, layout):
+    check(name, tmp_path, *MORE_SPARSE[layout])
+
+
+def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(FOLDER / "deepseek_v32", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    code, error = fails_to_start("--model-path", model, *FLAGS, "--speculative-algorithm", "NEXTN")
+    assert code == 2 and "DeepseekV32ForCausalLM has no multi-token prediction" in error, error

@@ -65,6 +65,7 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   if (a.kind == AttentionConfig::Kind::kLatent) {
     format.heads = 1;
     format.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
+    if (a.index_topk > 0) format.value_bytes = kernels::CacheRowBytes(dtype, a.index_head_dim);
   } else {
     format.heads = a.kv_heads;
     format.key_bytes = format.value_bytes = kernels::CacheRowBytes(dtype, a.head_dim);
@@ -113,9 +114,10 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
       for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
         KvStorage& storage = storages_[rank];
         const Range heads = latent ? Range{0, 1} : KvHeads(plan.model.attention, Mesh(mesh_, rank));
+        const bool values = format_.value_bytes > 0;
         shards.push_back(
             {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
-             latent ? nullptr : static_cast<std::byte*>(storage.v(layer).mutable_raw()), heads});
+             values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr, heads});
       }
     }
   }
