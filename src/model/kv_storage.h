@@ -26,8 +26,8 @@ struct SlotMove {
 
 // Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, kv_heads of this
 // rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`, and with an indexer
-// its keys [slots, index_head_dim] in `v`. Owned by the engine, written by the model. Each attention
-// group has its own cache, sharded over its ranks.
+// its keys [slots, index_head_dim] in `v`. Owned by the engine, written by the model. Each
+// attention group has its own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;

@@ -8,17 +8,18 @@
 
 #include "core/error.h"
 #include "model/test_layouts.h"
+#include "model/weights.h"
 #include "model/weights/testing.h"
 
 namespace switchyard {
 namespace {
 
+using nlohmann::json;
+using ::testing::HasSubstr;
 using testing::ReadBytes;
 using testing::ReadSafetensors;
 using testing::WriteBytes;
 using testing::WriteSafetensors;
-using nlohmann::json;
-using ::testing::HasSubstr;
 
 std::string ErrorOf(const std::string& config) {
   try {
@@ -31,8 +32,8 @@ std::string ErrorOf(const std::string& config) {
 
 constexpr const char* kSparse[] = {"../families/deepseek_v32", "../families/glm_moe_dsa_shared"};
 
-// A copy of a checkpoint with some settings changed. `keeps_indexers`: whether it has the tensors of
-// the indexers.
+// A copy of a checkpoint with some settings changed. `keeps_indexers`: whether it has the tensors
+// of the indexers.
 void Copy(const std::string& from, const json& changes, bool keeps_indexers,
           const std::filesystem::path& to) {
   json config = json::parse(ReadBytes(Fixture(from) / "config.json"));
@@ -54,7 +55,8 @@ void Copy(const std::string& from, const json& changes, bool keeps_indexers,
 
 // Changes that make a model of DeepSeek-V3 of it, with attention to all keys.
 json Dense() {
-  json changes = {{"architectures", {"DeepseekV3ForCausalLM"}}, {"model_type", "deepseek_v3"}};
+  json changes = {{"architectures", json::array({"DeepseekV3ForCausalLM"})},
+                  {"model_type", "deepseek_v3"}};
   for (const char* key : {"index_topk", "index_n_heads", "index_head_dim", "layer_types",
                           "indexer_types", "indexer_rope_interleave"})
     changes[key] = nullptr;
@@ -77,8 +79,8 @@ TEST(SparseAttentionTest, AnIndexThatSelectsEverythingGivesTheBitsOfDenseAttenti
     SCOPED_TRACE(name);
     const testing::TempDir dense, all, exactly;
     Copy(name, Dense(), false, dense.path());
-    Copy(name, {{"index_topk", 4096}}, true, all.path());
-    Copy(name, {{"index_topk", 27}}, true, exactly.path());  // the longest text
+    Copy(name, json::object({{"index_topk", 4096}}), true, all.path());
+    Copy(name, json::object({{"index_topk", 27}}), true, exactly.path());  // the longest text
     for (Case c : {Case{.tp = 1}, Case{.tp = 2, .ep = 2, .backend = "deepep"},
                    Case{.tp = 2, .kv_dtype = DType::kBF16}}) {
       const auto run = [&](const std::filesystem::path& dir) {
@@ -198,8 +200,7 @@ TEST(SparseAttentionConfig, DeepSeekV32RefusesOtherIndices) {
   EXPECT_THAT(error("\"q_lora_rank\": 1536", "\"q_lora_rank\": null"),
               HasSubstr("q_lora_rank is absent"));
   EXPECT_THAT(error("\"index_topk\": 2048", "\"index_topk\": 0"), HasSubstr("index_topk is 0"));
-  EXPECT_THAT(error("\"ep_size\": 1", "\"index_topk_freq\": 4"),
-              HasSubstr("index_topk_freq is 4"));
+  EXPECT_THAT(error("\"ep_size\": 1", "\"index_topk_freq\": 4"), HasSubstr("index_topk_freq is 4"));
   EXPECT_THAT(error("\"ep_size\": 1", "\"layer_types\": [\"full_attention\"]"),
               HasSubstr("layer_types has 1 entries"));
   EXPECT_THAT(error("\"ep_size\": 1", "\"rope_interleave\": false"),

@@ -39,7 +39,8 @@ struct GroupedAttentionWeights {
   Tensor sinks;           // float32 [heads of this rank]
 };
 
-// The indexer of sparse attention: replicated on every rank, so that all ranks select the same keys.
+// The indexer of sparse attention: replicated on every rank, so that all ranks select the same
+// keys.
 struct IndexWeights {
   LinearWeight q;      // [index_heads · index_head_dim, q_lora]
   LinearWeight k;      // [index_head_dim, H]

@@ -144,6 +144,16 @@ TEST(KvRowsTest, TheCanonicalOrderIsKeysThenValuesByPositionThenHead) {
   EXPECT_EQ(at, bytes.size());
 }
 
+TEST(KvRowsTest, KeysOfAnIndexAreInThePlaceOfValues) {
+  const ModelConfig model =
+      LoadModelConfig(std::filesystem::path(SWITCHYARD_TEST_DATA) / "families/deepseek_v32");
+  const KvFormat format = KvFormat::Of(model, DType::kBF16);
+  EXPECT_EQ(format.heads, 1);
+  EXPECT_EQ(format.key_bytes,
+            2 * (model.attention.kv_lora_rank + model.attention.qk_rope_head_dim));
+  EXPECT_EQ(format.value_bytes, 2 * model.attention.index_head_dim);
+}
+
 TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
   const KvFormat format = Grouped(2);
   Layer from(format, 1, 4, 8, 1), to(format, 1, 4, 8, 2);

@@ -90,7 +90,7 @@ void AttendToSelected(const LatentAttentionParams& p, ThreadPool& pool) {
   spans.clear();
   const auto topk = static_cast<int32_t>(p.topk);
   for (const SequenceSpan& s : p.sequences) {
-    const int32_t before = s.kv_len - s.rows;  // keys before the first row
+    const int32_t before = s.kv_len - s.rows;                    // keys before the first row
     const int32_t whole = std::clamp(topk - before, 0, s.rows);  // rows that attend to all keys
     if (whole > 0) {
       spans.push_back(s);

@@ -16,8 +16,8 @@
 namespace switchyard::kernels {
 namespace {
 
-constexpr int32_t kTileRows = 16;                // query rows that share converted keys
-constexpr int64_t kBlockKeys = 128;              // keys that a task scores
+constexpr int32_t kTileRows = 16;                  // query rows that share converted keys
+constexpr int64_t kBlockKeys = 128;                // keys that a task scores
 constexpr int64_t kWaveScores = int64_t{1} << 22;  // scores of a wave, unless one tile has more
 
 // Some query rows of a sequence, and the place of their scores [rows, keys] in the wave's.
@@ -116,8 +116,8 @@ void SelectRow(const SelectKeysParams& p, const Tile& tile, int32_t row, const f
   for (int64_t j = 0; j < keys; ++j) order[j] = OrderOf(of_row[j]);
   std::nth_element(order, order + p.topk - 1, order + keys, std::greater());
   const uint32_t lowest = order[p.topk - 1];  // of the selected scores
-  int64_t equal = p.topk - std::count_if(order, order + p.topk,
-                                         [&](uint32_t value) { return value > lowest; });
+  int64_t equal =
+      p.topk - std::count_if(order, order + p.topk, [&](uint32_t value) { return value > lowest; });
   int32_t* to = p.selected + (tile.sequence->row_begin + row) * p.topk;
   for (int64_t j = 0; j < keys; ++j) {
     const uint32_t value = OrderOf(of_row[j]);
@@ -128,8 +128,8 @@ void SelectRow(const SelectKeysParams& p, const Tile& tile, int32_t row, const f
 
 void RunWave(const SelectKeysParams& p, const cpu::KernelTable& kernels, const Wave& wave,
              ThreadPool& pool) {
-  auto* const scores = reinterpret_cast<float*>(
-      cpu::OpScratch(wave.scores * static_cast<int64_t>(sizeof(float))));
+  auto* const scores =
+      reinterpret_cast<float*>(cpu::OpScratch(wave.scores * static_cast<int64_t>(sizeof(float))));
   cpu::RunTasks(pool, std::ssize(wave.blocks), [&](int64_t i) {
     const Block& block = wave.blocks[i];
     ScoreBlock(p, kernels, wave.tiles[block.tile], block.begin, scores);

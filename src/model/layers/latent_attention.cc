@@ -24,13 +24,12 @@ LatentAttention::LatentAttention(const LayerContext& context)
       value_(context.config.attention.v_head_dim) {}
 
 int64_t LatentAttention::ScratchFloats(int64_t max_tokens) const {
-  return LayerScratch::Floats({max_tokens * c_.config.attention.q_lora_rank,
-                               max_tokens * heads_ * (nope_ + rope_), max_tokens * (lora_ + rope_),
-                               max_tokens * heads_ * (lora_ + rope_), max_tokens * heads_ * lora_,
-                               max_tokens * heads_ * value_,
-                               max_tokens * c_.config.attention.index_head_dim,
-                               max_tokens * IndexWidth(c_.config.attention),
-                               max_tokens * c_.config.attention.index_heads});
+  return LayerScratch::Floats(
+      {max_tokens * c_.config.attention.q_lora_rank, max_tokens * heads_ * (nope_ + rope_),
+       max_tokens * (lora_ + rope_), max_tokens * heads_ * (lora_ + rope_),
+       max_tokens * heads_ * lora_, max_tokens * heads_ * value_,
+       max_tokens * c_.config.attention.index_head_dim,
+       max_tokens * IndexWidth(c_.config.attention), max_tokens * c_.config.attention.index_heads});
 }
 
 LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {

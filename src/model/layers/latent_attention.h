@@ -14,8 +14,8 @@ namespace switchyard {
 // decode. A token's result therefore does not depend on whether prefill or decode computed it, so
 // requests can share prefixes.
 //
-// With an indexer (DeepSeek Sparse Attention), a query attends to the keys that the indexer selects.
-// Every rank of the group computes the whole indexer, so all ranks select the same keys.
+// With an indexer (DeepSeek Sparse Attention), a query attends to the keys that the indexer
+// selects. Every rank of the group computes the whole indexer, so all ranks select the same keys.
 //
 // One object serves all layers.
 class LatentAttention {
@@ -28,8 +28,9 @@ class LatentAttention {
   // x [T, H] (normalised) → latents and index keys in the cache.
   void StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
                     const float* x) const;
-  // x [T, H] (normalised) → queries in the pass's scratch, and selected keys in the pass, after StoreLatents of the same layer.
-  // The pass may have fewer rows than in StoreLatents, after KeepLogitRows.
+  // x [T, H] (normalised) → queries in the pass's scratch, and selected keys in the pass, after
+  // StoreLatents of the same layer. The pass may have fewer rows than in StoreLatents, after
+  // KeepLogitRows.
   void ProjectQueries(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
                       const float* x) const;
   // After ProjectQueries of the same layer: out [T, H], this rank's partial sum over its heads; the

@@ -35,11 +35,10 @@ IndexWeights BuildIndex(Parts& parts, const std::string& prefix) {
                 .norm = true,
                 .keys = kIndexKeys},
                {w.k_norm.data<float>(), size});
-  parts.Vector(
-      {.name = prefix + ".k_norm.bias", .n = head, .range = {0, head}, .keys = kIndexKeys},
-      {w.k_norm.data<float>() + head, size});
-  w.weights = parts.Plain(prefix + ".weights_proj.weight", a.index_heads, {0, a.index_heads},
-                          kIndexKeys);
+  parts.Vector({.name = prefix + ".k_norm.bias", .n = head, .range = {0, head}, .keys = kIndexKeys},
+               {w.k_norm.data<float>() + head, size});
+  w.weights =
+      parts.Plain(prefix + ".weights_proj.weight", a.index_heads, {0, a.index_heads}, kIndexKeys);
   return w;
 }
 
@@ -90,8 +89,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
   return w;
 }
 
-LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix,
-                                            bool indexer) {
+LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer) {
   const AttentionConfig& a = parts.config().attention;
   const TensorNames& names = parts.names();
   const int64_t hidden = parts.config().hidden;

@@ -152,7 +152,7 @@ FAMILIES.update({
                                               attention_bias=True, tie_word_embeddings=True, index_topk=9,
                                               index_n_heads=11, index_head_dim=13, rope_parameters=YARN_INDEX)),
     "glm_moe_dsa": ("GlmMoeDsa", dict(**LATENT, **ROUTED, intermediate_size=64, first_k_dense_replace=1, index_topk=6,
-                                      index_n_heads=9, index_head_dim=12)),
+                                      index_n_heads=12, index_head_dim=10)),
     "glm_moe_dsa_shared": ("GlmMoeDsa", dict(**{**LATENT, "kv_lora_rank": 20}, **{**ROUTED, "n_routed_experts": 6,
                                              "moe_intermediate_size": 16}, num_hidden_layers=4, intermediate_size=32,
                                              first_k_dense_replace=1, norm_topk_prob=False, index_topk=4, index_n_heads=8,
