@@ -85,7 +85,7 @@ TEST(SparseAttentionTest, AnIndexThatSelectsEverythingGivesTheBitsOfDenseAttenti
                    Case{.tp = 2, .kv_dtype = DType::kBF16}}) {
       const auto run = [&](const std::filesystem::path& dir) {
         c.fixture = dir;
-        return Run(c, Texts(c.dp));
+        return switchyard::Run(c, Texts(c.dp));
       };
       const auto want = run(dense.path());
       EXPECT_EQ(want, run(all.path())) << c;
@@ -101,7 +101,8 @@ std::vector<std::vector<Outcome>> Alone(Case c, const std::vector<Group>& groups
   std::vector<std::vector<Outcome>> all;
   for (const Group& group : groups) {
     all.emplace_back();
-    for (const Text& text : group) all.back().push_back(Run(c, {{{.tokens = text.tokens}}})[0][0]);
+    for (const Text& text : group)
+      all.back().push_back(switchyard::Run(c, {{{.tokens = text.tokens}}})[0][0]);
   }
   return all;
 }
@@ -112,14 +113,14 @@ TEST(SparseAttentionTest, ChunksDecodeStepsAndLayoutsGiveTheSameBits) {
          {Case{.fixture = name}, Case{.fixture = name, .kv_dtype = DType::kI8},
           Case{.fixture = name, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1},
           Case{.fixture = name, .two_batches = true}})
-      EXPECT_EQ(Run(c, Texts(c.dp)), Alone(c, Texts(c.dp))) << c;
+      EXPECT_EQ(switchyard::Run(c, Texts(c.dp)), Alone(c, Texts(c.dp))) << c;
     // Two ranks add the heads of attention in another order than one.
     const Case two = {.fixture = name, .tp = 2};
     Case exchanged = {.fixture = name, .tp = 2, .ep = 2, .backend = "deepep"};
-    const auto want = Run(two, Texts(1));
+    const auto want = switchyard::Run(two, Texts(1));
     for (const char* mode : {"normal", "low_latency"}) {
       exchanged.mode = mode;
-      const auto got = Run(exchanged, Texts(1));
+      const auto got = switchyard::Run(exchanged, Texts(1));
       ASSERT_EQ(got[0].size(), want[0].size());
       for (size_t i = 0; i < got[0].size(); ++i)
         for (size_t j = 0; j < got[0][i].logits.size(); ++j)

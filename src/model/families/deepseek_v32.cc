@@ -72,11 +72,12 @@ void ReadIndex(const ConfigReader& reader, bool interleaved, ModelConfig* config
     throw Invalid("{} is {}, less than qk_rope_head_dim {}", reader.Where("index_head_dim"),
                   a.index_head_dim, a.qk_rope_head_dim);
   a.index_interleaved = reader.BoolOr("indexer_rope_interleave", interleaved);
-  constexpr std::string_view kLayers = "layer_types", kSparse = "deepseek_sparse_attention";
+  constexpr std::string_view kLayers = "layer_types";
   const auto types = reader.Strings(kLayers);
   if (!types.empty()) CheckCount(reader, kLayers, types.size(), *config);
-  for (const std::string& type : types)
-    if (type != kSparse) RefuseType(reader, kLayers, type, kSparse);
+  for (const std::string& type : types)  // both names mean the same, by version of transformers
+    if (type != "indexed_attention" && type != "deepseek_sparse_attention")
+      RefuseType(reader, kLayers, type, "indexed_attention or deepseek_sparse_attention");
 }
 
 void Read(const ConfigReader& reader, const Defaults& defaults, ModelConfig* config) {
