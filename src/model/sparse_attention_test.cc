@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "model/test_layouts.h"
 #include "model/weights.h"
+#include "model/weights/safetensors.h"
 #include "model/weights/testing.h"
 
 namespace switchyard {
@@ -127,6 +130,43 @@ TEST(SparseAttentionTest, ChunksDecodeStepsAndLayoutsGiveTheSameBits) {
           ASSERT_NEAR(got[0][i].logits[j], want[0][i].logits[j], 2e-4);
     }
   }
+}
+
+// A tensor of reference.safetensors as float32 or int64.
+template <typename T>
+std::vector<T> ReferenceOf(const std::filesystem::path& dir, const std::string& name) {
+  const std::string path = dir / "reference.safetensors", bytes = ReadBytes(path);
+  const TensorEntry entry = ParseSafetensorsHeader(bytes, bytes.size(), path).at(name);
+  std::vector<T> values((entry.end - entry.begin) / sizeof(T));
+  std::memcpy(values.data(), bytes.data() + entry.begin, entry.end - entry.begin);
+  return values;
+}
+
+// Prompts in one chunk, and their greedy tokens in decode steps. No selection of the references is
+// within 1e-6 of another one (make_families.py).
+TEST(SparseAttentionTest, LogitsAreThoseOfTransformers) {
+  for (const char* name :
+       {"deepseek_v32", "deepseek_v32_yarn", "glm_moe_dsa", "glm_moe_dsa_shared"})
+    for (Case c : {Case{}, Case{.tp = 2}, Case{.tp = 2, .ep = 2, .backend = "deepep"}}) {
+      c.fixture = std::string("../families/") + name;
+      for (int i = 0; i < 3; ++i) {
+        const auto of = [&](const char* what) { return fmt::format("{}.{}", what, i); };
+        const auto prompt = ReferenceOf<int64_t>(Fixture(c.fixture), of("prompt"));
+        const auto greedy = ReferenceOf<int64_t>(Fixture(c.fixture), of("generated"));
+        const auto expected = ReferenceOf<float>(Fixture(c.fixture), of("logits"));
+        Text text{.tokens = {prompt.begin(), prompt.end()}};
+        text.decode_from = text.length();
+        text.tokens.insert(text.tokens.end(), greedy.begin(), greedy.end());
+        const std::vector<float> logits = switchyard::Run(c, {{text}})[0][0].logits;
+        for (size_t j = 0; j < expected.size(); ++j)
+          ASSERT_NEAR(logits[j], expected[j], 2e-4) << c << " " << of("prompt");
+        const size_t vocab = expected.size() / prompt.size();
+        for (size_t j = 0; j < greedy.size(); ++j) {
+          const auto row = logits.begin() + static_cast<int64_t>((prompt.size() + j - 1) * vocab);
+          EXPECT_EQ(std::max_element(row, row + static_cast<int64_t>(vocab)) - row, greedy[j]) << c;
+        }
+      }
+    }
 }
 
 TEST(SparseAttentionTest, IndexersWithoutSettingsAreRefused) {
