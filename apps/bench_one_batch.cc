@@ -192,8 +192,11 @@ double PrefillFlops(const ModelConfig& config, const Case& c) {
   const double key = a.kind == AttentionConfig::Kind::kLatent
                          ? 2.0 * a.kv_lora_rank + a.qk_rope_head_dim
                          : 2.0 * a.head_dim;
-  const double attention = key * a.heads * config.num_layers() * c.input;  // causal: half of the
-                                                                           // keys
+  // Causal: half of the keys. With an indexer, which scores them all, at most index_topk.
+  const auto input = static_cast<double>(c.input), topk = static_cast<double>(a.index_topk);
+  const double keys = topk > 0 && topk < input ? topk * (2 - topk / input) : input;
+  const double index = static_cast<double>(a.index_heads * a.index_head_dim) * input;
+  const double attention = (key * a.heads * keys + index) * config.num_layers();
   return c.batch * static_cast<double>(c.input) * (2.0 * weights + attention);
 }
 

@@ -216,11 +216,35 @@ struct LatentAttentionParams {
   int32_t page_size = 1;
   float scale = 1.0f;
   bool bfloat16_rows = false;  // see AttentionParams
+  // With `selected`, the result of SelectKeys: rows with more than topk keys attend only to the
+  // keys in their slots. Bits are those of attention over a sequence of only these keys. CPUs only.
+  const int32_t* selected = nullptr;  // [m, topk] or null
+  int64_t topk = 0;
   std::span<const SequenceSpan> sequences;
   float* out = nullptr;  // [m, heads, lora], row stride ldo
   int64_t ldo = 0;
 };
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool);
+
+// Selection of keys by the lightning indexer of DeepSeek Sparse Attention (DeepSeek-V3.2-Exp,
+// 2025). An index key k_j is cached for each position.
+//   score(j) = Σ_h weight_h · max(0, q_h · k_j)
+// A row with more than topk keys selects the topk keys with the highest scores; of equal scores,
+// those at lower positions. NaN is the lowest score. CPUs only.
+struct SelectKeysParams {
+  const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
+  int64_t ldq = 0;
+  const float* weights = nullptr;  // [m, heads]
+  const void* cache = nullptr;     // [slots, head_dim] of kv_dtype
+  DType kv_dtype = DType::kF32;
+  int64_t heads = 0, head_dim = 0, topk = 0;
+  int32_t page_size = 1;
+  std::span<const SequenceSpan> sequences;
+  // [m, topk] the slots of the selected keys, ascending by position. Rows with at most topk keys
+  // are not written.
+  int32_t* selected = nullptr;
+};
+void SelectKeys(const SelectKeysParams& p, ThreadPool& pool);
 
 // Per-head products of MLA weight absorption; W has one view per head. The weight's activation
 // format is ignored, because the checkpoint does not define it for these inputs:

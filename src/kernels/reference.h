@@ -16,7 +16,8 @@ void AddInPlace(float* y, const float* x, int64_t count);
 void RoundTo(DType dtype, float* x, int64_t count);
 void Rope(const RopeParams& p);
 void Attention(const AttentionParams& p);
-void LatentAttention(const LatentAttentionParams& p);
+void LatentAttention(const LatentAttentionParams& p);  // without `selected`
+void SelectKeys(const SelectKeysParams& p);
 void HeadLinear(const HeadLinearParams& p);
 void StoreKv(const StoreKvParams& p);
 void Embed(const EmbedParams& p);

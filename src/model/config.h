@@ -67,6 +67,11 @@ struct AttentionConfig {
   int64_t kv_lora_rank = 0;
   int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0;
   float latent_scale = 1.0f;  // factor of normed latents; loading includes it in their norm
+  // DeepSeek Sparse Attention (latent only): a query attends to the index_topk keys that an indexer
+  // selects (kernels::SelectKeys). 0: no indexer, and attention to all keys.
+  int64_t index_topk = 0;
+  int64_t index_heads = 0, index_head_dim = 0;
+  bool index_interleaved = false;  // RopeConfig::interleaved of the indexer
 
   // Elements of a value of one head.
   int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
@@ -86,6 +91,9 @@ struct LayerConfig {
   // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
   int64_t kv_heads = 0;  // grouped only; 0: AttentionConfig::kv_heads
+  // With AttentionConfig::index_topk: the layer has no indexer, and attends to the keys that the
+  // layer before attends to. Both are in the same pipeline stage.
+  bool shared_index = false;
 
   bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
 };

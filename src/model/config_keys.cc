@@ -32,9 +32,8 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"gated_attention", kFalse},
       {"hybrid_block_size", kNever},
       {"hybrid_layer_pattern", kNever},
-      {"index_head_dim", kNever},  // sparse attention (DSA)
-      {"index_n_heads", kNever},
-      {"index_topk", kNever},
+      {"index_topk_freq", kOne},  // other keys of sparse attention: IsOfSparseAttention
+      {"mla_use_nope", kFalse},
       {"kv_lora_rank", kNever},
       {"no_rope_layers", kEmpty},
       {"qkv_bias", kFalse},
@@ -141,6 +140,8 @@ constexpr std::string_view kNoEffect[] = {
     "hidden_dropout",
     "id2label",
     "im_end_id",
+    "index_share_for_mtp_iteration",
+    "index_skip_topk_offset",
     "initial_context_length",
     "initializer_range",
     "input_jitter_noise",
@@ -197,11 +198,20 @@ constexpr std::string_view kNoEffect[] = {
 };
 static_assert(std::ranges::is_sorted(kNoEffect));
 
+// Keys of sparse attention, under any name: a model whose queries attend to selected keys only must
+// not run with attention to all keys. RefusedKeys and kNoEffect precede this.
+bool IsOfSparseAttention(std::string_view key) {
+  for (const std::string_view start : {"index_", "indexer_", "dsa_", "nsa_", "lightning_"})
+    if (key.starts_with(start)) return true;
+  return key.find("sparse") != std::string_view::npos || key.ends_with("_index_topk");
+}
+
 bool IsNeutral(const ConfigReader& settings, const std::string& key) {
   if (key == "layer_types") {  // not read: all layers are full
     const auto types = settings.Strings(key);
     return std::ranges::all_of(types, [](const auto& type) { return type == "full_attention"; });
   }
+  if (IsOfSparseAttention(key) && settings.Equals(key, "false")) return true;
   const auto values = NeutralValues(key);
   return std::ranges::any_of(values,
                              [&](const std::string& value) { return settings.Equals(key, value); });
@@ -225,7 +235,8 @@ void Refuse(const ConfigReader& settings, std::string_view architecture,
 
 KeyMark MarkOf(std::string_view key) {
   if (key == "layer_types" || RefusedKeys().contains(key)) return KeyMark::kRefused;
-  return std::ranges::binary_search(kNoEffect, key) ? KeyMark::kNoEffect : KeyMark::kUnknown;
+  if (std::ranges::binary_search(kNoEffect, key)) return KeyMark::kNoEffect;
+  return IsOfSparseAttention(key) ? KeyMark::kRefused : KeyMark::kUnknown;
 }
 
 std::vector<std::string> NeutralValues(std::string_view key) {

@@ -160,6 +160,26 @@ TEST(ConfigKeysTest, KeysThatAFamilyDoesNotReadAreRefusedByName) {
   }
 }
 
+// A model whose queries attend to selected keys only is never run with attention to all keys.
+TEST(ConfigKeysTest, SparseAttentionUnderAnotherNameIsRefused) {
+  for (const auto& item : Defaults().items()) {
+    for (const char* key : {"index_top_k", "index_kpool", "indexer_topk", "dsa_topk", "nsa_topk",
+                            "sparse_attention_topk", "use_sparse_attention", "lightning_topk"}) {
+      json config = item.value();
+      config[key] = 2048;
+      EXPECT_THAT(ErrorOf(config), HasSubstr(std::string(key) + " is 2048")) << item.key();
+      config[key] = false;
+      EXPECT_EQ(ErrorOf(config), "") << item.key() << ": " << key;
+    }
+  }
+  for (const char* type : {"deepseek_v32", "glm_moe_dsa"}) {
+    json config = Defaults().at(type);
+    config["index_top_keys"] = config["index_topk"];
+    config.erase("index_topk");
+    EXPECT_THAT(ErrorOf(config), HasSubstr("index_topk"));
+  }
+}
+
 TEST(ConfigKeysTest, RotarySettingsThatAFamilyDoesNotReadAreRefused) {
   json config = Defaults().at("qwen3_moe");
   config["rope_parameters"]["llama_4_scaling_beta"] = 0.1;

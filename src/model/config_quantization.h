@@ -65,10 +65,11 @@ struct SchemeRule {
   bool operator==(const SchemeRule&) const = default;
 };
 
-// MLA's projections to its latent vectors. They stay plain if all linears are packed into 4 bits:
-// they are small, and every head of a token depends on each latent element.
-inline constexpr std::string_view kLatentProjections[] = {"self_attn.q_a_proj",
-                                                          "self_attn.kv_a_proj_with_mqa"};
+// MLA's projections to its latent vectors, and those of an indexer. They stay plain if all linears
+// are packed into 4 bits: they are small, and every head of a token depends on each latent element
+// and on the selected keys.
+inline constexpr std::string_view kLatentProjections[] = {
+    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer"};
 
 struct QuantizationConfig {
   std::string method;              // quant_method of the checkpoint; empty: none

@@ -254,7 +254,7 @@ void Decoder::Project(Pass& p, int layer) const {
     if (grouped_ && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }
-  if (latent_ && p.rows.tokens > 0) latent_->ProjectQueries(p, w.latent, p.normed.data());
+  if (latent_ && p.rows.tokens > 0) latent_->ProjectQueries(p, w.latent, layer, p.normed.data());
 }
 
 void Decoder::Attend(Pass& p, int layer) const {

@@ -85,7 +85,8 @@ void ExpectNoBitChanges(const Case& c) {
 // Later passes attend to the keys and values of rows that the last layer skipped. In some passes no
 // row needs logits, so the last layer skips all rows.
 TEST(OnlyLogitRowsTest, GiveTheSameLogits) {
-  for (const char* name : {"deepseek_v3", "qwen3_moe", "gpt_oss", "llama", kMixedLayers}) {
+  for (const char* name : {"deepseek_v3", "qwen3_moe", "gpt_oss", "llama", kMixedLayers,
+                           "../families/glm_moe_dsa_shared"}) {
     ExpectNoBitChanges({.fixture = name});
     ExpectNoBitChanges({.fixture = name, .tp = 2, .ep = 2, .kv_dtype = DType::kBF16});
   }

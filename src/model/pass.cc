@@ -30,6 +30,8 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
   if (context.config.has_moe())
     routed_rows_ =
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
+  if (const int64_t topk = context.config.attention.index_topk)
+    selected_keys_ = context.device.Allocate(max_tokens_ * topk * sizeof(int32_t));
 }
 
 void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn,
@@ -67,6 +69,10 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   given_sequences_ = batch.sequences;
   CHECK(batch.branch_slots.empty() || context_.device.is_cpu());
   sequences->Set(given_sequences_, cache.page_size());
+  const int64_t topk = config.attention.index_topk;
+  selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {
+                   return sequence.kv_len > topk;
+                 });
   only_logit_rows = batch.only_logit_rows;
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));
 
@@ -106,6 +112,15 @@ void Pass::KeepLogitRows(Activations& values) {
   std::swap(values, branch);
 }
 
+// `kept` is ascending, so no row is overwritten before it is copied.
+void Pass::KeepSelectedKeys(std::span<const int32_t> kept) {
+  if (!selects_keys) return;
+  const int64_t topk = context_.config.attention.index_topk;
+  for (int64_t i = 0; i < std::ssize(kept); ++i)
+    if (kept[i] != i)
+      std::copy_n(selected_keys() + kept[i] * topk, topk, selected_keys() + i * topk);
+}
+
 // Accesses the arrays directly: only_logit_rows is for CPUs only, so they are in host memory.
 void Pass::KeepLogitRows() {
   CHECK(!branch_pending);
@@ -116,6 +131,7 @@ void Pass::KeepLogitRows() {
     if (shortcut.size() > 0) KeepLogitRows(shortcut);
     for (const int64_t array : {kPositions, kSlots})
       for (size_t i = 0; i < kept.size(); ++i) Array(array)[i] = Array(array)[kept[i]];
+    KeepSelectedKeys(kept);
     kept_sequences_.clear();
     auto row = kept.begin();
     for (const kernels::SequenceSpan& all : given_sequences_) {

@@ -109,6 +109,11 @@ class Pass {
   Activations joined;    // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
   bool branch_pending = false;
   LayerScratch scratch;
+  // With an indexer: whether some row has more keys than index_topk, and the slots of the selected
+  // keys (kernels::SelectKeysParams), [T, index_topk]. Layers with LayerConfig::shared_index read
+  // those of the layer before.
+  bool selects_keys = false;
+  int32_t* selected_keys() const { return static_cast<int32_t*>(selected_keys_.get()); }
   bool projected = false;         // attention's projections have run in this layer
   std::unique_ptr<MoeState> moe;  // null for a model without experts
   bool moe_in_stages = false;     // false: MoeLayer::Forward runs all stages of this layer
@@ -135,12 +140,13 @@ class Pass {
   }
   const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);
   void KeepLogitRows(Activations& values);
+  void KeepSelectedKeys(std::span<const int32_t> kept);
 
   const int index_;
   const LayerContext& context_;
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
-  std::shared_ptr<void> routed_rows_;
+  std::shared_ptr<void> routed_rows_, selected_keys_;
   std::span<const kernels::SequenceSpan> given_sequences_;  // sequences of the batch
   std::vector<kernels::SequenceSpan> kept_sequences_;       // sequences after KeepLogitRows
   uint32_t generation_ = 0;                                 // number of times that memory moved

@@ -102,11 +102,13 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
   const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
                                                   (config.layer_norm ? 2 : 1) * sizeof(float)
                                             : 0;
-  for (const bool moe : {false, true}) {
-    const auto first = std::ranges::find(config.layers, moe, &LayerConfig::moe);
+  const auto kind_of = [](const LayerConfig& layer) {
+    return std::pair(layer.moe, layer.shared_index);
+  };
+  for (const auto& kind : {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+    const auto first = std::ranges::find(config.layers, kind, kind_of);
     if (first == config.layers.end()) continue;
-    const auto times =
-        static_cast<double>(std::ranges::count(config.layers, moe, &LayerConfig::moe));
+    const auto times = static_cast<double>(std::ranges::count(config.layers, kind, kind_of));
     ModelConfig one = config;
     one.layers = {*first};
     LoadOptions of_one = load;
@@ -159,6 +161,7 @@ class PassSizes {
     bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
     if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
+    bytes += rows * static_cast<double>(c_.attention.index_topk) * sizeof(int32_t);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
     return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());
   }
@@ -215,7 +218,8 @@ class PassSizes {
       attention = LayerScratch::Floats(
           {rows_ * a.q_lora_rank, rows_ * heads * (a.qk_nope_head_dim + a.qk_rope_head_dim),
            rows_ * latent, rows_ * heads * latent, rows_ * heads * a.kv_lora_rank,
-           rows_ * heads * a.v_head_dim});
+           rows_ * heads * a.v_head_dim, rows_ * a.index_head_dim,
+           rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }

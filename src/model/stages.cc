@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <ranges>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -24,8 +25,10 @@ double AttentionCost(const ModelConfig& model, int64_t layer) {
   const auto latent = static_cast<double>(a.kv_lora_rank), low = static_cast<double>(a.q_lora_rank);
   const double queries =
       low > 0 ? low * (hidden + heads * (nope + rope)) : hidden * heads * (nope + rope);
+  const auto index_head = static_cast<double>(a.index_head_dim);
+  const auto index_heads = static_cast<double>(a.index_heads);
   return queries + hidden * (latent + rope) + latent * heads * (nope + value) +
-         heads * value * hidden;
+         heads * value * hidden + index_heads * (low * index_head + hidden) + hidden * index_head;
 }
 
 double LayerCost(const ModelConfig& model, int64_t index) {
@@ -38,6 +41,11 @@ double LayerCost(const ModelConfig& model, int64_t index) {
   const auto width =
       static_cast<double>(moe.router.top_k * moe.intermediate + moe.shared_intermediate);
   return attention + dense + hidden * (3 * width + static_cast<double>(moe.router.num_logits()));
+}
+
+// Whether layer `layer`, which is not the first, needs the stage of the layer before.
+bool NeedsLayerBefore(const ModelConfig& model, int64_t layer) {
+  return model.layers[layer - 1].shortcut || model.layers[layer].shared_index;
 }
 
 // The cost of a split so far. Of two splits with the same largest stage, the more even one is
@@ -61,7 +69,7 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   for (int s = 1; s < stages; ++s) {
     for (int n = s + 1; n <= layers; ++n) {
       for (int last = 1; last <= n - s; ++last) {
-        if (model.layers[n - last - 1].shortcut) continue;
+        if (NeedsLayerBefore(model, n - last)) continue;
         const SplitCost& rest = best[s - 1][n - last];
         if (rest.last == 0) continue;  // no split
         const double cost = sum[n] - sum[n - last];
@@ -74,7 +82,10 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
     throw Invalid(
         "--pp-size {}: {} of the {} layers need the same stage as the next one, so there are fewer "
         "stages",
-        stages, std::ranges::count_if(model.layers, &LayerConfig::shortcut), layers);
+        stages,
+        std::ranges::count_if(std::views::iota(1, layers),
+                              [&](int layer) { return NeedsLayerBefore(model, layer); }),
+        layers);
   std::vector<int> sizes(stages);
   int left = layers;
   for (int s = stages - 1; s >= 0; --s) {
@@ -98,7 +109,7 @@ void CheckSizes(const ModelConfig& model, std::span<const int> sizes, int stages
   int64_t end = 0;
   for (const int size : sizes) {
     end += size;
-    if (model.layers[end - 1].shortcut)
+    if (end < layers && NeedsLayerBefore(model, end))
       throw Invalid("{} {}: layers {} and {} are parts of one block and need the same stage", name,
                     text, end - 1, end);
   }

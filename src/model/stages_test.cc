@@ -39,6 +39,18 @@ TEST(SplitLayers, EqualLayersAreSpreadEvenly) {
   EXPECT_THAT(sizes, ElementsAre(2, 2, 3, 3));
 }
 
+TEST(SplitLayers, ALayerWithoutAnIndexerHasTheStageOfTheLayerBefore) {
+  ModelConfig model = Dense(6);
+  model.attention.index_topk = 8;
+  for (const int i : {1, 2, 3, 5}) model.layers[i].shared_index = true;
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(4, 2));
+  EXPECT_THAT(ErrorOf([&] { SplitLayers(model, 3); }), HasSubstr("--pp-size 3: 4 of the 6"));
+  EXPECT_THAT(ErrorOf([&] {
+                SplitLayers(model, 2, std::vector<int>{3, 3});
+              }),
+              HasSubstr("3,3: layers 2 and 3 are parts of one block"));
+}
+
 TEST(SplitLayers, CostCountsTheSelectedExpertsAndTheHead) {
   ModelConfig model = Dense(8);
   // MoE layers cost about four times as much as dense ones.

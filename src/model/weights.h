@@ -39,6 +39,15 @@ struct GroupedAttentionWeights {
   Tensor sinks;           // float32 [heads of this rank], with LayerConfig::sinks
 };
 
+// The indexer of sparse attention: replicated on every rank, so that all ranks select the same
+// keys.
+struct IndexWeights {
+  LinearWeight q;      // [index_heads · index_head_dim, q_lora]
+  LinearWeight k;      // [index_head_dim, H]
+  Tensor k_norm;       // float32 [2, index_head_dim]: weight, then bias
+  WeightView weights;  // [index_heads, H]
+};
+
 // MLA: heads are sharded; the latent projections and the latent cache are replicated on every rank.
 struct LatentAttentionWeights {
   LinearWeight q;                // without q_lora: [heads · (nope + rope), H]
@@ -49,6 +58,7 @@ struct LatentAttentionWeights {
   std::vector<WeightView> k_up;  // per head of this rank: [nope, kv_lora], a part of kv_b_proj
   std::vector<WeightView> v_up;  // per head: [v_head_dim, kv_lora]
   LinearWeight o;                // [H, heads · v]: row-parallel
+  std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
 
 struct LayerWeights {

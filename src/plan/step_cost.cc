@@ -158,6 +158,12 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, f_.attention, shape.rows, latent, hidden, cost);
   Small(Part::kAttention, shape.rows * (q + 2 * latent) * 2 * kFloat, cost, 3);
   const MatrixFormat plain{};  // the absorbed matrices are held unquantized
+  if (a.index_topk > 0) {
+    const double index_q = a.index_heads * a.index_head_dim;
+    Product(Part::kAttention, f_.attention, shape.rows, index_q, a.q_lora_rank, cost);
+    Product(Part::kAttention, f_.attention, shape.rows, a.index_head_dim, hidden, cost);
+    Product(Part::kAttention, plain, shape.rows, a.index_heads, hidden, cost);
+  }
   Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
 
@@ -168,7 +174,8 @@ std::vector<StepCosts::LayerKind> StepCosts::KindsOf(const ModelConfig& model, c
   for (int64_t i = 0; i < model.num_layers(); ++i) {
     const LayerConfig& layer = model.layers[i];
     LayerKind kind{.keys = std::numeric_limits<double>::infinity()};
-    for (const int64_t limit : {int64_t{layer.window}, int64_t{layer.chunk}})
+    for (const int64_t limit :
+         {int64_t{layer.window}, int64_t{layer.chunk}, model.attention.index_topk})
       if (limit > 0) kind.keys = std::min(kind.keys, static_cast<double>(limit));
     kind.kv_heads = latent ? 1 : static_cast<double>(KvHeads(model, i, mesh).size());
     auto known = std::ranges::find_if(kinds, [&](const LayerKind& other) {
@@ -202,6 +209,13 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
   double of_flops = 0;
+  if (a.index_topk > 0) {  // the indexer scores all keys
+    const auto width = static_cast<double>(a.index_head_dim);
+    const auto index_row =
+        static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, a.index_head_dim));
+    flops += 2 * rows * keys * static_cast<double>(a.index_heads) * width;
+    if (decode) of_bytes += sequences * keys * index_row / t_.latent_bytes.At(heads);
+  }
   if (decode) {
     const double rate = latent ? t_.latent_flops : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;

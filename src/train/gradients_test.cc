@@ -223,6 +223,8 @@ TEST(Model, RefusesWhatItCannotTrain) {
               ::testing::HasSubstr("a quantized checkpoint cannot be trained"));
   EXPECT_THAT(error([](ModelConfig* c) { c->moe->shared_gate = true; }),
               ::testing::HasSubstr("a shared expert with a gate cannot be trained"));
+  EXPECT_THAT(error([](ModelConfig* c) { c->attention.index_topk = 8; }),
+              ::testing::HasSubstr("keys that an indexer selects cannot be trained"));
   EXPECT_EQ(error([](ModelConfig*) {}), "no error");
 }
 

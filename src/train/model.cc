@@ -52,6 +52,7 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
          "an attention within chunks");
   refuse(names.blocks > 1 || c.has_shortcuts(), "a layer with several attention blocks");
   refuse(c.moe && c.moe->router.zero_experts > 0, "a router of experts without computation");
+  refuse(c.attention.index_topk > 0, "an attention to keys that an indexer selects");
   refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");

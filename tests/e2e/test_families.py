@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 import check_reference
-from server import FIXTURES, ROOT, Server
+from server import FIXTURES, ROOT, Server, fails_to_start
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -26,7 +26,8 @@ MORE = {
     "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
     "stages": ["--pp-size", 2],
 }
-CPU_ONLY = ("mimo_v2_flash",)  # families that GPUs refuse
+CPU_ONLY = [name for name in NAMES if name.startswith(("deepseek_v32", "glm_moe_dsa", "mimo_v2_flash"))]  # GPUs refuse them
+SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages"}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
@@ -61,3 +62,17 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
 @pytest.mark.parametrize("layout", ["dp", "stages"])
 def test_layers_with_different_caches_equal_transformers(tmp_path, layout):
     check("mimo_v2_flash", tmp_path, *MORE[layout])
+
+
+@pytest.mark.parametrize("name, layout", SPARSE.items())
+def test_sparse_attention_equals_transformers(tmp_path, name, layout):
+    check(name, tmp_path, "--chunked-prefill-size", 4, *MORE[layout])
+
+
+def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(FOLDER / "deepseek_v32", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    code, error = fails_to_start("--model-path", model, *FLAGS, "--speculative-algorithm", "NEXTN")
+    assert code == 2 and "DeepseekV32ForCausalLM has no multi-token prediction" in error, error

@@ -66,9 +66,10 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   KvFormat format{.dtype = dtype};
   for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
     if (latent) {
-      format.layers.push_back(
-          {.heads = 1,
-           .key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim)});
+      KvLayerFormat& rows = format.layers.emplace_back();
+      rows.heads = 1;
+      rows.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
+      if (a.index_topk > 0) rows.value_bytes = kernels::CacheRowBytes(dtype, a.index_head_dim);
     } else {
       format.layers.push_back({.heads = model.kv_heads(layer),
                                .key_bytes = kernels::CacheRowBytes(dtype, a.head_dim),
@@ -133,9 +134,10 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
       for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
         KvStorage& storage = storages_[rank];
         const Range heads = latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
+        const bool values = format_.layers[static_cast<size_t>(layer)].value_bytes > 0;
         shards.push_back(
             {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
-             latent ? nullptr : static_cast<std::byte*>(storage.v(layer).mutable_raw()), heads});
+             values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr, heads});
       }
     }
   }

@@ -20,11 +20,12 @@ namespace switchyard {
 
 // The rows of a layer. Their canonical order is: all keys, then all values, each by position, then
 // by KV head. A row is one head of one position, in the storage format of the cache
-// (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent, and no values.
+// (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent. It has no values, or
+// the keys of its indexer in their place.
 struct KvLayerFormat {
   int64_t heads = 0;        // KV heads of the layer; latent: 1
   int64_t key_bytes = 0;    // of a row
-  int64_t value_bytes = 0;  // of a row; latent: 0
+  int64_t value_bytes = 0;  // of a row; latent: 0, or an index key's
 
   int64_t Bytes(int64_t positions) const { return positions * heads * (key_bytes + value_bytes); }
   bool operator==(const KvLayerFormat&) const = default;
@@ -48,7 +49,7 @@ struct KvFormat {
 // and of values.
 struct KvShard {
   std::byte* keys = nullptr;
-  std::byte* values = nullptr;  // null: latent
+  std::byte* values = nullptr;  // null: none
   Range heads;                  // of the model
 };
 

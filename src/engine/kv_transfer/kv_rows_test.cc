@@ -160,6 +160,17 @@ TEST(KvRowsTest, AFormatStatesTheRowsOfEachLayer) {
             "2 layers, 2 heads of 48 + 32 bytes (bfloat16)");
 }
 
+TEST(KvRowsTest, KeysOfAnIndexAreInThePlaceOfValues) {
+  const ModelConfig model =
+      LoadModelConfig(std::filesystem::path(SWITCHYARD_TEST_DATA) / "families/deepseek_v32");
+  const KvFormat format = KvFormat::Of(model, DType::kBF16);
+  const KvLayerFormat rows{
+      .heads = 1,
+      .key_bytes = 2 * (model.attention.kv_lora_rank + model.attention.qk_rope_head_dim),
+      .value_bytes = 2 * model.attention.index_head_dim};
+  EXPECT_EQ(format.layers, std::vector(model.layers.size(), rows));
+}
+
 TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
   const KvLayerFormat format = Grouped(2);
   Layer from(format, 1, 4, 8, 1), to(format, 1, 4, 8, 2);

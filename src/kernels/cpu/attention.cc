@@ -1,6 +1,9 @@
 // Drivers of Attention and LatentAttention. A task is a block of query rows, all or part of the
 // block's keys, one KV head and some of that head's query heads. attention_partition.h partitions
 // the work.
+#include <algorithm>
+#include <vector>
+
 #include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/cpu/attention_partition.h"
@@ -80,6 +83,30 @@ void RunAttention(const cpu::AttentionWork& work, const cpu::KernelTable& kernel
   });
 }
 
+// Attention to selected keys is attention over a sequence that has only these keys: each row with a
+// selection is a sequence of its own, whose slots are those of a branch.
+void AttendToSelected(const LatentAttentionParams& p, ThreadPool& pool) {
+  static thread_local std::vector<SequenceSpan> spans;
+  spans.clear();
+  const auto topk = static_cast<int32_t>(p.topk);
+  for (const SequenceSpan& s : p.sequences) {
+    const int32_t before = s.kv_len - s.rows;                    // keys before the first row
+    const int32_t whole = std::clamp(topk - before, 0, s.rows);  // rows that attend to all keys
+    if (whole > 0) {
+      spans.push_back(s);
+      spans.back().rows = whole;
+      spans.back().kv_len = before + whole;
+    }
+    for (int32_t row = s.row_begin + whole; row < s.row_begin + s.rows; ++row)
+      spans.push_back(
+          {.row_begin = row, .rows = 1, .kv_len = topk, .branch = p.selected + row * p.topk});
+  }
+  LatentAttentionParams all = p;
+  all.selected = nullptr;
+  all.sequences = spans;
+  LatentAttention(all, pool);
+}
+
 }  // namespace
 
 void Attention(const AttentionParams& p, ThreadPool& pool) {
@@ -125,6 +152,7 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
 }
 
 void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
+  if (p.selected != nullptr) return AttendToSelected(p, pool);
   const cpu::KernelTable* kernels = cpu::ActiveKernels();
   if (kernels == nullptr) return reference::LatentAttention(p);
   CHECK(IsCacheType(p.kv_dtype));

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/check.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/device.h"
 
@@ -88,6 +89,9 @@ class CpuDevice final : public Device {
   void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) override {
     kernels::LatentAttention(WithSequences(p, sequences), pool_);
   }
+  void SelectKeys(const SelectKeysParams& p, const PassSequences& sequences) override {
+    kernels::SelectKeys(WithSequences(p, sequences), pool_);
+  }
   void StoreKv(const StoreKvParams& p) override { kernels::StoreKv(p, pool_); }
   void Embed(const EmbedParams& p) override { kernels::Embed(p, pool_); }
   void CopyRows(const CopyRowsParams& p) override;
@@ -155,6 +159,10 @@ void CpuDevice::ScaleBySquares(const ScaleBySquaresParams& p) {
 }
 
 }  // namespace
+
+void Device::SelectKeys(const SelectKeysParams& /*p*/, const PassSequences& /*sequences*/) {
+  CheckFailed(__FILE__, __LINE__, "only CPUs select keys by an index");
+}
 
 std::unique_ptr<Device> MakeCpuDevice(ThreadPool& pool) {
   return std::make_unique<CpuDevice>(pool);

@@ -35,6 +35,7 @@ struct TensorNames {
   std::string q_b = "self_attn.q_b_proj";
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
   std::string kv_b = "self_attn.kv_b_proj";
+  std::string indexer = "self_attn.indexer";  // prefix of wq_b, wk, k_norm and weights_proj
 
   std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
@@ -112,6 +113,7 @@ std::span<const Family> Qwen3MoeFamily();
 std::span<const Family> OlmoeFamily();
 std::span<const Family> DeepseekV2Family();
 std::span<const Family> DeepseekV3Family();
+std::span<const Family> DeepseekV32Family();
 std::span<const Family> GptOssFamily();
 std::span<const Family> Glm4MoeFamily();
 std::span<const Family> Dots1Family();

@@ -9,6 +9,9 @@ namespace {
 // Epsilon of the norms inside MLA. DeepSeek's code always uses 1e-6 and ignores rms_norm_eps, which
 // is 1e-5 for Moonlight.
 constexpr float kLatentNormEps = 1e-6f;
+constexpr float kIndexNormEps = 1e-6f;  // the indexer's, in the same way
+
+int64_t IndexWidth(const AttentionConfig& a) { return a.index_heads * a.index_head_dim; }
 
 }  // namespace
 
@@ -21,10 +24,12 @@ LatentAttention::LatentAttention(const LayerContext& context)
       value_(context.config.attention.v_head_dim) {}
 
 int64_t LatentAttention::ScratchFloats(int64_t max_tokens) const {
-  return LayerScratch::Floats({max_tokens * c_.config.attention.q_lora_rank,
-                               max_tokens * heads_ * (nope_ + rope_), max_tokens * (lora_ + rope_),
-                               max_tokens * heads_ * (lora_ + rope_), max_tokens * heads_ * lora_,
-                               max_tokens * heads_ * value_});
+  return LayerScratch::Floats(
+      {max_tokens * c_.config.attention.q_lora_rank, max_tokens * heads_ * (nope_ + rope_),
+       max_tokens * (lora_ + rope_), max_tokens * heads_ * (lora_ + rope_),
+       max_tokens * heads_ * lora_, max_tokens * heads_ * value_,
+       max_tokens * c_.config.attention.index_head_dim,
+       max_tokens * IndexWidth(c_.config.attention), max_tokens * c_.config.attention.index_heads});
 }
 
 LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
@@ -38,6 +43,9 @@ LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
   a.q_absorbed = scratch.Take(tokens * heads_ * (lora_ + rope_));
   a.attended = scratch.Take(tokens * heads_ * lora_);
   a.values = scratch.Take(tokens * heads_ * value_);
+  a.index_k = scratch.Take(tokens * c_.config.attention.index_head_dim);
+  a.index_q = scratch.Take(tokens * IndexWidth(c_.config.attention));
+  a.index_weights = scratch.Take(tokens * c_.config.attention.index_heads);
   return a;
 }
 
@@ -71,6 +79,8 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                              .rope = rope_,
                              .scale = c_.config.attention.scale,
                              .bfloat16_rows = c_.config.quantization.bfloat16_rows,
+                             .selected = pass.selects_keys ? pass.selected_keys() : nullptr,
+                             .topk = c_.config.attention.index_topk,
                              .out = a.attended,
                              .ldo = heads_ * lora_},
                             *pass.sequences);
@@ -92,7 +102,7 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                     .m = tokens});
 }
 
-void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w,
+void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
                                      const float* x) const {
   const Arrays a = TakeArrays(pass);
   const int64_t tokens = pass.rows.tokens, hidden = c_.config.hidden;
@@ -148,6 +158,81 @@ void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w
                     .rotary_dim = part,
                     .positions = pass.rows.positions,
                     .cos_sin = c_.query_scale.data<float>()});
+  if (w.index && pass.selects_keys) SelectKeys(pass, *w.index, layer, x, a);
+}
+
+void LatentAttention::SelectKeys(Pass& pass, const IndexWeights& w, int64_t layer, const float* x,
+                                 const Arrays& a) const {
+  const AttentionConfig& config = c_.config.attention;
+  const int64_t tokens = pass.rows.tokens, width = IndexWidth(config);
+  c_.device.Linear({.x = a.q_a,
+                    .ldx = config.q_lora_rank,
+                    .w = w.q.w,
+                    .bias = w.q.bias_data(),
+                    .y = a.index_q,
+                    .ldy = width,
+                    .m = tokens});
+  RotateIndex(pass, a.index_q, config.index_heads);
+  // The published scores have the factors index_heads^-0.5 · index_head_dim^-0.5, which do not
+  // change their order.
+  c_.device.Linear({.x = x,
+                    .ldx = c_.config.hidden,
+                    .w = w.weights,
+                    .y = a.index_weights,
+                    .ldy = config.index_heads,
+                    .m = tokens});
+  c_.device.SelectKeys({.q = a.index_q,
+                        .ldq = width,
+                        .weights = a.index_weights,
+                        .cache = pass.kv->v(layer).raw(),
+                        .kv_dtype = pass.kv->dtype(),
+                        .heads = config.index_heads,
+                        .head_dim = config.index_head_dim,
+                        .topk = config.index_topk,
+                        .selected = pass.selected_keys()},
+                       *pass.sequences);
+}
+
+void LatentAttention::StoreIndexKeys(Pass& pass, const IndexWeights& w, int64_t layer,
+                                     const float* x, float* keys) const {
+  const int64_t tokens = pass.rows.tokens, width = c_.config.attention.index_head_dim;
+  c_.device.Linear({.x = x,
+                    .ldx = c_.config.hidden,
+                    .w = w.k.w,
+                    .bias = w.k.bias_data(),
+                    .y = keys,
+                    .ldy = width,
+                    .m = tokens});
+  c_.device.LayerNorm({.x = keys,
+                       .ldx = width,
+                       .weight = w.k_norm.data<float>(),
+                       .bias = w.k_norm.data<float>() + width,
+                       .y = keys,
+                       .ldy = width,
+                       .m = tokens,
+                       .n = width,
+                       .eps = kIndexNormEps});
+  RotateIndex(pass, keys, 1);
+  c_.device.StoreKv({.x = keys,
+                     .ldx = width,
+                     .m = tokens,
+                     .n = width,
+                     .slots = pass.rows.slots,
+                     .cache = pass.kv->v(layer).mutable_raw(),
+                     .dtype = pass.kv->dtype()});
+}
+
+void LatentAttention::RotateIndex(Pass& pass, float* x, int64_t heads) const {
+  const int64_t head = c_.config.attention.index_head_dim;
+  c_.device.Rope({.x = x,
+                  .ldx = heads * head,
+                  .m = pass.rows.tokens,
+                  .heads = heads,
+                  .head_dim = head,
+                  .rotary_dim = rope_,
+                  .interleaved = c_.config.attention.index_interleaved,
+                  .positions = pass.rows.positions,
+                  .cos_sin = c_.cos_sin.data<float>()});
 }
 
 void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, int64_t layer,
@@ -186,6 +271,7 @@ void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, 
                      .slots = pass.rows.slots,
                      .cache = pass.kv->k(layer).mutable_raw(),
                      .dtype = pass.kv->dtype()});
+  if (w.index) StoreIndexKeys(pass, *w.index, layer, x, a.index_k);
 }
 
 }  // namespace switchyard

@@ -155,6 +155,12 @@ class Assembler {
     Same(p + "q_a_norm", [&](const auto& w) { return layer(w).latent.q_a_norm; });
     Same(p + "kv_a", [&](const auto& w) { return layer(w).latent.kv_a.w; });
     Same(p + "kv_a_norm", [&](const auto& w) { return layer(w).latent.kv_a_norm; });
+    if (layer(ranks_[0]).latent.index) {
+      Same(p + "index.q", [&](const auto& w) { return layer(w).latent.index->q.w; });
+      Same(p + "index.k", [&](const auto& w) { return layer(w).latent.index->k.w; });
+      Same(p + "index.k_norm", [&](const auto& w) { return layer(w).latent.index->k_norm; });
+      Same(p + "index.weights", [&](const auto& w) { return layer(w).latent.index->weights; });
+    }
     Rows(p + "q", [&](const auto& w) {
       return config_.attention.q_lora_rank ? layer(w).latent.q_b.w : layer(w).latent.q.w;
     });

@@ -10,6 +10,7 @@ constexpr std::string_view kGroupedKeys =
 constexpr std::string_view kLatentKeys =
     "hidden_size, num_attention_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, "
     "qk_rope_head_dim, v_head_dim";
+constexpr std::string_view kIndexKeys = "hidden_size, q_lora_rank, index_n_heads, index_head_dim";
 
 // The weight of a norm that has none. Every device has the norm with a weight, and a product with 1
 // has the same bits.
@@ -17,6 +18,28 @@ Tensor Ones(int64_t n) {
   Tensor ones = Tensor::Empty(DType::kF32, {n});
   std::fill_n(ones.data<float>(), n, 1.0f);
   return ones;
+}
+
+// weights_proj is stored plain in quantized checkpoints too.
+IndexWeights BuildIndex(Parts& parts, const std::string& prefix) {
+  const AttentionConfig& a = parts.config().attention;
+  const int64_t width = a.index_heads * a.index_head_dim, head = a.index_head_dim;
+  const auto size = static_cast<size_t>(head);
+  IndexWeights w;
+  w.q = parts.Rows(prefix + ".wq_b", width, a.q_lora_rank, {0, width}, false, kIndexKeys);
+  w.k = parts.Rows(prefix + ".wk", head, parts.config().hidden, {0, head}, false, kIndexKeys);
+  w.k_norm = Tensor::Empty(DType::kF32, {2, head});
+  parts.Vector({.name = prefix + ".k_norm.weight",
+                .n = head,
+                .range = {0, head},
+                .norm = true,
+                .keys = kIndexKeys},
+               {w.k_norm.data<float>(), size});
+  parts.Vector({.name = prefix + ".k_norm.bias", .n = head, .range = {0, head}, .keys = kIndexKeys},
+               {w.k_norm.data<float>() + head, size});
+  w.weights =
+      parts.Plain(prefix + ".weights_proj.weight", a.index_heads, {0, a.index_heads}, kIndexKeys);
+  return w;
 }
 
 }  // namespace
@@ -73,7 +96,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
   return w;
 }
 
-LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix) {
+LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer) {
   const AttentionConfig& a = parts.config().attention;
   const TensorNames& names = parts.names();
   const int64_t hidden = parts.config().hidden;
@@ -115,6 +138,7 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   }
   w.o = parts.Columns(prefix + names.o, hidden, a.heads * a.v_head_dim, heads * a.v_head_dim,
                       a.output_bias, kLatentKeys);
+  if (indexer) w.index = BuildIndex(parts, prefix + names.indexer);
   return w;
 }
 

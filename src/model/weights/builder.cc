@@ -75,7 +75,8 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
   } else {
-    layer.latent = BuildLatentAttention(parts, prefix);
+    const bool indexer = config.attention.index_topk > 0 && !config.layers[index].shared_index;
+    layer.latent = BuildLatentAttention(parts, prefix, indexer);
   }
   bytes.attention += meter.Next();
   if (config.layers[index].moe) {

@@ -34,6 +34,11 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   for (size_t head = 0; head < l.v_up.size(); ++head)
     to->Add(fmt::format("{}v_up.{}", prefix, head), l.v_up[head]);
   to->Add(prefix + "o", l.o);
+  if (!l.index) return;
+  to->Add(prefix + "index.q", l.index->q);
+  to->Add(prefix + "index.k", l.index->k);
+  to->Add(prefix + "index.k_norm", l.index->k_norm);
+  to->Add(prefix + "index.weights", l.index->weights);
 }
 
 }  // namespace switchyard

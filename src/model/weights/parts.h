@@ -87,7 +87,8 @@ HiddenInputWeights BuildHiddenInput(Parts& parts);
 // `layer`: the number of the layer in the model; `prefix`: the result of LayerPrefix.
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
                                               const std::string& prefix);
-LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix);
+// `indexer`: whether the layer has an indexer.
+LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.

@@ -47,6 +47,19 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
   }
 }
 
+// The outputs of a model with sparse attention would be wrong with attention to all keys.
+void RefuseUnusedIndexers(const Checkpoint& checkpoint, const ModelConfig& config) {
+  if (config.attention.index_topk > 0 || config.is_mtp || config.eagle) return;
+  const TensorNames names = NamesOf(config);
+  for (const auto& [name, tensor] : checkpoint.tensors())
+    if (name.starts_with(names.layers) && name.find(".indexer.") != std::string::npos &&
+        !IsExtraLayer(name, names.layers, config.num_layers() / names.blocks))
+      throw Invalid(
+          "{}: tensor \"{}\" belongs to an indexer of sparse attention, but config.json describes "
+          "none (index_topk of DeepseekV32ForCausalLM or GlmMoeDsaForCausalLM)",
+          tensor.file, name);
+}
+
 }  // namespace
 
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
@@ -75,6 +88,7 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
   const ModelWeights weights = BuildWeights(config, Mesh(), {}, *source);
   source->Finish({});
   LoadDraftVocabulary(dir, config);
+  if (stored.checkpoint() != nullptr) RefuseUnusedIndexers(*stored.checkpoint(), config);
   if (stored.checkpoint() != nullptr) LogUnused(*stored.checkpoint(), config, used);
   if (!config.unknown_keys.empty() && !config.is_mtp)
     LOG_INFO("{}: config.json has keys without a known effect, which are ignored: {}", dir.string(),

@@ -7,13 +7,16 @@
 Each folder has config.json, model.safetensors (bfloat16, correction biases in float32) and reference.safetensors, as
 tests/data/fixtures has it: prompt.i, logits.i, generated.i. There is no tokenizer, because requests give token ids. Every
 family has two variants at least: as published, and with the other values of its options. Prints the smallest gap between
-the two best logits of a greedy step. With a small gap, a correct implementation may select the other token.
+the two best logits of a greedy step. With a small gap, a correct implementation may select the other token. For sparse
+attention it also prints the smallest gap between the scores of the last selected key and of the next one, and the number
+of rows with a gap below 1e-6.
 
 --keys writes config_keys.json: for each model_type the configuration that transformers writes with default settings.
 
 Needs torch and transformers; the versions used are in the metadata of the file.
 """
 import argparse
+import contextlib
 import json
 import pathlib
 
@@ -148,6 +151,23 @@ FAMILIES = {
             full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=2.0, partial_rotary_factor=0.334),
             sliding_attention=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.334)))),
 }
+YARN_INDEX = {key: value for key, value in YARN.items() if key != "llama_4_scaling_beta"}
+FAMILIES.update({
+    "deepseek_v32": ("DeepseekV32", dict(**LATENT, **ROUTED, intermediate_size=64, first_k_dense_replace=1, n_group=4,
+                                         topk_group=2, index_topk=5, index_n_heads=8, index_head_dim=16)),
+    "deepseek_v32_yarn": ("DeepseekV32", dict(**{**LATENT, "kv_lora_rank": 18, "q_lora_rank": 22},
+                                              **{**ROUTED, "n_shared_experts": 2, "n_routed_experts": 6,
+                                                 "moe_intermediate_size": 20}, intermediate_size=40, n_group=1, topk_group=1,
+                                              mlp_layer_types=["sparse", "dense", "sparse"], norm_topk_prob=False,
+                                              attention_bias=True, tie_word_embeddings=True, index_topk=9,
+                                              index_n_heads=11, index_head_dim=13, rope_parameters=YARN_INDEX)),
+    "glm_moe_dsa": ("GlmMoeDsa", dict(**LATENT, **ROUTED, intermediate_size=64, first_k_dense_replace=1, index_topk=6,
+                                      index_n_heads=12, index_head_dim=10)),
+    "glm_moe_dsa_shared": ("GlmMoeDsa", dict(**{**LATENT, "kv_lora_rank": 20}, **{**ROUTED, "n_routed_experts": 6,
+                                             "moe_intermediate_size": 16}, num_hidden_layers=4, intermediate_size=32,
+                                             first_k_dense_replace=1, norm_topk_prob=False, index_topk=4, index_n_heads=8,
+                                             index_head_dim=8, indexer_types=["full", "shared", "full", "shared"])),
+})
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
@@ -238,6 +258,25 @@ def fill(model, seed):
             tensor.copy_(value if exact else value.bfloat16().float())
 
 
+@contextlib.contextmanager
+def index_gaps(topk):
+    """The gaps of the selections of `topk` keys: score of the last selected key minus that of the next one."""
+    gaps, original = [], torch.Tensor.topk
+
+    def recorded(scores, k, *rest, **named):
+        if k == topk and scores.dim() == 3 and scores.shape[-1] > k:
+            best = original(scores, k + 1, -1).values
+            gap, visible = best[..., k - 1] - best[..., k], best[..., k] > -1e30
+            gaps.extend(gap[visible].tolist())
+        return original(scores, k, *rest, **named)
+
+    torch.Tensor.topk = recorded
+    try:
+        yield gaps
+    finally:
+        torch.Tensor.topk = original
+
+
 @torch.no_grad()
 def compute(model, prompts):
     tensors, gap = {}, float("inf")
@@ -297,7 +336,8 @@ def make(name, folder):
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
     # Llama4ForConditionalGeneration of transformers 5.24 requires images; its decoder computes the same logits.
-    tensors, gap = compute((again.language_model if multimodal else again).eval(), prompts)
+    with index_gaps(getattr(config, "index_topk", None)) as gaps:
+        tensors, gap = compute((again.language_model if multimodal else again).eval(), prompts)
     if kind == "SarvamMoE":
         (stored / "config.json").write_text(json.dumps(as_ling(text), indent=1, sort_keys=True) + "\n")
     if without_sinks:
@@ -305,11 +345,13 @@ def make(name, folder):
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, float32 on CPU"
     safetensors.torch.save_file(tensors, stored / "reference.safetensors", metadata={"made_with": versions})
     size = sum(file.stat().st_size for file in stored.iterdir())
-    print(f"{name}: {size // 1024} KiB, {len(weights)} tensors, smallest top-1 gap {gap:.1e}", flush=True)
+    print(f"{name}: {size // 1024} KiB, {len(weights)} tensors, smallest top-1 gap {gap:.1e}" + (
+        f", smallest gap of {len(gaps)} selected keys {min(gaps):.1e}, {sum(g < 1e-6 for g in gaps)} below 1e-6" if gaps else ""),
+        flush=True)
 
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
-KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GptOss",
+KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
         "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
         "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
 

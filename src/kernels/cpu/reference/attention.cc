@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cache_rows.h"
@@ -87,6 +89,38 @@ void LatentAttention(const LatentAttentionParams& p) {
         }
         for (int64_t d = 0; d < p.lora; ++d) out[d] = static_cast<float>(sums[d]);
       }
+    }
+  }
+}
+
+void SelectKeys(const SelectKeysParams& p) {
+  for (const SequenceSpan& s : p.sequences) {
+    for (int64_t r = 0; r < s.rows; ++r) {
+      const int64_t keys = s.kv_len - s.rows + r + 1;
+      if (keys <= p.topk) continue;
+      const float* const q = p.q + (s.row_begin + r) * p.ldq;
+      const float* const weights = p.weights + (s.row_begin + r) * p.heads;
+      std::vector<float> scores(keys);
+      for (int64_t j = 0; j < keys; ++j) {
+        const std::vector<float> key =
+            CacheRow(p.cache, p.kv_dtype, s.SlotOf(j, p.page_size), p.head_dim);
+        double score = 0;
+        for (int64_t h = 0; h < p.heads; ++h) {
+          double product = 0;
+          for (int64_t d = 0; d < p.head_dim; ++d)
+            product += double{q[h * p.head_dim + d]} * key[d];
+          score += weights[h] * (product < 0 ? 0.0 : product);  // keeps NaN
+        }
+        scores[j] =
+            std::isnan(score) ? -std::numeric_limits<float>::infinity() : static_cast<float>(score);
+      }
+      std::vector<int64_t> order(keys);
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::stable_sort(order, std::greater(), [&](int64_t j) { return scores[j]; });
+      std::sort(order.begin(), order.begin() + p.topk);
+      for (int64_t i = 0; i < p.topk; ++i)
+        p.selected[(s.row_begin + r) * p.topk + i] =
+            static_cast<int32_t>(s.SlotOf(order[i], p.page_size));
     }
   }
 }

@@ -1,0 +1,285 @@
+// Models with an indexer (DeepSeek Sparse Attention). Their logits are compared with those of
+// transformers in tests/e2e/test_families.py.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "model/test_layouts.h"
+#include "model/weights.h"
+#include "model/weights/safetensors.h"
+#include "model/weights/testing.h"
+
+namespace switchyard {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using testing::ReadBytes;
+using testing::ReadSafetensors;
+using testing::WriteBytes;
+using testing::WriteSafetensors;
+
+std::string ErrorOf(const std::string& config) {
+  try {
+    ParseModelConfig(config);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+constexpr const char* kSparse[] = {"../families/deepseek_v32", "../families/glm_moe_dsa_shared"};
+
+// A copy of a checkpoint with some settings changed. `keeps_indexers`: whether it has the tensors
+// of the indexers.
+void Copy(const std::string& from, const json& changes, bool keeps_indexers,
+          const std::filesystem::path& to) {
+  json config = json::parse(ReadBytes(Fixture(from) / "config.json"));
+  for (const auto& item : changes.items()) {
+    if (item.value().is_null()) {
+      config.erase(item.key());
+    } else {
+      config[item.key()] = item.value();
+    }
+  }
+  WriteBytes(to / "config.json", config.dump());
+  auto tensors = ReadSafetensors(Fixture(from));
+  if (!keeps_indexers)
+    std::erase_if(tensors, [](const auto& tensor) {
+      return tensor.first.find(".indexer.") != std::string::npos;
+    });
+  WriteSafetensors(to / "model.safetensors", tensors);
+}
+
+// Changes that make a model of DeepSeek-V3 of it, with attention to all keys.
+json Dense() {
+  json changes = {{"architectures", json::array({"DeepseekV3ForCausalLM"})},
+                  {"model_type", "deepseek_v3"}};
+  for (const char* key : {"index_topk", "index_n_heads", "index_head_dim", "layer_types",
+                          "indexer_types", "indexer_rope_interleave"})
+    changes[key] = nullptr;
+  return changes;
+}
+
+std::vector<Group> Texts(int dp) {
+  std::vector<Group> groups(dp);
+  for (int g = 0; g < dp; ++g)
+    for (int i = 0; i < 2; ++i)
+      groups[g].push_back({.tokens = Ids(23 + 4 * i + g, 5 * g + i),
+                           .chunk = 6 + i,
+                           .decode_from = 15 + 3 * i,
+                           .start = i});
+  return groups;
+}
+
+TEST(SparseAttentionTest, AnIndexThatSelectsEverythingGivesTheBitsOfDenseAttention) {
+  for (const char* name : kSparse) {
+    SCOPED_TRACE(name);
+    const testing::TempDir dense, all, exactly;
+    Copy(name, Dense(), false, dense.path());
+    Copy(name, json::object({{"index_topk", 4096}}), true, all.path());
+    Copy(name, json::object({{"index_topk", 27}}), true, exactly.path());  // the longest text
+    for (Case c : {Case{.tp = 1}, Case{.tp = 2, .ep = 2, .backend = "deepep"},
+                   Case{.tp = 2, .kv_dtype = DType::kBF16}}) {
+      const auto run = [&](const std::filesystem::path& dir) {
+        c.fixture = dir;
+        return switchyard::Run(c, Texts(c.dp));
+      };
+      const auto want = run(dense.path());
+      EXPECT_EQ(want, run(all.path())) << c;
+      EXPECT_EQ(want, run(exactly.path())) << c;
+      EXPECT_NE(want, run(Fixture(name))) << "the checkpoint selects all keys";
+    }
+  }
+}
+
+// The logits of each text alone, in one chunk.
+std::vector<std::vector<Outcome>> Alone(Case c, const std::vector<Group>& groups) {
+  c = {.fixture = c.fixture, .dtype = c.dtype, .kv_dtype = c.kv_dtype};
+  std::vector<std::vector<Outcome>> all;
+  for (const Group& group : groups) {
+    all.emplace_back();
+    for (const Text& text : group)
+      all.back().push_back(switchyard::Run(c, {{{.tokens = text.tokens}}})[0][0]);
+  }
+  return all;
+}
+
+TEST(SparseAttentionTest, ChunksDecodeStepsAndLayoutsGiveTheSameBits) {
+  for (const char* name : kSparse) {
+    for (const Case& c :
+         {Case{.fixture = name}, Case{.fixture = name, .kv_dtype = DType::kI8},
+          Case{.fixture = name, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1},
+          Case{.fixture = name, .two_batches = true}})
+      EXPECT_EQ(switchyard::Run(c, Texts(c.dp)), Alone(c, Texts(c.dp))) << c;
+    // Two ranks add the heads of attention in another order than one.
+    const Case two = {.fixture = name, .tp = 2};
+    Case exchanged = {.fixture = name, .tp = 2, .ep = 2, .backend = "deepep"};
+    const auto want = switchyard::Run(two, Texts(1));
+    for (const char* mode : {"normal", "low_latency"}) {
+      exchanged.mode = mode;
+      const auto got = switchyard::Run(exchanged, Texts(1));
+      ASSERT_EQ(got[0].size(), want[0].size());
+      for (size_t i = 0; i < got[0].size(); ++i)
+        for (size_t j = 0; j < got[0][i].logits.size(); ++j)
+          ASSERT_NEAR(got[0][i].logits[j], want[0][i].logits[j], 2e-4);
+    }
+  }
+}
+
+// A tensor of reference.safetensors as float32 or int64.
+template <typename T>
+std::vector<T> ReferenceOf(const std::filesystem::path& dir, const std::string& name) {
+  const std::string path = dir / "reference.safetensors", bytes = ReadBytes(path);
+  const TensorEntry entry = ParseSafetensorsHeader(bytes, bytes.size(), path).at(name);
+  std::vector<T> values((entry.end - entry.begin) / sizeof(T));
+  std::memcpy(values.data(), bytes.data() + entry.begin, entry.end - entry.begin);
+  return values;
+}
+
+// Prompts in one chunk, and their greedy tokens in decode steps. No selection of the references is
+// within 1e-6 of another one (make_families.py).
+TEST(SparseAttentionTest, LogitsAreThoseOfTransformers) {
+  for (const char* name :
+       {"deepseek_v32", "deepseek_v32_yarn", "glm_moe_dsa", "glm_moe_dsa_shared"})
+    for (Case c : {Case{}, Case{.tp = 2}, Case{.tp = 2, .ep = 2, .backend = "deepep"}}) {
+      c.fixture = std::string("../families/") + name;
+      for (int i = 0; i < 3; ++i) {
+        const auto of = [&](const char* what) { return fmt::format("{}.{}", what, i); };
+        const auto prompt = ReferenceOf<int64_t>(Fixture(c.fixture), of("prompt"));
+        const auto greedy = ReferenceOf<int64_t>(Fixture(c.fixture), of("generated"));
+        const auto expected = ReferenceOf<float>(Fixture(c.fixture), of("logits"));
+        Text text{.tokens = {prompt.begin(), prompt.end()}};
+        text.decode_from = text.length();
+        text.tokens.insert(text.tokens.end(), greedy.begin(), greedy.end());
+        const std::vector<float> logits = switchyard::Run(c, {{text}})[0][0].logits;
+        for (size_t j = 0; j < expected.size(); ++j)
+          ASSERT_NEAR(logits[j], expected[j], 2e-4) << c << " " << of("prompt");
+        const size_t vocab = expected.size() / prompt.size();
+        for (size_t j = 0; j < greedy.size(); ++j) {
+          const auto row = logits.begin() + static_cast<int64_t>((prompt.size() + j - 1) * vocab);
+          EXPECT_EQ(std::max_element(row, row + static_cast<int64_t>(vocab)) - row, greedy[j]) << c;
+        }
+      }
+    }
+}
+
+TEST(SparseAttentionTest, IndexersWithoutSettingsAreRefused) {
+  const testing::TempDir dir;
+  Copy(kSparse[0], Dense(), true, dir.path());
+  try {
+    CheckCheckpoint(dir.path(), LoadModelConfig(dir.path()));
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("model.layers.0.self_attn.indexer."));
+    EXPECT_THAT(e.what(), HasSubstr("index_topk"));
+  }
+}
+
+TEST(SparseAttentionTest, TheCacheHasTheKeysOfTheIndex) {
+  const ModelConfig sparse = LoadModelConfig(Fixture(kSparse[0]));
+  ModelConfig dense = sparse;
+  dense.attention.index_topk = 0;
+  const auto more = [&](DType dtype) {
+    return KvStorage::BytesPerToken(sparse, Mesh(), dtype) -
+           KvStorage::BytesPerToken(dense, Mesh(), dtype);
+  };
+  const auto keys = static_cast<size_t>(sparse.num_layers() * sparse.attention.index_head_dim);
+  EXPECT_EQ(more(DType::kBF16), 2 * keys);
+  EXPECT_EQ(more(DType::kI8), keys + sparse.num_layers() * sizeof(float));  // with a row's scale
+}
+
+constexpr const char* kDeepSeekV32 = R"({
+    "architectures": ["DeepseekV32ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3,
+    "hidden_act": "silu", "hidden_size": 7168, "index_head_dim": 128, "index_n_heads": 64,
+    "index_topk": 2048, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "model_type": "deepseek_v32",
+    "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3",
+    "quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+    "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+    "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128,
+    "vocab_size": 129280})";
+
+TEST(SparseAttentionConfig, DeepSeekV32) {
+  const ModelConfig c = ParseModelConfig(kDeepSeekV32);
+  EXPECT_EQ(c.attention.index_topk, 2048);
+  EXPECT_EQ(c.attention.index_heads, 64);
+  EXPECT_EQ(c.attention.index_head_dim, 128);
+  EXPECT_FALSE(c.attention.index_interleaved);
+  EXPECT_TRUE(c.rope.interleaved);
+  EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::moe), 58);
+  EXPECT_TRUE(c.unknown_keys.empty());
+  try {
+    MtpConfigOf(c);
+    FAIL() << "an MTP layer with an indexer drafts";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("DeepseekV32ForCausalLM has no multi-token prediction"));
+  }
+}
+
+TEST(SparseAttentionConfig, DeepSeekV32RefusesOtherIndices) {
+  const auto error = [](const std::string& from, const std::string& to) {
+    std::string text = kDeepSeekV32;
+    text.replace(text.find(from), from.size(), to);
+    return ErrorOf(text);
+  };
+  EXPECT_THAT(error("\"index_head_dim\": 128", "\"index_head_dim\": 32"),
+              HasSubstr("index_head_dim is 32, less than qk_rope_head_dim 64"));
+  EXPECT_THAT(error("\"q_lora_rank\": 1536", "\"q_lora_rank\": null"),
+              HasSubstr("q_lora_rank is absent"));
+  EXPECT_THAT(error("\"index_topk\": 2048", "\"index_topk\": 0"), HasSubstr("index_topk is 0"));
+  EXPECT_THAT(error("\"ep_size\": 1", "\"index_topk_freq\": 4"), HasSubstr("index_topk_freq is 4"));
+  EXPECT_THAT(error("\"ep_size\": 1", "\"layer_types\": [\"full_attention\"]"),
+              HasSubstr("layer_types has 1 entries"));
+  EXPECT_THAT(error("\"ep_size\": 1", "\"rope_interleave\": false"),
+              HasSubstr("rope_interleave is false"));
+}
+
+// GLM-5 and the schedule of GLM-5.2, in which most layers have no indexer.
+TEST(SparseAttentionConfig, Glm5) {
+  constexpr const char* kGlm = R"({
+    "architectures": ["GlmMoeDsaForCausalLM"], "attention_bias": false, "ep_size": 1,
+    "eos_token_id": [154820, 154827], "first_k_dense_replace": 3, "head_dim": 64,
+    "hidden_act": "silu", "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32,
+    "index_topk": 2048, "indexer_rope_interleave": true, "intermediate_size": 12288,
+    "kv_lora_rank": 512, "max_position_embeddings": 202752, "model_type": "glm_moe_dsa",
+    "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 78, "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_head_dim": 256,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+    "rope_interleave": true, "rope_parameters": {"rope_theta": 1000000,
+    "rope_type": "default"}, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc",
+    "v_head_dim": 256, "vocab_size": 154880})";
+  const auto with = [&](const char* keys) { return std::string(kGlm).insert(1, keys); };
+  const auto shared = [&](const char* keys) {
+    const ModelConfig c = ParseModelConfig(with(keys));
+    EXPECT_TRUE(c.attention.index_interleaved);
+    EXPECT_TRUE(c.unknown_keys.empty());
+    std::string types;
+    for (const LayerConfig& layer : c.layers) types += layer.shared_index ? 'S' : 'F';
+    return types.substr(0, 12);
+  };
+  EXPECT_EQ(shared(""), "FFFFFFFFFFFF");
+  EXPECT_EQ(shared(R"("index_topk_freq": 4, "index_skip_topk_offset": 3,)"), "FFFSSSFSSSFS");
+  EXPECT_THAT(ErrorOf(with(R"("index_topk_pattern": "FS",)")), HasSubstr("has 2 entries"));
+  EXPECT_THAT(ErrorOf(with(R"("indexer_types": ["full"],)")), HasSubstr("has 1 entries"));
+  EXPECT_THAT(ErrorOf(with(R"("index_kpool": 4,)")), HasSubstr("index_kpool is 4"));
+}
+
+}  // namespace
+}  // namespace switchyard
