@@ -232,6 +232,7 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
     AppendInputLogprobs(sequence, rows, own.logits);
   }
   sequence.computed = sequence.settled = part.end;
+  if (cache.has_states()) cache.AdvanceStates(part.end, sequence.cache);
   cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   if (sequence.pending() > 0) {
     if (sequence.request.kv == KvRole::kExport)

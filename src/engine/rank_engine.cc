@@ -71,7 +71,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       model(model),
       vocab(model.vocab_size()),
       width(model.output_width()),
-      cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records),
+      cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records,
+            {.slots = options.num_states, .running = options.max_running_requests}),
       scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
@@ -80,6 +81,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
+  CHECK(options.num_states == 0 || (!options.drafter && options.max_forced == 0 &&
+                                    !model.launches() && model.passes_in_flight() == 1));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
@@ -205,6 +208,9 @@ StepCounts RankEngine::Impl::Plan() {
     AnswerPages(retractions);
   }
   MeasureQueue();
+  if (cache.has_states())
+    for (const ScheduledRows& part : plan)
+      cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache);
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
   for (const ScheduledRows& part : plan) {

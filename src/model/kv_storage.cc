@@ -20,6 +20,11 @@ std::pair<int64_t, int64_t> RowBytes(const ModelConfig& config, const Mesh& mesh
   return {bytes, bytes};
 }
 
+// The number of layers that store keys and values.
+int64_t CachedLayers(const ModelConfig& config) {
+  return config.num_layers() - std::ranges::count_if(config.layers, &LayerConfig::linear);
+}
+
 size_t RoundUpToPage(size_t bytes) {
   constexpr size_t kPage = 4096;
   return (bytes + kPage - 1) / kPage * kPage;
@@ -33,7 +38,7 @@ size_t KvStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   const size_t layer = RoundUpToPage(slots * static_cast<size_t>(k_bytes)) +
                        RoundUpToPage(slots * static_cast<size_t>(v_bytes));
-  return layer * static_cast<size_t>(config.num_layers()) +
+  return layer * static_cast<size_t>(CachedLayers(config)) +
          (config.has_moe() ? RoundUpToPage(slots * sizeof(int32_t)) : 0);
 }
 
@@ -49,8 +54,9 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
   };
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(take(k_bytes, dtype));
-    v_.push_back(v_bytes ? take(v_bytes, dtype) : Tensor());
+    const bool cached = !config.layers[layer].linear;
+    k_.push_back(cached ? take(k_bytes, dtype) : Tensor());
+    v_.push_back(cached && v_bytes ? take(v_bytes, dtype) : Tensor());
   }
   if (config.has_moe()) router_faults_ = take(sizeof(int32_t), DType::kI32);
 }
@@ -61,9 +67,13 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
   const auto size = static_cast<int64_t>(SizeOf(dtype));
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    k_.push_back(Tensor::Empty(dtype, {num_pages * page_size, k_bytes / size}));
-    v_.push_back(v_bytes ? Tensor::Empty(dtype, {num_pages * page_size, v_bytes / size})
-                         : Tensor());
+    const bool cached = !config.layers[layer].linear;
+    const auto make = [&](int64_t bytes) {
+      return cached && bytes > 0 ? Tensor::Empty(dtype, {num_pages * page_size, bytes / size})
+                                 : Tensor();
+    };
+    k_.push_back(make(k_bytes));
+    v_.push_back(make(v_bytes));
   }
   if (config.has_moe()) router_faults_ = Tensor::Empty(DType::kI32, {num_pages * page_size});
 }
@@ -136,7 +146,7 @@ void KvStorage::MoveRows(std::span<const SlotMove> moves) {
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {
   const auto [k_bytes, v_bytes] = RowBytes(config, mesh, dtype);
-  return static_cast<size_t>(config.num_layers() * (k_bytes + v_bytes));
+  return static_cast<size_t>(CachedLayers(config) * (k_bytes + v_bytes));
 }
 
 }  // namespace switchyard

@@ -67,7 +67,10 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   given_sequences_ = batch.sequences;
   CHECK(batch.branch_slots.empty() || context_.device.is_cpu());
   sequences->Set(given_sequences_, cache.page_size());
+  states = batch.states;
+  CHECK_EQ(states.size(), config.has_states() ? batch.sequences.size() : 0);
   only_logit_rows = batch.only_logit_rows;
+  CHECK(!only_logit_rows || !config.has_states());
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));
 
   number = batch.pass;

@@ -7,6 +7,7 @@
 #include "kernels/cache_rows.h"
 #include "model/complete_options.h"
 #include "model/kv_storage.h"
+#include "model/layers/linear_attention.h"
 #include "model/layers/scratch.h"
 #include "model/model.h"
 #include "model/rank_device.h"
@@ -88,7 +89,7 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
   const bool latent = config.attention.kind == AttentionConfig::Kind::kLatent;
   for (const LayerWeights& layer : weights.layers) {
     counted.dense_width = std::max(counted.dense_width, layer.dense.gate.n);
-    const WeightView& output = latent ? layer.latent.o.w : layer.grouped.o.w;
+    const WeightView& output = latent ? layer.latent.o.w : layer.grouped.o.w;  // or undefined
     counted.fp8_attention |= output.format == WeightFormat::kFp8Block;
   }
   return counted;
@@ -102,11 +103,13 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
   const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
                                                   (config.layer_norm ? 2 : 1) * sizeof(float)
                                             : 0;
-  for (const bool moe : {false, true}) {
-    const auto first = std::ranges::find(config.layers, moe, &LayerConfig::moe);
+  for (const int kind : {0, 1, 2, 3}) {
+    const auto of_kind = [kind](const LayerConfig& layer) {
+      return (layer.moe ? 1 : 0) + (layer.linear ? 2 : 0) == kind;
+    };
+    const auto first = std::ranges::find_if(config.layers, of_kind);
     if (first == config.layers.end()) continue;
-    const auto times =
-        static_cast<double>(std::ranges::count(config.layers, moe, &LayerConfig::moe));
+    const auto times = static_cast<double>(std::ranges::count_if(config.layers, of_kind));
     ModelConfig one = config;
     one.layers = {*first};
     LoadOptions of_one = load;
@@ -208,7 +211,9 @@ class PassSizes {
       const int64_t kv = KvHeads(a, mesh_).size(), q = o_.gpu ? heads + 2 * kv : heads;
       attention = LayerScratch::Floats({rows_ * q * a.head_dim, rows_ * kv * a.head_dim,
                                         rows_ * kv * a.head_dim, rows_ * heads * a.head_dim,
-                                        2 * rows_, rows_ * kv});
+                                        2 * rows_, rows_ * kv,
+                                        a.gate_in_q ? 2 * rows_ * heads * a.head_dim : 0,
+                                        a.gate_in_q ? rows_ * heads * a.head_dim : 0});
     } else {
       const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
       attention = LayerScratch::Floats(
@@ -216,6 +221,8 @@ class PassSizes {
            rows_ * latent, rows_ * heads * latent, rows_ * heads * a.kv_lora_rank,
            rows_ * heads * a.v_head_dim});
     }
+    if (c_.has_states())
+      attention = std::max(attention, LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 
@@ -355,6 +362,8 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   const PassSizes sizes(config, complete, mesh, counted);
   memory.kv_per_token =
       static_cast<double>(KvStorage::BytesPerToken(config, Mesh(mesh, 0), shape.kv_dtype));
+  memory.states = static_cast<double>(shape.states) *
+                  static_cast<double>(StateStorage::BytesPerSlot(config, Mesh(mesh, 0)));
   memory.activations = sizes.Activations();
   memory.moe = sizes.Moe();
   memory.logits = sizes.Logits(shape.logit_rows);

@@ -35,6 +35,12 @@ struct TensorNames {
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
   std::string kv_b = "self_attn.kv_b_proj";
 
+  // Linear attention. qkvz: the rows of LinearAttentionWeights::qkvz; ba: of ::ba.
+  std::string linear_qkvz = "linear_attn.in_proj_qkvz", linear_ba = "linear_attn.in_proj_ba";
+  std::string linear_conv = "linear_attn.conv1d", linear_rate = "linear_attn.A_log";
+  std::string linear_bias = "linear_attn.dt_bias", linear_norm = "linear_attn.norm";
+  std::string linear_o = "linear_attn.out_proj";
+
   std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
   // has a router under it and none under `moe`; empty: no alternative.
@@ -128,5 +134,6 @@ std::span<const Family> AfmoeFamily();
 std::span<const Family> BailingMoeV2Family();
 std::span<const Family> Llama4Family();
 std::span<const Family> LongcatFlashFamily();
+std::span<const Family> Qwen3NextFamily();
 
 }  // namespace switchyard

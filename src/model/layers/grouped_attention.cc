@@ -15,7 +15,7 @@ namespace {
 // skip the rotation or the norms in some layers.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
-  return a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
+  return !a.gate_in_q && a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
          a.query_scale_beta == 0.0 && std::ranges::all_of(config.layers, &LayerConfig::rope) &&
          std::ranges::all_of(config.layers, &LayerConfig::qk_norm);
 }
@@ -33,7 +33,8 @@ int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t q_heads = c_.device.fused() ? heads_ + 2 * kv_heads_ : heads_;
   return LayerScratch::Floats({max_tokens * q_heads * head_dim_, max_tokens * kv_heads_ * head_dim_,
                                max_tokens * kv_heads_ * head_dim_, max_tokens * heads_ * head_dim_,
-                               2 * max_tokens, max_tokens * kv_heads_});
+                               2 * max_tokens, max_tokens * kv_heads_, 2 * GateFloats(max_tokens),
+                              GateFloats(max_tokens)});
 }
 
 GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
@@ -48,6 +49,8 @@ GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
   a.attended = scratch.Take(tokens * heads_ * head_dim_);
   a.squares = scratch.Take(2 * tokens);
   a.head_slots = scratch.TakeInts(tokens * kv_heads_);
+  a.joint = scratch.Take(2 * GateFloats(tokens));
+  a.gates = scratch.Take(GateFloats(tokens));
   return a;
 }
 
@@ -109,7 +112,8 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
                                          .ldy = c_.config.hidden,
                                          .m = pass.rows.tokens};
   kernels::FusedOps* fused = c_.device.fused();
-  const bool bf16_out = fused && fused->AttentionToBFloat16(attention) && !w.gate.w.defined() &&
+  const bool bf16_out = fused && fused->AttentionToBFloat16(attention) &&
+                        !c_.config.attention.gate &&
                         fused->InputFormOf(project) == kernels::RoundedForm::kBFloat16;
   if (bf16_out) {
     attention.bf16_out = std::exchange(attention.out, nullptr);
@@ -118,7 +122,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
         project, {.form = kernels::RoundedForm::kBFloat16, .data = attention.bf16_out});
   }
   c_.device.Attention(attention, *pass.sequences);
-  if (w.gate.w.defined()) Gate(pass, a, w.gate);
+  if (c_.config.attention.gate) Gate(pass, a, w.gate);
   c_.device.Linear(project);
 }
 
@@ -198,10 +202,12 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
     return kernels::LinearParams{
         .x = x, .ldx = input, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
   };
-  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width),
-                                       projection(w.k, a.k, kv_width),
-                                       projection(w.v, a.v, kv_width)};
+  const bool joint = c_.config.attention.gate_in_q;
+  const kernels::LinearParams qkv[] = {
+      projection(w.q, joint ? a.joint : a.q, (joint ? 2 : 1) * q_width),
+      projection(w.k, a.k, kv_width), projection(w.v, a.v, kv_width)};
   c_.device.LinearGroup(qkv);
+  if (joint) SplitGates(pass, a);
   const LayerConfig& of_layer = c_.config.layers[layer];
   const bool norm_last = c_.config.attention.norm_after_rope;
   if (of_layer.qk_norm && !norm_last) NormQueriesAndKeys(a, w, tokens);
@@ -226,8 +232,24 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
   }
 }
 
+int64_t GroupedAttention::GateFloats(int64_t tokens) const {
+  return c_.config.attention.gate_in_q ? tokens * heads_ * head_dim_ : 0;
+}
+
+void GroupedAttention::SplitGates(const Pass& pass, const Arrays& a) const {
+  for (auto [from, to] : {std::pair{a.joint, a.q}, std::pair{a.joint + head_dim_, a.gates}})
+    c_.device.CopyRows({.x = from,
+                        .ldx = 2 * head_dim_,
+                        .y = to,
+                        .ldy = head_dim_,
+                        .m = pass.rows.tokens * heads_,
+                        .n = head_dim_});
+}
+
 void GroupedAttention::Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const {
   const int64_t tokens = pass.rows.tokens, width = heads_ * head_dim_;
+  if (c_.config.attention.gate_in_q)
+    return c_.device.MultiplyBySigmoid(a.attended, a.gates, tokens * width);
   float* const gates = a.q;  // the queries are not needed any more
   c_.device.Linear({.x = pass.normed.data(),
                     .ldx = c_.config.hidden,

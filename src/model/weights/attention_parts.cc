@@ -31,7 +31,9 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
 
   GroupedAttentionWeights w;
   if (names.qkv.empty()) {
-    w.q = parts.Rows(prefix + names.q, q_size, input, q, a.qkv_bias, kGroupedKeys);
+    const int64_t with_gate = a.gate_in_q ? 2 : 1;
+    w.q = parts.Rows(prefix + names.q, with_gate * q_size, input, q * with_gate, a.qkv_bias,
+                     kGroupedKeys);
     w.k = parts.Rows(prefix + names.k, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
     w.v = parts.Rows(prefix + names.v, kv_size, input, kv, a.qkv_bias, kGroupedKeys);
   } else {
@@ -43,7 +45,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, const std::string& p
     w.k = rows(q_size, kv);
     w.v = rows(q_size + kv_size, kv);
   }
-  if (a.gate)
+  if (a.gate && !a.gate_in_q)
     w.gate = parts.Rows(prefix + names.attention_gate, q_size, hidden, q, false, kGroupedKeys);
   w.o = parts.Columns(prefix + names.o, hidden, q_size, q, a.output_bias, kGroupedKeys);
   const std::string q_norm = prefix + names.q_norm + ".weight";

@@ -22,6 +22,14 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_norm", g.q_norm);
   to->Add(prefix + "k_norm", g.k_norm);
   to->Add(prefix + "sinks", g.sinks);
+  const LinearAttentionWeights& r = layer.linear;
+  to->Add(prefix + "qkvz", r.qkvz);
+  to->Add(prefix + "ba", r.ba);
+  to->Add(prefix + "conv", r.conv);
+  to->Add(prefix + "rate", r.rate);
+  to->Add(prefix + "bias", r.bias);
+  to->Add(prefix + "norm", r.norm);
+  to->Add(prefix + "o", r.o);
   const LatentAttentionWeights& l = layer.latent;
   to->Add(prefix + "q", l.q);
   to->Add(prefix + "q_a", l.q_a);

@@ -1,0 +1,50 @@
+// Linear attention (gated DeltaNet) of one layer on one rank of an attention group.
+#pragma once
+
+#include <cstdint>
+
+#include "model/layers/context.h"
+#include "model/pass.h"
+#include "model/weights.h"
+
+namespace switchyard {
+
+// One object serves all layers. The states are in KvStorage::states. CPUs only.
+class LinearAttention {
+ public:
+  // Requires ModelConfig::linear.
+  explicit LinearAttention(const LayerContext& context);
+
+  // Floats of the pass's scratch that a layer uses.
+  int64_t ScratchFloats(int64_t max_tokens) const;
+  // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
+  // all-reduces. Advances the states of the pass's sequences.
+  void Run(Pass& pass, const LinearAttentionWeights& w, int64_t layer, const float* x,
+           float* out) const;
+
+ private:
+  // Arrays in the pass's scratch.
+  struct Arrays {
+    float* projected;  // [T, heads, 2 · (key_dim + group · value_dim)]: q, k, v, z of each key head
+    float* mixed;      // [T, heads, 2 · key_dim + group · value_dim]: q, k, v after the convolution
+    float* ba;         // [T, heads, 2 · group]
+    float* gates;      // [T, value heads, 2]
+    float* attended;   // [T, value heads · value_dim]
+  };
+  Arrays TakeArrays(Pass& pass) const;
+  void Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+               const float* x) const;
+  void Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+  void Recur(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+
+  const LayerContext& c_;
+  const LinearAttentionConfig& l_;
+  const int64_t heads_;         // key heads of this rank
+  const int64_t values_;        // elements of the values of a key head
+  const int64_t mixed_width_;   // elements of q, k and v of a key head
+};
+
+// The result of ScratchFloats. `heads`: key heads of the rank.
+int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens);
+
+}  // namespace switchyard
