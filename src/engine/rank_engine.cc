@@ -9,7 +9,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/log.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
@@ -316,19 +315,6 @@ std::span<const float> RankEngine::Impl::Forward() {
 void RankEngine::Impl::Launch() {
   const profile::Span span(options.profiler, {.name = "launch", .rows = batch.num_tokens()});
   model.Launch(batch);
-}
-
-void RankEngine::Impl::LogDecoding() {
-  if (options.decode_log_interval <= 0 || ++decode_steps % options.decode_log_interval != 0) return;
-  const auto now = std::chrono::steady_clock::now();
-  const double seconds = std::chrono::duration<double>(now - last_log).count();
-  const EngineStats stats = Stats();
-  LOG_INFO("decode step {}: {} requests run, {} wait, {} of {} pages in use, {:.1f} tokens/s",
-           decode_steps, stats.running, stats.waiting,
-           stats.total_pages - stats.free_pages - stats.cached_pages, stats.total_pages,
-           static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
-  last_log = now;
-  logged_tokens = stats.decode_tokens;
 }
 
 void RankEngine::Impl::RequestDeviceSampling() {

@@ -77,6 +77,9 @@ struct LinearAttentionConfig {
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_dim = 0, value_dim = 0;  // of a head
   int64_t conv_width = 0;              // rows that the short convolution reads
+  // Whether the checkpoint has a projection for q, k and v, one for z, b and a each, with rows by
+  // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
+  bool separate = false;
 
   int64_t group() const { return value_heads / key_heads; }
 };

@@ -53,14 +53,13 @@ struct LatentAttentionWeights {
 
 // Linear attention: key heads are sharded in contiguous runs, each with its value heads.
 struct LinearAttentionWeights {
-  // The rows of a projection of this rank, for each key head: q and k [key_dim] each, v and z
-  // [group · value_dim] each. z gates the output.
-  LinearWeight qkvz;
-  LinearWeight ba;      // for each key head: b [group], then a [group]
-  Tensor conv;          // float32 [conv_width, key heads · (2 · key_dim + group · value_dim)]
-  Tensor rate, bias;    // float32 [value heads]: −exp(A_log), dt_bias
-  Tensor norm;          // float32 [value_dim]
-  LinearWeight o;       // [H, value heads · value_dim]: row-parallel
+  // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
+  // k, v and z, which gates the output. `gates`: one, or b and a.
+  std::vector<LinearWeight> in, gates;
+  Tensor conv;        // float32 [conv_width, LinearLayout::mixed_width]
+  Tensor rate, bias;  // float32 [value heads]: −exp(A_log), dt_bias
+  Tensor norm;        // float32 [value_dim]
+  LinearWeight o;     // [H, value heads · value_dim]: row-parallel
 };
 
 struct LayerWeights {

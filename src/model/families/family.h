@@ -35,8 +35,10 @@ struct TensorNames {
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
   std::string kv_b = "self_attn.kv_b_proj";
 
-  // Linear attention. qkvz: the rows of LinearAttentionWeights::qkvz; ba: of ::ba.
+  // Linear attention. LinearAttentionConfig::separate decides which projections exist.
   std::string linear_qkvz = "linear_attn.in_proj_qkvz", linear_ba = "linear_attn.in_proj_ba";
+  std::string linear_qkv = "linear_attn.in_proj_qkv", linear_z = "linear_attn.in_proj_z";
+  std::string linear_b = "linear_attn.in_proj_b", linear_a = "linear_attn.in_proj_a";
   std::string linear_conv = "linear_attn.conv1d", linear_rate = "linear_attn.A_log";
   std::string linear_bias = "linear_attn.dt_bias", linear_norm = "linear_attn.norm";
   std::string linear_o = "linear_attn.out_proj";
@@ -96,7 +98,8 @@ struct Family {
 };
 
 // A multimodal checkpoint, of which the decoder is served. Its config.json has the decoder's
-// settings under text_config, and the names of the decoder's tensors begin with `prefix`.
+// settings under text_config, and the names of the decoder's tensors begin with `prefix`. If it
+// begins with "model.", it replaces this beginning, and the head's name has no prefix.
 struct Wrapper {
   std::string_view architecture, model_type;
   std::string_view prefix;

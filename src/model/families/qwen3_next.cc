@@ -1,5 +1,5 @@
-// Qwen3-Next: three layers of gated DeltaNet for each layer of gated attention, zero-centred norms,
-// softmax router and a shared expert with a sigmoid gate.
+// Qwen3-Next, and the text of Qwen3.5 and 3.6 MoE: three layers of gated DeltaNet for each layer of
+// gated attention, zero-centred norms, softmax router and a shared expert with a sigmoid gate.
 #include "core/error.h"
 #include "kernels/recurrent.h"
 #include "model/families/common.h"
@@ -49,19 +49,34 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
   ReadRope(reader, 10000.0, a.head_dim, config, 0.25);
 }
 
-void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
+void ReadShared(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
-  ReadDenseIntermediate(reader, config);
   config->centred_norms = true;
   ReadAttention(reader, config);
   ReadLayers(reader, config);
   ReadLinearAttention(reader, config);
-  MarkSparseLayers(reader, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
-  config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", true);
+  config->moe->router.renormalize = true;
   config->moe->shared_intermediate =
       reader.IntOr({"shared_expert_intermediate_size"}, 512, 1, kMaxWidth);
   config->moe->shared_gate = true;
+}
+
+void ReadQwen3Next(const ConfigReader& reader, ModelConfig* config) {
+  ReadShared(reader, config);
+  ReadDenseIntermediate(reader, config);
+  MarkSparseLayers(reader, config);
+  config->moe->router.renormalize = reader.BoolOr("norm_topk_prob", true);
+}
+
+// The sections of mrope have the positions of images. Those of text are equal, as without sections.
+void ReadQwen35(const ConfigReader& reader, ModelConfig* config) {
+  ReadShared(reader, config);
+  for (const char* name : {"rope_parameters", "rope_scaling"})
+    if (const auto rotary = reader.Object(name)) rotary->Ignore({"mrope_section"});
+  RequireTrue(reader, "attn_output_gate");
+  config->linear->separate = true;
+  MarkAllMoe(config);
 }
 
 TensorNames Names(const ModelConfig&) {
@@ -72,10 +87,16 @@ TensorNames Names(const ModelConfig&) {
 
 constexpr Family kFamilies[] = {{.architecture = "Qwen3NextForCausalLM",
                                  .model_type = "qwen3_next",
-                                 .read_config = ReadConfig,
+                                 .read_config = ReadQwen3Next,
                                  .names = Names,
                                  .cpu_only = "recurrent states",
                                  .tool_parser = "qwen25",
+                                 .reasoning_parser = "qwen3"},
+                                {.architecture = "Qwen3_5MoeForCausalLM",
+                                 .model_type = "qwen3_5_moe_text",
+                                 .read_config = ReadQwen35,
+                                 .names = Names,
+                                 .cpu_only = "recurrent states",
                                  .reasoning_parser = "qwen3"}};
 
 }  // namespace

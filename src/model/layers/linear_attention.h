@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "model/layers/context.h"
+#include "model/linear_layout.h"
 #include "model/pass.h"
 #include "model/weights.h"
 
@@ -23,11 +25,11 @@ class LinearAttention {
            float* out) const;
 
  private:
-  // Arrays in the pass's scratch.
+  // Arrays in the pass's scratch, in the order of LinearLayout.
   struct Arrays {
-    float* projected;  // [T, heads, 2 · (key_dim + group · value_dim)]: q, k, v, z of each key head
-    float* mixed;      // [T, heads, 2 · key_dim + group · value_dim]: q, k, v after the convolution
-    float* ba;         // [T, heads, 2 · group]
+    float* projected;  // [T, width]
+    float* mixed;      // [T, mixed_width]
+    float* ba;         // [T, gates_width]
     float* gates;      // [T, value heads, 2]
     float* attended;   // [T, value heads · value_dim]
   };
@@ -39,9 +41,8 @@ class LinearAttention {
 
   const LayerContext& c_;
   const LinearAttentionConfig& l_;
-  const int64_t heads_;         // key heads of this rank
-  const int64_t values_;        // elements of the values of a key head
-  const int64_t mixed_width_;   // elements of q, k and v of a key head
+  const int64_t heads_;  // key heads of this rank
+  const LinearLayout at_;
 };
 
 // The result of ScratchFloats. `heads`: key heads of the rank.

@@ -23,8 +23,9 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "k_norm", g.k_norm);
   to->Add(prefix + "sinks", g.sinks);
   const LinearAttentionWeights& r = layer.linear;
-  to->Add(prefix + "qkvz", r.qkvz);
-  to->Add(prefix + "ba", r.ba);
+  for (size_t i = 0; i < r.in.size(); ++i) to->Add(fmt::format("{}in.{}", prefix, i), r.in[i]);
+  for (size_t i = 0; i < r.gates.size(); ++i)
+    to->Add(fmt::format("{}gates.{}", prefix, i), r.gates[i]);
   to->Add(prefix + "conv", r.conv);
   to->Add(prefix + "rate", r.rate);
   to->Add(prefix + "bias", r.bias);
