@@ -164,8 +164,9 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
     const double request =
         3.0 * plan.ranks_of_host *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
-    plan.max_running_requests = static_cast<int32_t>(
-        std::clamp(room / 4 / request, 1.0, double{plan.max_running_requests}));
+    const auto most = static_cast<double>(plan.max_running_requests);
+    plan.max_running_requests =
+        static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
   const int64_t running = plan.max_running_requests;

@@ -79,7 +79,8 @@ TEST(RankEngineStates, PassesThatRunAgainReadTheSameStates) {
     SCOPED_TRACE(throws);
     Rig rig(WithStates(TightOptions(), 8, 4));
     rig.model.during = [&](uint64_t pass) {
-      if (UniformDraw(7, static_cast<int64_t>(pass)) < 0.4) EXPECT_TRUE(rig.engine.AbortPass(pass));
+      const bool aborts = UniformDraw(7, static_cast<int64_t>(pass)) < 0.4;
+      EXPECT_EQ(aborts && rig.engine.AbortPass(pass), aborts);
     };
     if (throws) rig.model.during = rig.FailSometimes();
     const auto requests = MixedRequests(6);

@@ -159,8 +159,9 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
       got.insert(got.end(), part.begin(), part.end());
       from = to;
       row += rows;
-      if (row == 20)
+      if (row == 20) {
         EXPECT_TRUE(SameBits(layer.Slot(states, to), layer.Slot(whole, 1))) << value_dim;
+      }
     }
     EXPECT_TRUE(SameBits(got, want)) << value_dim;
     EXPECT_TRUE(SameBits(layer.Slot(states, from), layer.Slot(whole, 0))) << value_dim;

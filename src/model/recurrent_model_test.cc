@@ -16,6 +16,9 @@ constexpr char kModel[] = "../families/qwen3_next";
 std::vector<Outcome> RunAlone(const Case& c, const Group& texts) {
   return Run(c, {texts}).front();
 }
+std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
+  return Run(c, groups);  // the name is a member of tests
+}
 
 TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
   const Case c{.fixture = kModel};
@@ -31,7 +34,7 @@ TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
 
 TEST(RecurrentModelTest, DpAttentionHasTheLogitsOfOneRank) {
   const std::vector<Group> groups = Groups(2);
-  const auto two = Run({.fixture = kModel,
+  const auto two = RunGroups({.fixture = kModel,
                         .tp = 2,
                         .ep = 2,
                         .backend = "deepep",

@@ -79,7 +79,7 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
   if (draft && draft->has_states())
     throw Invalid(
         "--speculative-draft-model-path {}: a draft model with recurrent states is not supported",
-        config.speculative.draft_model_path.string());
+        config.speculative.draft_model_path);
   if (draft && draft->has_moe()) {
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);
