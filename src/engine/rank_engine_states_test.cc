@@ -56,13 +56,16 @@ TEST(RankEngineStates, TheLeastRecentCheckpointGivesItsSlot) {
   EXPECT_EQ(run(1, 0), 0);
   EXPECT_EQ(run(2, 20), 0);
   EXPECT_EQ(run(3, 0), 8);
-  for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(run(id, 5 * static_cast<int32_t>(id)), 0);
+  for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(run(id, 5 * static_cast<int32_t>(id) + 1), 0);
   EXPECT_EQ(run(8, 0), 0);  // its checkpoint was dropped, its pages were not
   EXPECT_EQ(run(9, 0), 8);
 }
 
 TEST(RankEngineStates, RetractedRequestsContinueWithTheSameTokens) {
-  Rig rig(WithStates(TightOptions(), 8, 4));
+  RankEngine::Options options = TightOptions();
+  options.num_pages = 20;
+  options.conservativeness = 0.1;
+  Rig rig(WithStates(options, 8, 4));
   const auto requests = MixedRequests(7);
   for (const EngineRequest& request : requests) rig.Tell({request});
   rig.RunOut();
