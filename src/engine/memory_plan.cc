@@ -95,8 +95,8 @@ std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
       "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, {}activations "
       "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, {}exchange buffers {:.1f}",
       (memory.fixed() + cache) / kMiB, memory.weights.total() / kMiB, Joined(modules, ", "),
-      cache / kMiB, DescribeStates(memory, plan), memory.activations / kMiB, memory.moe / kMiB, memory.logits / kMiB,
-      memory.tables / kMiB,
+      cache / kMiB, DescribeStates(memory, plan), memory.activations / kMiB, memory.moe / kMiB,
+      memory.logits / kMiB, memory.tables / kMiB,
       plan.cuda ? fmt::format("scratch of kernels {:.1f}, ", memory.scratch / kMiB) : "",
       memory.exchange / kMiB);
 }

@@ -165,8 +165,7 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
         3.0 * plan.ranks_of_host *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
     const auto most = static_cast<double>(plan.max_running_requests);
-    plan.max_running_requests =
-        static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
+    plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
   const int64_t running = plan.max_running_requests;
@@ -178,14 +177,15 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
                                        const char* hint) {
   throw Error(
       ErrorKind::kResource,
-      fmt::format("not enough memory: needed {:.2f} GiB (weights {:.2f}, cache {:.2f}, {}activations "
-                  "{:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
-                  "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
-                  (need.fixed() + kv_bytes) / kGiB, need.weights / kGiB, kv_bytes / kGiB,
-                  need.states > 0 ? fmt::format("recurrent states {:.2f}, ", need.states / kGiB)
-                                  : std::string(),
-                  need.activations / kGiB, need.symmetric / kGiB, budget / kGiB,
-                  config.mem_fraction_static, memory.total / kGiB, memory.available / kGiB),
+      fmt::format(
+          "not enough memory: needed {:.2f} GiB (weights {:.2f}, cache {:.2f}, {}activations "
+          "{:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
+          "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
+          (need.fixed() + kv_bytes) / kGiB, need.weights / kGiB, kv_bytes / kGiB,
+          need.states > 0 ? fmt::format("recurrent states {:.2f}, ", need.states / kGiB)
+                          : std::string(),
+          need.activations / kGiB, need.symmetric / kGiB, budget / kGiB, config.mem_fraction_static,
+          memory.total / kGiB, memory.available / kGiB),
       hint);
 }
 

@@ -38,7 +38,8 @@ struct StateSpan {
 //   y[t, c] = silu(Σ_j weight[j, c] · x[t − width + 1 + j, c])
 // Channels are in groups of adjacent elements of x.
 struct ShortConvParams {
-  const float* x = nullptr;  // [m, groups, channels], element (t, g, c) at t · ldx + g · group_stride + c
+  const float* x =
+      nullptr;  // [m, groups, channels], element (t, g, c) at t · ldx + g · group_stride + c
   int64_t ldx = 0, group_stride = 0;
   int64_t groups = 1, channels = 0;
   int64_t width = 1;              // at most kMaxConvWidth
@@ -54,8 +55,8 @@ struct ShortConvParams {
 constexpr int64_t kMaxConvWidth = 16;
 
 // The gated delta rule. For each value head h with key head h / (value_heads / key_heads), with q
-// and k divided by their norms and q by √key_dim, with the decay exp(rate[h] · softplus(a + bias[h]))
-// and the step β = sigmoid(b):
+// and k divided by their norms and q by √key_dim, with the decay exp(rate[h] · softplus(a +
+// bias[h])) and the step β = sigmoid(b):
 //   S = decay · S;  S = S + k ⊗ β (v − Sᵀ k);  out = Sᵀ q
 // Element i of head h of an operand begins at (h / n) · group_stride + (h % n) · width, where n is
 // the number of its heads in a group: 1 for q and k, and value_heads / key_heads for v, a and b.

@@ -135,7 +135,7 @@ struct ModelConfig {
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
-  bool layer_norm = false;       // norms subtract the mean and have a bias
+  bool layer_norm = false;  // norms subtract the mean and have a bias
   // Norms of rows, of q and of k multiply by 1 + weight. Loading adds the 1.
   bool centred_norms = false;
   float embedding_scale = 1.0f;  // factor of the embedding's rows

@@ -68,8 +68,8 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(linear_),
-                   need(dense_)});
+  return std::max(
+      {need(hidden_input_), need(grouped_), need(latent_), need(linear_), need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {

@@ -444,6 +444,8 @@ TEST(HubConfig, Qwen3NextRefusesLayersAndHeadsThatDoNotFit) {
               HasSubstr("layer_types has 1 entries; want one for each of the 48 layers"));
   EXPECT_THAT(error_with(R"("linear_num_value_heads": 32)", R"("linear_num_value_heads": 24)"),
               HasSubstr("linear_num_value_heads is 24, not a multiple"));
+  EXPECT_THAT(error_with(R"("full_attention_interval": 4)", R"("full_attention_interval": 49)"),
+              HasSubstr("want at least one layer with full_attention"));
   EXPECT_THAT(error_with(R"("linear_conv_kernel_dim": 4)", R"("linear_conv_kernel_dim": 17)"),
               HasSubstr("linear_conv_kernel_dim"));
 }

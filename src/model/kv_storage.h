@@ -26,9 +26,10 @@ struct SlotMove {
   int32_t from = 0, to = 0;
 };
 
-// Memory of the paged KV cache, per layer; none for layers with linear attention. Grouped attention: k and v, [slots, kv_heads of this
-// rank, D] each. Latent attention: one tensor [slots, kv_lora + rope] in `k`. Owned by the engine,
-// written by the model. Each attention group has its own cache, sharded over its ranks.
+// Memory of the paged KV cache, per layer; none for layers with linear attention. Grouped
+// attention: k and v, [slots, kv_heads of this rank, D] each. Latent attention: one tensor [slots,
+// kv_lora + rope] in `k`. Owned by the engine, written by the model. Each attention group has its
+// own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;

@@ -102,7 +102,7 @@ class Pass {
   KvStorage* kv = nullptr;
   std::unique_ptr<kernels::PassSequences> sequences;
   std::span<const kernels::StateSpan> states;  // ForwardBatch::states
-  PaddedBatch padded;  // if the batch is padded
+  PaddedBatch padded;                          // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each

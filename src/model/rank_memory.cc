@@ -209,11 +209,11 @@ class PassSizes {
     int64_t attention = 0;
     if (a.kind == AttentionConfig::Kind::kGrouped) {
       const int64_t kv = KvHeads(a, mesh_).size(), q = o_.gpu ? heads + 2 * kv : heads;
-      attention = LayerScratch::Floats({rows_ * q * a.head_dim, rows_ * kv * a.head_dim,
-                                        rows_ * kv * a.head_dim, rows_ * heads * a.head_dim,
-                                        2 * rows_, rows_ * kv,
-                                        a.gate_in_q ? 2 * rows_ * heads * a.head_dim : 0,
-                                        a.gate_in_q ? rows_ * heads * a.head_dim : 0});
+      attention =
+          LayerScratch::Floats({rows_ * q * a.head_dim, rows_ * kv * a.head_dim,
+                                rows_ * kv * a.head_dim, rows_ * heads * a.head_dim, 2 * rows_,
+                                rows_ * kv, a.gate_in_q ? 2 * rows_ * heads * a.head_dim : 0,
+                                a.gate_in_q ? rows_ * heads * a.head_dim : 0});
     } else {
       const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
       attention = LayerScratch::Floats(
@@ -222,7 +222,9 @@ class PassSizes {
            rows_ * heads * a.v_head_dim});
     }
     if (c_.has_states())
-      attention = std::max(attention, LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_));
+      attention = std::max(
+          attention,
+          LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 

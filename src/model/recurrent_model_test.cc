@@ -13,9 +13,7 @@ using ::testing::HasSubstr;
 
 constexpr char kModel[] = "../families/qwen3_next";
 
-std::vector<Outcome> RunAlone(const Case& c, const Group& texts) {
-  return Run(c, {texts}).front();
-}
+std::vector<Outcome> RunAlone(const Case& c, const Group& texts) { return Run(c, {texts}).front(); }
 std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
   return Run(c, groups);  // the name is a member of tests
 }
@@ -34,25 +32,21 @@ TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
 
 TEST(RecurrentModelTest, DpAttentionHasTheLogitsOfOneRank) {
   const std::vector<Group> groups = Groups(2);
-  const auto two = RunGroups({.fixture = kModel,
-                        .tp = 2,
-                        .ep = 2,
-                        .backend = "deepep",
-                        .dp = 2,
-                        .dense_tp = 1},
-                       groups);
+  const auto two = RunGroups(
+      {.fixture = kModel, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1}, groups);
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t i = 0; i < groups[g].size(); ++i)
-      EXPECT_EQ(two[g][i], RunAlone({.fixture = kModel, .backend = "deepep"}, {groups[g][i]}).front());
+      EXPECT_EQ(two[g][i],
+                RunAlone({.fixture = kModel, .backend = "deepep"}, {groups[g][i]}).front());
 }
 
 TEST(RecurrentModelTest, ASlotHasTheStatesOfTheRanksHeads) {
   const ModelConfig config = LoadModelConfig(Fixture(kModel));
   const LinearAttentionConfig& l = *config.linear;
   const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
-  const int64_t floats = (l.conv_width - 1) * (2 * l.key_heads * l.key_dim +
-                                               l.value_heads * l.value_dim) +
-                         l.value_heads * l.key_dim * l.value_dim;
+  const int64_t floats =
+      (l.conv_width - 1) * (2 * l.key_heads * l.key_dim + l.value_heads * l.value_dim) +
+      l.value_heads * l.key_dim * l.value_dim;
   const size_t bytes = StateStorage::BytesPerSlot(config, Mesh());
   EXPECT_EQ(bytes, static_cast<size_t>(layers * floats) * sizeof(float));
   EXPECT_EQ(StateStorage::BytesPerSlot(config, Mesh({.tp = 2}, 1)), bytes / 2);

@@ -126,8 +126,8 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
     if (given)
-      throw Invalid("{}: not supported for {}, which has recurrent states; leave the flag out", flag,
-                    model.architecture);
+      throw Invalid("{}: not supported for {}, which has recurrent states; leave the flag out",
+                    flag, model.architecture);
   };
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));

@@ -243,9 +243,7 @@ TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {
 
 TEST(ChecksTest, RecurrentStates) {
   const char* model = "../families/qwen3_next";
-  const auto two = [](EngineConfig& c) {
-    c.mesh = {.tp = 2, .ep = 2};
-  };
+  const auto two = [](EngineConfig& c) { c.mesh = {.tp = 2, .ep = 2}; };
   ExpectCases({{two, ""},
                {[&](auto& c) {
                   two(c);

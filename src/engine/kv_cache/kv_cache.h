@@ -59,8 +59,7 @@ class KvCache {
   };
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
           const StateCounts& states);
-  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes,
-          PageRecords* records = nullptr)
+  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records = nullptr)
       : KvCache(num_pages, page_size, reuse_prefixes, records, {}) {}
 
   int32_t page_size() const { return page_size_; }

@@ -139,9 +139,8 @@ class CpuRecurrentOps final : public RecurrentOps {
     const float root = std::sqrt(static_cast<float>(p.key_dim));
     std::fill_n(weights, p.key_dim, 1.0f / static_cast<float>(p.key_dim));  // 1 / root, twice
     std::fill_n(weights + p.key_dim, p.key_dim, 1.0f / root);
-    cpu::RunRows(pool_, p.m, 2 * p.key_heads * p.key_dim, [&](int64_t begin, int64_t end) {
-      Prepare(p, *kernels, weights, begin, end);
-    });
+    cpu::RunRows(pool_, p.m, 2 * p.key_heads * p.key_dim,
+                 [&](int64_t begin, int64_t end) { Prepare(p, *kernels, weights, begin, end); });
     const int64_t blocks = (p.value_dim + kernels->delta_columns - 1) / kernels->delta_columns;
     const int64_t tasks = p.value_heads * blocks;  // of one sequence
     cpu::RunTasks(pool_, std::ssize(p.sequences) * tasks, [&](int64_t task) {
@@ -159,8 +158,7 @@ class CpuRecurrentOps final : public RecurrentOps {
       for (int64_t row = begin; row < end; ++row) {
         for (int64_t head = 0; head < p.heads; ++head) {
           float* x = p.x + row * p.ldx + head * p.n;
-          const float* z =
-              p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
+          const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
           kernels->rms_norm(x, p.weight, x, p.n, p.eps);
           std::copy_n(z, p.n, gate);
           kernels->swiglu(gate, x, p.n);

@@ -18,8 +18,7 @@ std::vector<Family> Collect() {
         LlamaFamily(),        QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
         Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
         FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
-        BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(),
-        Qwen3NextFamily()}) {
+        BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(), Qwen3NextFamily()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;

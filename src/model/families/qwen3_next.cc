@@ -1,5 +1,7 @@
 // Qwen3-Next, and the text of Qwen3.5 and 3.6 MoE: three layers of gated DeltaNet for each layer of
 // gated attention, zero-centred norms, softmax router and a shared expert with a sigmoid gate.
+#include <algorithm>
+
 #include "core/error.h"
 #include "kernels/recurrent.h"
 #include "model/families/common.h"
@@ -18,13 +20,16 @@ void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
     throw Invalid("{} has {} entries; want one for each of the {} layers", reader.Where(kKey),
                   types.size(), layers);
   for (int64_t i = 0; i < layers; ++i) {
-    const bool known = types.empty() || types[i] == "linear_attention" || types[i] == "full_attention";
+    const bool known =
+        types.empty() || types[i] == "linear_attention" || types[i] == "full_attention";
     if (!known)
       throw Invalid("{} holds \"{}\"; want linear_attention or full_attention", reader.Where(kKey),
                     types[i]);
     config->layers[i].linear =
         types.empty() ? (i + 1) % every != 0 : types[i] == "linear_attention";
   }
+  if (std::ranges::all_of(config->layers, &LayerConfig::linear))
+    throw Invalid("{}: want at least one layer with full_attention", reader.Where(kKey));
 }
 
 void ReadLinearAttention(const ConfigReader& reader, ModelConfig* config) {

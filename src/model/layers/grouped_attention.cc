@@ -15,8 +15,9 @@ namespace {
 // skip the rotation or the norms in some layers.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
-  return !a.gate_in_q && a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
-         a.query_scale_beta == 0.0 && std::ranges::all_of(config.layers, &LayerConfig::rope) &&
+  return !a.gate_in_q && a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole &&
+         !a.norm_after_rope && a.query_scale_beta == 0.0 &&
+         std::ranges::all_of(config.layers, &LayerConfig::rope) &&
          std::ranges::all_of(config.layers, &LayerConfig::qk_norm);
 }
 
@@ -34,7 +35,7 @@ int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   return LayerScratch::Floats({max_tokens * q_heads * head_dim_, max_tokens * kv_heads_ * head_dim_,
                                max_tokens * kv_heads_ * head_dim_, max_tokens * heads_ * head_dim_,
                                2 * max_tokens, max_tokens * kv_heads_, 2 * GateFloats(max_tokens),
-                              GateFloats(max_tokens)});
+                               GateFloats(max_tokens)});
 }
 
 GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {

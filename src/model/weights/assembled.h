@@ -170,8 +170,9 @@ class Assembler {
       for (const ModelWeights& w : ranks_)
         for (int64_t i = 0; i < c.key_heads / shape_.tp * size; ++i)
           for (int64_t j = 0; j < c.conv_width; ++j)
-            conv.push_back(layer(w).linear.conv.template data<float>()
-                               [j * at.mixed_width + part.first + i / size * part.stride + i % size]);
+            conv.push_back(
+                layer(w).linear.conv.template data<float>()[j * at.mixed_width + part.first +
+                                                            i / size * part.stride + i % size]);
     };
     add(at.q, c.key_dim);
     add(at.k, c.key_dim);

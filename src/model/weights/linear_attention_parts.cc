@@ -45,12 +45,11 @@ Tensor BuildConv(Parts& parts, const std::string& name, Range heads) {
   Tensor conv = Tensor::Empty(DType::kF32, {c.conv_width, at.mixed_width});
   const auto read = [&](int64_t first, int64_t per_head, LinearLayout::Part to) {
     const Range part = {first + heads.begin * per_head, first + heads.end * per_head};
-    const Tensor from =
-        parts.Vector({.name = name,
-                      .n = (2 * keys + c.value_heads * c.value_dim) * c.conv_width,
-                      .range = part * c.conv_width,
-                      .kernel = c.conv_width,
-                      .keys = kKeys});
+    const Tensor from = parts.Vector({.name = name,
+                                      .n = (2 * keys + c.value_heads * c.value_dim) * c.conv_width,
+                                      .range = part * c.conv_width,
+                                      .kernel = c.conv_width,
+                                      .keys = kKeys});
     for (int64_t i = 0; i < part.size(); ++i)
       for (int64_t j = 0; j < c.conv_width; ++j)
         conv.data<float>()[j * at.mixed_width + to.first + i / per_head * to.stride +

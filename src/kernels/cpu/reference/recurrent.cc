@@ -107,8 +107,7 @@ void GatedNorm(const GatedNormParams& p) {
   for (int64_t row = 0; row < p.m; ++row) {
     for (int64_t head = 0; head < p.heads; ++head) {
       float* x = p.x + row * p.ldx + head * p.n;
-      const float* z =
-          p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
+      const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
       double sum = 0;
       for (int64_t i = 0; i < p.n; ++i) sum += double{x[i]} * x[i];
       const double factor = 1.0 / std::sqrt(sum / static_cast<double>(p.n) + p.eps);

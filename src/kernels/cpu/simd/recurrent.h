@@ -77,8 +77,7 @@ void DeltaRow(const DeltaTask& t, int64_t row, const float* from, int64_t from_s
     update(i + 1, 1);
   }
   if (i < t.key_dim) update(i, 0);
-  for (int c = 0; c < kN; ++c)
-    store(t.out + row * t.ldo, V::Add(sums[0][c], sums[1][c]), c);
+  for (int c = 0; c < kN; ++c) store(t.out + row * t.ldo, V::Add(sums[0][c], sums[1][c]), c);
 }
 
 template <class V, bool kWhole>
@@ -109,7 +108,7 @@ void DeltaRows(const DeltaTask& t) {
 
 template <class V>
 void Delta(const DeltaTask& t) {
-  t.columns == kDeltaVectors * V::kLanes ? DeltaRows<V, true>(t) : DeltaRows<V, false>(t);
+  t.columns == kDeltaVectors* V::kLanes ? DeltaRows<V, true>(t) : DeltaRows<V, false>(t);
 }
 
 }  // namespace switchyard::kernels::cpu::simd
