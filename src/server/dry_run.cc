@@ -8,6 +8,7 @@
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
+#include "model/state_storage.h"
 #include "schedule/print.h"
 #include "server/front/served_model.h"
 #include "server/http_setup.h"
