@@ -127,6 +127,7 @@ struct EnginePlan {
   int64_t context_length = 0;
   int64_t num_pages = 0;
   int32_t max_running_requests = 0;
+  int64_t num_states = 0;            // RankEngine::Options::num_states
   int32_t chunked_prefill_size = 0;  // −1: no chunking
   int64_t max_batch_tokens = 0;      // maximum rows of one pass
   int32_t threads_per_rank = 1;      // used unless BindRank partitions the CPUs

@@ -9,7 +9,9 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,10 +32,12 @@ class FakeForward : public ForwardFunction {
     int32_t page_size = 1;
     bool launches = false;  // samples tokens and runs passes ahead, as a GPU rank does
     Pooling pooling = Pooling::kNone;
+    int64_t states = 0;  // slots of recurrent states; each holds the hash of all tokens before it
   };
   explicit FakeForward(Options options)
       : options_(options),
         store_(options.num_pages * options.page_size, kNothing),
+        states_(options.states),
         sampler_(options.vocab, {}) {}
 
   int64_t vocab_size() const override { return options_.vocab; }
@@ -76,6 +80,11 @@ class FakeForward : public ForwardFunction {
     running_ = 0;
     if (!aborted_) return Compute(batch);
     for (const int32_t slot : batch.slots) store_.at(slot) = kNothing;  // like undefined rows
+    for (const auto& span : batch.states) {
+      states_.at(span.to) = {};
+      for (const auto& copy : span.copies)
+        if (copy.slot >= 0) states_.at(copy.slot) = {};
+    }
     return {};
   }
 
@@ -91,6 +100,7 @@ class FakeForward : public ForwardFunction {
       EXPECT_GE(tokens[row], -1);
       store_[batch.slots[row]] = {tokens[row], batch.positions[row]};
     }
+    Recur(batch, tokens);
     routed_.clear();
     if (batch.routed_experts)
       for (int64_t row = 0; row < batch.num_tokens(); ++row)
@@ -147,6 +157,7 @@ class FakeForward : public ForwardFunction {
   }
 
   int64_t most_rows = 0, passes = 0, launched = 0, passes_with_logits = 0, moved = 0;
+  int64_t state_copies = 0;  // states written within the rows of a span
   uint64_t fingerprint = 0;  // hash of all batches so far
   int32_t poison = -1;       // a history that contains this token gives NaN
   std::string router_fault;  // the router fault of every sequence in a pass with NaN
@@ -212,6 +223,42 @@ class FakeForward : public ForwardFunction {
     }
   }
 
+  // Advances the states of the batch, and compares them with the tokens in the pages. No slot that
+  // the pass writes may be another slot that it reads or writes.
+  void Recur(const ForwardBatch& batch, const std::vector<int32_t>& tokens) {
+    ASSERT_EQ(batch.states.size(), options_.states > 0 ? batch.sequences.size() : 0);
+    std::set<int32_t> read, written;
+    for (size_t i = 0; i < batch.states.size(); ++i) {
+      const kernels::StateSpan& span = batch.states[i];
+      const kernels::SequenceSpan& sequence = batch.sequences[i];
+      ASSERT_EQ(span.row_begin, sequence.row_begin);
+      ASSERT_EQ(span.rows, sequence.rows);
+      State state{kSeed, 0};
+      if (span.from >= 0) state = states_.at(span.from);
+      ASSERT_EQ(state.position, sequence.kv_len - sequence.rows) << "another position's state";
+      read.insert(span.from);
+      const auto write = [&](int32_t slot) {
+        EXPECT_TRUE(written.insert(slot).second);
+        next_states_[slot] = state;
+      };
+      size_t copy = 0;
+      for (int32_t row = 0; row < span.rows; ++row) {
+        if (copy < 2 && span.copies[copy].slot >= 0 && span.copies[copy].rows == row) {
+          EXPECT_GT(row, 0);
+          write(span.copies[copy++].slot);
+          ++state_copies;
+        }
+        state.hash = Mix(state.hash, tokens[span.row_begin + row], state.position++);
+      }
+      EXPECT_TRUE(copy == 2 || span.copies[copy].slot < 0);
+      write(span.to);
+      EXPECT_EQ(state.hash, History(sequence, sequence.kv_len));
+    }
+    for (const int32_t slot : written) EXPECT_FALSE(read.contains(slot));
+    for (const auto& [slot, state] : next_states_) states_.at(slot) = state;
+    next_states_.clear();
+  }
+
   uint64_t History(const kernels::SequenceSpan& sequence, int32_t length) {
     uint64_t hash = kSeed;
     poisoned_ = false;
@@ -231,6 +278,12 @@ class FakeForward : public ForwardFunction {
 
   const Options options_;
   std::vector<Entry> store_;
+  struct State {
+    uint64_t hash = 0;
+    int32_t position = -1;  // number of tokens before it; −1: undefined
+  };
+  std::vector<State> states_;
+  std::map<int32_t, State> next_states_;  // written by the present pass
   std::vector<float> logits_;
   std::vector<int32_t> routed_;
   Sampler sampler_;

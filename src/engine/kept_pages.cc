@@ -27,7 +27,8 @@ size_t KvBytes(const ModelConfig& model, const Mesh& mesh, const EngineConfig& c
 }  // namespace
 
 size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  if (plan.cuda) return 0;
+  // Pages are useless to the next epoch without the states at their ends, which end with the rank.
+  if (plan.cuda || plan.model.has_states()) return 0;
   if (config.disable_radix_cache && !config.disaggregated()) return 0;
   size_t most = 0;
   for (int rank = 0; rank < config.mesh.tp; ++rank) {

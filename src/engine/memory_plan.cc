@@ -35,6 +35,15 @@ void Add(const RankMemory& draft, RankMemory* memory) {
   memory->exchange += draft.exchange;
 }
 
+std::string DescribeStates(const RankMemory& memory, const EnginePlan& plan) {
+  if (plan.num_states == 0) return "";
+  return fmt::format(
+      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request, the others for "
+      "cached prefixes), ",
+      memory.states / kMiB, plan.num_states,
+      memory.states / kMiB / static_cast<double>(plan.num_states));
+}
+
 }  // namespace
 
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
@@ -49,7 +58,8 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
     logit_rows =
         std::max(logit_rows, std::min(MaxLogitRows(model.output_width()),
                                       int64_t{plan.max_running_requests} * plan.drafts.rows()));
-  const RankMemoryShape shape{.logit_rows = logit_rows, .kv_dtype = plan.kv_dtype};
+  const RankMemoryShape shape{
+      .logit_rows = logit_rows, .kv_dtype = plan.kv_dtype, .states = plan.num_states};
   const ModelOptions options = MakeModelOptions(config, plan);
   RankMemory memory = MemoryOfRank(model, options, config.mesh, shape);
   if (plan.draft) {
@@ -82,11 +92,11 @@ std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
   for (const auto& [name, bytes] : memory.weights.Parts())
     if (bytes > 0) modules.push_back(fmt::format("{} {:.1f}", name, bytes / kMiB));
   return fmt::format(
-      "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, activations "
+      "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, {}activations "
       "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, {}exchange buffers {:.1f}",
       (memory.fixed() + cache) / kMiB, memory.weights.total() / kMiB, Joined(modules, ", "),
-      cache / kMiB, memory.activations / kMiB, memory.moe / kMiB, memory.logits / kMiB,
-      memory.tables / kMiB,
+      cache / kMiB, DescribeStates(memory, plan), memory.activations / kMiB, memory.moe / kMiB,
+      memory.logits / kMiB, memory.tables / kMiB,
       plan.cuda ? fmt::format("scratch of kernels {:.1f}, ", memory.scratch / kMiB) : "",
       memory.exchange / kMiB);
 }

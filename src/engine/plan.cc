@@ -116,8 +116,8 @@ std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePl
 
 // Required bytes. On CPUs: of all ranks of the host. On GPUs: of one rank.
 struct Need {
-  double weights = 0, activations = 0, symmetric = 0;
-  double fixed() const { return weights + activations + symmetric; }
+  double weights = 0, states = 0, activations = 0, symmetric = 0;
+  double fixed() const { return weights + states + activations + symmetric; }
 };
 
 // `stages`: the memory of a rank of each pipeline stage. All stages have the same number of ranks.
@@ -127,6 +127,7 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   Need need;
   for (const RankMemory& rank : stages) {
     need.weights += rank.weights.total() * ranks;
+    need.states += rank.states * ranks;
     need.activations += (rank.passes() + rank.scratch) * ranks;
     need.symmetric += rank.exchange * ranks;
   }
@@ -150,17 +151,41 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   return need;
 }
 
+// Slots of recurrent states: two for each running request, and as many again as there are requests
+// for cached prefixes, at least kFewStates. Without --max-running-requests, the slots of
+// requests take at most a quarter of the memory that weights and passes leave.
+void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
+  constexpr int64_t kFewStates = 8;
+  if (!plan.model.has_states() || plan.cuda) return;
+  if (config.max_running_requests == 0) {
+    const RankMemory memory = PlanRankMemory(config, plan);
+    const double room = static_cast<double>(Budget(machine.memory, config, false)) -
+                        FixedNeed(config, plan, {&memory, 1}).fixed();
+    const double request =
+        3.0 * plan.ranks_of_host *
+        static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
+    const auto most = static_cast<double>(plan.max_running_requests);
+    plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
+    plan.max_batch_tokens = MaxBatchTokens(config, plan);
+  }
+  const int64_t running = plan.max_running_requests;
+  plan.num_states = 2 * running + std::max(running, kFewStates);
+}
+
 [[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,
                                        const Need& need, int64_t kv_bytes, int64_t budget,
                                        const char* hint) {
   throw Error(
       ErrorKind::kResource,
-      fmt::format("not enough memory: needed {:.2f} GiB (weights {:.2f}, cache {:.2f}, activations "
-                  "{:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
-                  "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
-                  (need.fixed() + kv_bytes) / kGiB, need.weights / kGiB, kv_bytes / kGiB,
-                  need.activations / kGiB, need.symmetric / kGiB, budget / kGiB,
-                  config.mem_fraction_static, memory.total / kGiB, memory.available / kGiB),
+      fmt::format(
+          "not enough memory: needed {:.2f} GiB (weights {:.2f}, cache {:.2f}, {}activations "
+          "{:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
+          "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
+          (need.fixed() + kv_bytes) / kGiB, need.weights / kGiB, kv_bytes / kGiB,
+          need.states > 0 ? fmt::format("recurrent states {:.2f}, ", need.states / kGiB)
+                          : std::string(),
+          need.activations / kGiB, need.symmetric / kGiB, budget / kGiB, config.mem_fraction_static,
+          memory.total / kGiB, memory.available / kGiB),
       hint);
 }
 
@@ -351,7 +376,9 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckDraft(config, plan.draft, places);
   plan.drafts = LimitsOf(config.speculative);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
-  if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1)
+  // Recurrent states cannot drop the rows of rejected drafts.
+  if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&
+      !model.has_states())
     plan.max_forced = kMostForcedDrafts;
   plan.stages = StagesOf(config, plan.model);
   plan.dtype = Chosen(config.dtype, IsRowDType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
@@ -367,6 +394,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
                config.mesh.dp);
   plan.packs_experts = plan.cuda && machine.hopper;
   ChooseChunk(machine, config, plan);
+  ChooseStates(machine, config, plan);
   ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
   plan.threads_per_rank = config.threads_per_rank ? config.threads_per_rank
                                                   : std::max(1, machine.cpus / plan.ranks_of_host);

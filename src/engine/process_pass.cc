@@ -1,11 +1,13 @@
 // What follows a pass: sequences advance, tokens are sampled, finished requests end.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/sampler/softmax.h"
@@ -52,6 +54,19 @@ void RankEngine::Impl::RevertLaunched() {
     --sequence.unknown;
     sequence.complete = false;
   }
+}
+
+void RankEngine::Impl::LogDecoding() {
+  if (options.decode_log_interval <= 0 || ++decode_steps % options.decode_log_interval != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_log).count();
+  const EngineStats stats = Stats();
+  LOG_INFO("decode step {}: {} requests run, {} wait, {} of {} pages in use, {:.1f} tokens/s",
+           decode_steps, stats.running, stats.waiting,
+           stats.total_pages - stats.free_pages - stats.cached_pages, stats.total_pages,
+           static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
+  last_log = now;
+  logged_tokens = stats.decode_tokens;
 }
 
 void RankEngine::Impl::FillMasks(std::span<const Part> pass) {
@@ -232,6 +247,7 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
     AppendInputLogprobs(sequence, rows, own.logits);
   }
   sequence.computed = sequence.settled = part.end;
+  if (cache.has_states()) cache.AdvanceStates(part.end, sequence.cache);
   cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   if (sequence.pending() > 0) {
     if (sequence.request.kv == KvRole::kExport)

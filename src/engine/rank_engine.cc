@@ -9,7 +9,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "core/log.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
@@ -71,7 +70,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       model(model),
       vocab(model.vocab_size()),
       width(model.output_width()),
-      cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records),
+      cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records,
+            {.slots = options.num_states, .running = options.max_running_requests}),
       scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
@@ -80,6 +80,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
+  CHECK(options.num_states == 0 || (!options.drafter && options.max_forced == 0 &&
+                                    !model.launches() && model.passes_in_flight() == 1));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
@@ -205,6 +207,9 @@ StepCounts RankEngine::Impl::Plan() {
     AnswerPages(retractions);
   }
   MeasureQueue();
+  if (cache.has_states())
+    for (const ScheduledRows& part : plan)
+      cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache);
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
   for (const ScheduledRows& part : plan) {
@@ -310,19 +315,6 @@ std::span<const float> RankEngine::Impl::Forward() {
 void RankEngine::Impl::Launch() {
   const profile::Span span(options.profiler, {.name = "launch", .rows = batch.num_tokens()});
   model.Launch(batch);
-}
-
-void RankEngine::Impl::LogDecoding() {
-  if (options.decode_log_interval <= 0 || ++decode_steps % options.decode_log_interval != 0) return;
-  const auto now = std::chrono::steady_clock::now();
-  const double seconds = std::chrono::duration<double>(now - last_log).count();
-  const EngineStats stats = Stats();
-  LOG_INFO("decode step {}: {} requests run, {} wait, {} of {} pages in use, {:.1f} tokens/s",
-           decode_steps, stats.running, stats.waiting,
-           stats.total_pages - stats.free_pages - stats.cached_pages, stats.total_pages,
-           static_cast<double>(stats.decode_tokens - logged_tokens) / std::max(seconds, 1e-9));
-  last_log = now;
-  logged_tokens = stats.decode_tokens;
 }
 
 void RankEngine::Impl::RequestDeviceSampling() {

@@ -20,12 +20,14 @@ struct Workload {
   int32_t max_running;
   int64_t logit_rows = 0;
   bool overlaps = false;  // passes are launched ahead
+  int64_t states = 0;     // slots of recurrent states
 
   // The name of a test contains this text.
   friend void PrintTo(const Workload& w, std::ostream* out) {
-    *out << fmt::format("pages {} x {} chunk {} radix {} running {} logit rows {} overlaps {}",
-                        w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.logit_rows,
-                        w.overlaps);
+    *out << fmt::format(
+        "pages {} x {} chunk {} radix {} running {} logit rows {} overlaps {} states {}",
+        w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.logit_rows, w.overlaps,
+        w.states);
   }
 };
 
@@ -66,6 +68,7 @@ class RandomWorkload : public ::testing::TestWithParam<Workload> {
 RankEngine::Options OptionsOf(const Workload& w) {
   return {.page_size = w.page_size,
           .num_pages = w.num_pages,
+          .num_states = w.states,
           .max_running_requests = w.max_running,
           .chunked_prefill_size = w.chunk,
           .enable_radix_cache = w.radix,
@@ -178,6 +181,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Workload{16, 8, 64, true, 8, 3}, Workload{16, 10, 5, true, 32},
                       Workload{16, 200, 32, true, 64}, Workload{16, 200, 64, false, 256},
                       Workload{4, 1000, 64, true, 1}, Workload{1, 160, 64, false, 5}));
+
+INSTANTIATE_TEST_SUITE_P(States, RandomWorkload,
+                         ::testing::Values(Workload{1, 110, 16, true, 12, 0, false, 30},
+                                           Workload{4, 30, 7, true, 16, 0, false, 33},
+                                           Workload{4, 60, 64, true, 5, 0, false, 100},
+                                           Workload{16, 10, 5, true, 8, 0, false, 16},
+                                           Workload{4, 30, 64, false, 16, 1, false, 32}));
 
 INSTANTIATE_TEST_SUITE_P(Overlapped, RandomWorkload,
                          ::testing::Values(Workload{1, 128, 1, true, 8, 0, true},

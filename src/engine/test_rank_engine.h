@@ -30,7 +30,8 @@ class Rig {
                .num_pages = options.num_pages,
                .page_size = options.page_size,
                .launches = launches,
-               .pooling = pooling}),
+               .pooling = pooling,
+               .states = options.num_states}),
         engine(options, model) {
     model.drafts = options.drafter != nullptr || options.max_forced > 0;
   }

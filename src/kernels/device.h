@@ -30,7 +30,8 @@ class DeviceTimer {
   virtual std::span<const int64_t> Resolve() = 0;
 };
 
-class FusedOps;  // kernels/fused_ops.h
+class FusedOps;      // kernels/fused_ops.h
+class RecurrentOps;  // kernels/recurrent.h
 
 // The sequences of one pass, in the memory and form that a device's attention reads. Made by the
 // device, which outlives it. Its memory has fixed addresses, so a captured pass reads the sequences
@@ -77,7 +78,8 @@ class Device {
 
   virtual std::string Describe() const = 0;  // for the log: "NVIDIA H200 (GPU 0)"
   virtual bool is_cpu() const { return false; }
-  virtual FusedOps* fused() { return nullptr; }  // null: no fused ops on this device
+  virtual FusedOps* fused() { return nullptr; }          // null: no fused ops on this device
+  virtual RecurrentOps* recurrent() { return nullptr; }  // null: no ops of recurrent layers
 
   // Allocates zeroed memory, aligned to 256 bytes. It is freed with the last copy of the pointer,
   // which must not outlive the device. Throws Error kResource.

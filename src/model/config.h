@@ -55,6 +55,9 @@ struct AttentionConfig {
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
   bool gate = false;             // grouped: heads' output times sigmoid of a projection
+  // With `gate`: the projection of q gives for each head its query, then its gate, and there is no
+  // other projection of gates.
+  bool gate_in_q = false;
   int64_t input_width = 0;  // grouped: elements of an input row of q, k and v; 0: the hidden size
   // Queries at position p are scaled by 1 + query_scale_beta · ln(1 + floor((p +
   // query_scale_offset) / query_scale_positions)), as in Llama 4 and Mistral 4. Latent: in all
@@ -77,8 +80,24 @@ struct AttentionConfig {
   int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
 };
 
+// Linear attention: gated DeltaNet (kernels/recurrent.h). A key head serves value_heads / key_heads
+// consecutive value heads.
+struct LinearAttentionConfig {
+  int64_t key_heads = 0, value_heads = 0;
+  int64_t key_dim = 0, value_dim = 0;  // of a head
+  int64_t conv_width = 0;              // rows that the short convolution reads
+  // Whether the checkpoint has a projection for q, k and v, one for z, b and a each, with rows by
+  // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
+  bool separate = false;
+
+  int64_t group() const { return value_heads / key_heads; }
+};
+
 struct LayerConfig {
   bool moe = false;
+  // Linear attention instead of AttentionConfig. Its recurrent states replace keys and values
+  // (model/state_storage.h).
+  bool linear = false;
   // A MoE layer of LongCat-Flash. A dense feed-forward reads the same rows as the
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
@@ -130,12 +149,15 @@ struct ModelConfig {
   // Longest context of the rope scaling (factor x original positions), at least max_position.
   int64_t longest_context() const;
   float norm_eps = 1e-6f;
-  bool layer_norm = false;       // norms subtract the mean and have a bias
+  bool layer_norm = false;  // norms subtract the mean and have a bias
+  // Norms of rows, of q and of k multiply by 1 + weight. Loading adds the 1.
+  bool centred_norms = false;
   float embedding_scale = 1.0f;  // factor of the embedding's rows
   float logit_scale = 1.0f;      // factor of the logits; loading includes it in the final norm
   bool head_bias = false;        // the head adds a bias
   bool tie_embeddings = false;
   AttentionConfig attention;
+  std::optional<LinearAttentionConfig> linear;  // if any layer has linear attention
   RopeConfig rope;
   std::optional<RopeConfig> window_rope;  // of layers with a sliding window; unset: `rope`
   kernels::Activation activation = kernels::Activation::kSwiGlu;
@@ -196,6 +218,8 @@ struct ModelConfig {
 
   bool has_shortcuts() const { return std::ranges::any_of(layers, &LayerConfig::shortcut); }
   bool has_moe() const { return moe.has_value(); }
+  // Whether sequences have recurrent states in addition to keys and values.
+  bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::linear); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
 };
 

@@ -60,13 +60,16 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                         : std::nullopt),
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
+      linear_(context.config.has_states() ? std::make_optional<LinearAttention>(context)
+                                          : std::nullopt),
       dense_(MakeDense(context, weights)),
       fused_(context.config.hidden % 4 == 0 && !context.config.layer_norm ? context.device.fused()
                                                                           : nullptr) {}
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(dense_)});
+  return std::max(
+      {need(hidden_input_), need(grouped_), need(latent_), need(linear_), need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -247,6 +250,7 @@ void Decoder::Project(Pass& p, int layer) const {
     const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
     if (!joined) NormResidual(p, w.input_norm, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
+    if (c_.config.layers[layer].linear) return;  // Attend computes all of it
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
@@ -254,15 +258,20 @@ void Decoder::Project(Pass& p, int layer) const {
     if (grouped_ && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }
-  if (latent_ && p.rows.tokens > 0) latent_->ProjectQueries(p, w.latent, layer, p.normed.data());
+  if (latent_ && !c_.config.layers[layer].linear && p.rows.tokens > 0)
+    latent_->ProjectQueries(p, w.latent, layer, p.normed.data());
 }
 
 void Decoder::Attend(Pass& p, int layer) const {
   if (p.rows.tokens == 0) return;
   const LayerWeights& w = weights_.layers[layer];
   float* out = p.branch.data();
-  if (grouped_) grouped_->Attend(p, w.grouped, layer, out);
-  if (latent_) latent_->Attend(p, w.latent, layer, out);
+  if (c_.config.layers[layer].linear) {
+    linear_->Run(p, w.linear, layer, p.normed.data(), out);
+  } else {
+    if (grouped_) grouped_->Attend(p, w.grouped, layer, out);
+    if (latent_) latent_->Attend(p, w.latent, layer, out);
+  }
   c_.groups.attn_tp->AllReduceSum(out, p.rows.tokens * c_.config.hidden);
   AddBranch(p, w.attention_output_norm);
 }

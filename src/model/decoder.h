@@ -14,6 +14,7 @@
 #include "model/layers/grouped_attention.h"
 #include "model/layers/hidden_input.h"
 #include "model/layers/latent_attention.h"
+#include "model/layers/linear_attention.h"
 #include "model/pass.h"
 #include "model/weights.h"
 #include "moe/layer.h"
@@ -120,6 +121,7 @@ class Decoder {
   const std::optional<HiddenInput> hidden_input_;
   const std::optional<GroupedAttention> grouped_;
   const std::optional<LatentAttention> latent_;
+  const std::optional<LinearAttention> linear_;
   const std::optional<DenseFeedForward> dense_;  // for the dense layers
   // Null: the device has no fused ops, or they do not support the norms of the model.
   kernels::FusedOps* const fused_;

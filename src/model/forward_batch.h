@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/recurrent.h"
 #include "kernels/sample_params.h"
 
 namespace switchyard {
@@ -32,6 +33,8 @@ struct ForwardBatch {
   std::vector<int32_t> slots;      // [T] cache slot of each row's key and value
   // With a tree of drafts, a sequence of the engine has several spans, one for each branch.
   std::vector<kernels::SequenceSpan> sequences;
+  // [sequences] the slots of the recurrent states, if the model has them; else empty.
+  std::vector<kernels::StateSpan> states;
   std::vector<int32_t> branch_slots;  // memory of SequenceSpan::branch; not empty: on CPUs only
   std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them

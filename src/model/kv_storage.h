@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/mesh.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
 #include "model/config.h"
+#include "model/state_storage.h"
 
 namespace switchyard {
 
@@ -31,8 +33,9 @@ struct KvRowBytes {
   int64_t total() const { return k + v; }
 };
 
-// Memory of the paged KV cache, per layer. Grouped attention: k and v, [slots, KV heads of the
-// layer on this rank, D], where values may have another D than keys. Latent attention: one tensor
+// Memory of the paged KV cache, per layer; none for layers with linear attention. Grouped
+// attention: k and v, [slots, KV heads of the layer on this rank, D], where values may have another
+// D than keys. Latent attention: one tensor
 // [slots, kv_lora + rope] in `k`, and with an indexer its keys [slots, index_head_dim] in `v`. Owned
 // by the engine, written by the model. Each attention group has its own cache, sharded over its
 // ranks.
@@ -60,6 +63,10 @@ class KvStorage {
   int32_t page_size() const { return page_size_; }
   int64_t num_pages() const { return num_pages_; }
   DType dtype() const { return dtype_; }
+  // The recurrent states of a model that has them, set before the first pass. Copies of this object
+  // share the memory.
+  StateStorage& states() { return states_; }
+  void SetStates(StateStorage states) { states_ = std::move(states); }
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
@@ -92,6 +99,7 @@ class KvStorage {
   std::shared_ptr<kernels::ReleasableMemory> memory_;  // of all tensors, if it is releasable
   std::vector<Tensor> k_, v_;
   Tensor router_faults_;
+  StateStorage states_;
   int64_t num_pages_ = 0;
   int32_t page_size_ = 1;
   DType dtype_ = DType::kF32;

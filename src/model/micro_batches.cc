@@ -47,6 +47,7 @@ ForwardBatch SliceBatch(const ForwardBatch& batch, int64_t begin, int64_t end,
   const auto rows_of = [&](const std::vector<int32_t>& values) {
     return std::vector<int32_t>(values.begin() + begin, values.begin() + end);
   };
+  CHECK(batch.states.empty());  // CheckOptions refuses two-batch overlap for such models
   ForwardBatch part;
   part.pass = batch.pass;
   part.tokens = rows_of(batch.tokens);

@@ -73,7 +73,10 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {
                    return sequence.kv_len > topk;
                  });
+  states = batch.states;
+  CHECK_EQ(states.size(), config.has_states() ? batch.sequences.size() : 0);
   only_logit_rows = batch.only_logit_rows;
+  CHECK(!only_logit_rows || !config.has_states());
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));
 
   number = batch.pass;

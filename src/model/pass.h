@@ -101,7 +101,8 @@ class Pass {
   TokenPartition partition;  // partition of the tokens of all groups
   KvStorage* kv = nullptr;
   std::unique_ptr<kernels::PassSequences> sequences;
-  PaddedBatch padded;  // if the batch is padded
+  std::span<const kernels::StateSpan> states;  // ForwardBatch::states
+  PaddedBatch padded;                          // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each

@@ -7,6 +7,7 @@
 #include "kernels/cache_rows.h"
 #include "model/complete_options.h"
 #include "model/kv_storage.h"
+#include "model/layers/linear_attention.h"
 #include "model/layers/scratch.h"
 #include "model/model.h"
 #include "model/rank_device.h"
@@ -88,7 +89,7 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
   const bool latent = config.attention.kind == AttentionConfig::Kind::kLatent;
   for (const LayerWeights& layer : weights.layers) {
     counted.dense_width = std::max(counted.dense_width, layer.dense.gate.n);
-    const WeightView& output = latent ? layer.latent.o.w : layer.grouped.o.w;
+    const WeightView& output = latent ? layer.latent.o.w : layer.grouped.o.w;  // or undefined
     counted.fp8_attention |= output.format == WeightFormat::kFp8Block;
   }
   return counted;
@@ -103,9 +104,9 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
                                                   (config.layer_norm ? 2 : 1) * sizeof(float)
                                             : 0;
   const auto kind_of = [](const LayerConfig& layer) {
-    return std::pair(layer.moe, layer.shared_index);
+    return (layer.moe ? 1 : 0) + (layer.linear ? 2 : 0) + (layer.shared_index ? 4 : 0);
   };
-  for (const auto& kind : {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+  for (int kind = 0; kind < 8; ++kind) {
     const auto first = std::ranges::find(config.layers, kind, kind_of);
     if (first == config.layers.end()) continue;
     const auto times = static_cast<double>(std::ranges::count(config.layers, kind, kind_of));
@@ -210,9 +211,10 @@ class PassSizes {
     if (a.kind == AttentionConfig::Kind::kGrouped) {
       const int64_t kv = MostKvHeads(c_, mesh_), q = o_.gpu ? heads + 2 * kv : heads;
       const int64_t widest = std::max(a.head_dim, a.value_dim());
+      const int64_t gates = a.gate_in_q ? rows_ * heads * a.head_dim : 0;
       attention = LayerScratch::Floats({rows_ * q * widest, rows_ * kv * a.head_dim,
                                         rows_ * kv * a.value_dim(), rows_ * heads * widest,
-                                        2 * rows_, rows_ * kv});
+                                        2 * rows_, rows_ * kv, 2 * gates, gates});
     } else {
       const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
       attention = LayerScratch::Floats(
@@ -221,6 +223,10 @@ class PassSizes {
            rows_ * heads * a.v_head_dim, rows_ * a.index_head_dim,
            rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
+    if (c_.has_states())
+      attention = std::max(
+          attention,
+          LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 
@@ -359,6 +365,8 @@ RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
   const PassSizes sizes(config, complete, mesh, counted);
   memory.kv_per_token =
       static_cast<double>(KvStorage::BytesPerToken(config, Mesh(mesh, 0), shape.kv_dtype));
+  memory.states = static_cast<double>(shape.states) *
+                  static_cast<double>(StateStorage::BytesPerSlot(config, Mesh(mesh, 0)));
   memory.activations = sizes.Activations();
   memory.moe = sizes.Moe();
   memory.logits = sizes.Logits(shape.logit_rows);

@@ -17,6 +17,7 @@ namespace switchyard {
 struct RankMemory {
   WeightBytes weights;      // counted as if each rank had its own copy
   double kv_per_token = 0;  // bytes of cache per token
+  double states = 0;        // slots of recurrent states
   double activations = 0;   // rows of passes, scratch of layers and of kernels
   double moe = 0;           // MoE buffers: router scores, row lists and rows, results of products
   double logits = 0;        // head buffers
@@ -26,13 +27,14 @@ struct RankMemory {
 
   double passes() const { return activations + moe + logits + tables; }
   // All but the cache.
-  double fixed() const { return weights.total() + passes() + scratch + exchange; }
+  double fixed() const { return weights.total() + states + passes() + scratch + exchange; }
 };
 
 // The sizes that the plan of an engine chooses.
 struct RankMemoryShape {
   int64_t logit_rows = 0;  // maximum rows of one attention group whose logits a pass computes
   DType kv_dtype = DType::kF32;
+  int64_t states = 0;  // slots of recurrent states
 };
 
 // The memory of the first or the last rank, whichever has more weights. `options`: those of the

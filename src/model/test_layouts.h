@@ -81,7 +81,9 @@ struct Outcome {
 // page numbers.
 class Sequences {
  public:
-  explicit Sequences(const Group& texts) : texts_(texts), pages_(texts.size()) {
+  // `states`: the model has recurrent states. Text i has the slots 2 · i and 2 · i + 1 in turn.
+  explicit Sequences(const Group& texts, bool states = false)
+      : texts_(texts), pages_(texts.size()), state_(states ? texts.size() : 0, 1) {
     for (const Text& text : texts) num_pages_ += (text.length() + kPageSize - 1) / kPageSize;
     int next = num_pages_;
     for (size_t i = 0; i < texts.size(); ++i)
@@ -89,6 +91,7 @@ class Sequences {
   }
 
   int num_pages() const { return num_pages_; }
+  int64_t num_states() const { return 2 * std::ssize(state_); }
 
   // All rows of a pass, decoding sequences first.
   const ForwardBatch& Batch(int pass) {
@@ -128,6 +131,14 @@ class Sequences {
                                 .rows = end - begin,
                                 .kv_len = end,
                                 .pages = pages_[text].data()});
+    if (!state_.empty()) {
+      const auto last = static_cast<int32_t>(2 * text + state_[text]);
+      state_[text] = 1 - state_[text];
+      batch_.states.push_back({.row_begin = batch_.sequences.back().row_begin,
+                               .rows = end - begin,
+                               .from = begin == 0 ? -1 : last,
+                               .to = static_cast<int32_t>(2 * text + state_[text])});
+    }
     for (int i = begin; i < end; ++i) {
       batch_.logit_rows.push_back(static_cast<int32_t>(batch_.num_tokens()));
       batch_.tokens.push_back(texts_[text].tokens[i]);
@@ -138,6 +149,7 @@ class Sequences {
 
   const Group& texts_;
   std::vector<std::vector<int32_t>> pages_;
+  std::vector<int32_t> state_;  // [texts] the slot of the text's state, 0 or 1; or empty
   int num_pages_ = 0;
   ForwardBatch batch_;
   std::vector<size_t> order_;
@@ -173,9 +185,11 @@ std::vector<std::vector<Outcome>> RunBy(const Case& c, const std::vector<Group>&
                    ModelOptions own = options;
                    auto forward = make(own);
                    Model model(Fixture(c.fixture), config, own, *comm, pool);
-                   std::vector<Sequences> all(groups.begin(), groups.end());
+                   std::vector<Sequences> all;
+                   for (const Group& group : groups) all.emplace_back(group, config.has_states());
                    Sequences& mine = all[comm->mesh.dp_rank()];
                    KvStorage kv(config, comm->mesh, mine.num_pages(), kPageSize, c.kv_dtype);
+                   kv.SetStates(StateStorage(config, comm->mesh, mine.num_states()));
                    by_rank[rank].resize(groups[comm->mesh.dp_rank()].size());
                    for (int pass = 0; pass < passes; ++pass) {
                      std::vector<int64_t> tokens, decoding;

@@ -61,13 +61,26 @@ struct LatentAttentionWeights {
   std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
 
+// Linear attention: key heads are sharded in contiguous runs, each with its value heads.
+struct LinearAttentionWeights {
+  // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
+  // k, v and z, which gates the output. `gates`: one, or b and a.
+  std::vector<LinearWeight> in, gates;
+  Tensor conv;        // float32 [conv_width, LinearLayout::mixed_width]
+  Tensor rate, bias;  // float32 [value heads]: −exp(A_log), dt_bias
+  Tensor norm;        // float32 [value_dim]
+  LinearWeight o;     // [H, value heads · value_dim]: row-parallel
+};
+
 struct LayerWeights {
   // float32 [H], or [2, H] if ModelConfig::layer_norm is set: weight, then bias. Undefined: no
   // norm. The first two norm the inputs of attention and of the feed-forward, the other two norm
   // their outputs.
   Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
-  GroupedAttentionWeights grouped;  // a model has either `grouped` or `latent`
+  // A layer has one of the three.
+  GroupedAttentionWeights grouped;
   LatentAttentionWeights latent;
+  LinearAttentionWeights linear;
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   MoeLayerWeights moe;           // MoE layers
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)

@@ -179,7 +179,10 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
       ranks_(RanksOf(q, layout, plan, false)),
       decode_ranks_(RanksOf(q, layout, plan, true)),
       prefill_(q.model, formats_, table_, ranks_, {.imbalance = q.load.imbalance}),
-      decode_(q.model, formats_, table_, decode_ranks_, {.imbalance = q.load.imbalance}) {}
+      decode_(q.model, formats_, table_, decode_ranks_, {.imbalance = q.load.imbalance}) {
+  if (q.model.has_states())
+    throw Invalid("{}: there are no costs of layers with recurrent states", q.model.architecture);
+}
 
 StepTime LayoutCosts::Of(const StepShape& shape) const {
   return (shape.decode ? decode_ : prefill_).Of(shape);

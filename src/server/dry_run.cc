@@ -8,6 +8,7 @@
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
+#include "model/state_storage.h"
 #include "schedule/print.h"
 #include "server/front/served_model.h"
 #include "server/http_setup.h"
@@ -101,6 +102,11 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
                                               plan.num_pages * config.page_size);
   Line(&text, "memory", "of each rank: weights {:.2f} GiB{}",
        static_cast<double>(plan.weight_bytes_per_rank) / kGiB, cache);
+  if (plan.num_states > 0)
+    Line(&text, "states", "{} slots of {:.2f} MiB on each rank, two for each running request",
+         plan.num_states,
+         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0))) /
+             (1 << 20));
   Line(&text, "limits", "context {}, {} running requests of each attention group",
        plan.context_length, plan.max_running_requests);
   if (launch.node == 0)

@@ -120,6 +120,22 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
                   c.speculative.algorithm);
 }
 
+// Options that a model with recurrent states does not support. Drafts would need the states between
+// their rows; the other features pass keys and values on, but not states.
+void CheckStates(const EngineConfig& c, const ModelConfig& model) {
+  if (!model.has_states()) return;
+  const auto refuse = [&](bool given, const std::string& flag) {
+    if (given)
+      throw Invalid("{}: not supported for {}, which has recurrent states; leave the flag out",
+                    flag, model.architecture);
+  };
+  refuse(!c.speculative.algorithm.empty(),
+         fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
+  refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
+  refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+}
+
 void CheckContext(const EngineConfig& c, const ModelConfig& model) {
   if (c.context_length == 0) return;
   const int64_t longest = model.longest_context();
@@ -178,6 +194,7 @@ std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan)
            "--moe-a2a-backend than none, and --moe-combine-rows slot";
   if (plan.ranks_of_host < mesh.tp) return "all ranks must be on one host";
   if (c.eplb.enable) return "with --enable-eplb, ranks do not keep their weights";
+  if (plan.model.has_states()) return "recurrent states are not supported";
   const DraftSource source = SourceOf(c.speculative);
   if (source != DraftSource::kNone && source != DraftSource::kNgram)
     return "a draft model is not supported";
@@ -194,6 +211,7 @@ void CheckFlagPairs(const EngineConfig& config) {
 void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
   CheckPooling(config, plan.model);
+  CheckStates(config, plan.model);
   CheckContext(config, plan.model);
   CheckRecorder(config, plan.model);
   CheckEplb(config, plan);

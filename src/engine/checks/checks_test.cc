@@ -251,5 +251,42 @@ TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {
                {[](auto& c) { c.speculative.num_steps = "17"; }, "--speculative-num-steps 17"}});
 }
 
+TEST(ChecksTest, RecurrentStates) {
+  const char* model = "../families/qwen3_next";
+  const auto two = [](EngineConfig& c) { c.mesh = {.tp = 2, .ep = 2}; };
+  ExpectCases({{two, ""},
+               {[&](auto& c) {
+                  two(c);
+                  c.speculative = {.algorithm = "NGRAM"};
+                },
+                "--speculative-algorithm NGRAM: not supported for Qwen3NextForCausalLM"},
+               {[&](auto& c) {
+                  two(c);
+                  c.disaggregation_mode = "prefill";
+                },
+                "--disaggregation-mode prefill: not supported for Qwen3NextForCausalLM"},
+               {[](auto& c) {
+                  c.mesh = {.pp = 2};
+                  c.moe.a2a_backend = "none";
+                },
+                "--pp-size 2: not supported for Qwen3NextForCausalLM"},
+               {[&](auto& c) {
+                  two(c);
+                  c.two_batch_overlap = true;
+                },
+                "--enable-two-batch-overlap: not supported for Qwen3NextForCausalLM"},
+               {[](auto& c) {
+                  c.mesh = {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1};
+                  c.elastic_ep_backend = "mooncake";
+                },
+                "--elastic-ep-backend mooncake: recurrent states are not supported"}},
+              model);
+  ExpectCases({{two, "models: qwen3_next (recurrent states): supported on CPUs only"}}, model,
+              {.gpus = true});
+  const ModelConfig draft = LoadModelConfig(Fixture(model));
+  EXPECT_THAT(ErrorOf([&] { CheckDraft(EngineConfig(), draft, {}); }),
+              HasSubstr("a draft model with recurrent states is not supported"));
+}
+
 }  // namespace
 }  // namespace switchyard

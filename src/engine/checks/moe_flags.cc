@@ -85,6 +85,10 @@ void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gp
 
 void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft,
                 const RankPlaces& places) {
+  if (draft && draft->has_states())
+    throw Invalid(
+        "--speculative-draft-model-path {}: a draft model with recurrent states is not supported",
+        config.speculative.draft_model_path);
   if (draft && draft->has_moe()) {
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);

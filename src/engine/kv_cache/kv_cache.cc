@@ -7,10 +7,14 @@
 
 namespace switchyard {
 
-KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records)
+KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
+                 const StateCounts& states)
     : page_size_(page_size),
-      records_(reuse_prefixes ? records : nullptr),
-      allocator_(num_pages, records_) {
+      records_(reuse_prefixes && states.slots == 0 ? records : nullptr),
+      states_(states.slots > 0
+                  ? std::make_optional<StateSlots>(states.slots, num_pages, states.running)
+                  : std::nullopt),
+      allocator_(num_pages, records_, states_ ? &*states_ : nullptr) {
   if (reuse_prefixes) tree_.emplace(allocator_, page_size);
   if (records_) Restore();
 }
@@ -34,6 +38,16 @@ int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence
   CHECK(sequence.pages.empty());
   if (!tree_) return 0;
   RadixCache::Match match = tree_->Find(tokens, salt);
+  if (states_) {
+    sequence.states.matched = std::ssize(match.pages) * page_size_;
+    const int64_t found = WithState(match.pages);
+    if (found < sequence.states.matched) match = tree_->Find(tokens.first(found), salt);
+    if (found > 0) {
+      const int32_t slot = sequence.states.current = states_->OfPage(match.pages.back());
+      states_->Share(slot);
+      states_->Touch(slot);
+    }
+  }
   tree_->Lock(match.node);
   sequence.salt = salt;
   sequence.lock = match.node;
@@ -86,6 +100,7 @@ void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence
   }
   if (records_ && present > sequence.borrowed && present < sequence.recorded)
     records_->SetParent(sequence.pages[present], sequence.pages[present - 1]);
+  if (states_) PublishStates(match.pages, sequence.states);
   tree_->Lock(match.node);
   if (sequence.lock) tree_->Unlock(sequence.lock);
   sequence.lock = match.node;
@@ -99,6 +114,7 @@ void KvCache::Release(std::span<const int32_t> computed, SequencePages& sequence
   for (auto i = static_cast<int64_t>(sequence.pages.size()); i-- > sequence.borrowed;)
     allocator_.Free(sequence.pages[i]);
   if (sequence.lock) tree_->Unlock(sequence.lock);
+  if (states_) DropStates(sequence.states);
   sequence = {};
 }
 
@@ -107,6 +123,7 @@ void KvCache::DropPrefixes() {
 }
 
 bool KvCache::IsWhole() const {
+  if (states_ && !states_->IsWhole()) return false;
   if (!tree_) return free() == total();
   return tree_->locked_pages() == 0 && free() + tree_->pages() == total();
 }

@@ -8,8 +8,25 @@
 
 #include "engine/kv_cache/page_allocator.h"
 #include "engine/kv_cache/radix_cache.h"
+#include "engine/kv_cache/state_slots.h"
+#include "kernels/recurrent.h"
 
 namespace switchyard {
+
+// The recurrent states of one sequence (StateSlots); −1: no slot.
+struct SequenceStates {
+  int32_t current = -1;  // after the computed tokens; none at the first position
+  int32_t next = -1;     // written by the planned pass
+  // States at ends of pages. `branch`: where the sequence left a cached prefix that had no
+  // checkpoint there, so that the next sequence with this prefix finds one. `boundary`: the last
+  // end of a page. next_*: written by the planned pass.
+  struct Mark {
+    int64_t tokens = 0;
+    int32_t slot = -1;
+  };
+  Mark branch, boundary, next_branch, next_boundary;
+  int64_t matched = 0;  // tokens of the cached prefix at Borrow
+};
 
 // The pages of one sequence, in order of position. The first `borrowed` pages belong to the radix
 // tree and are locked there through `lock`; the others belong to the sequence.
@@ -22,16 +39,28 @@ struct SequencePages {
   RadixCache::Node* lock = nullptr;
   std::string salt;      // the salt passed to Borrow
   int64_t recorded = 0;  // leading pages that have a record or need none
+  SequenceStates states;
 };
 
 // Every page is in exactly one of three places: free, in the tree, or in one sequence. Unlocked
 // pages of the tree count as available, because Grow evicts them. If there are records of pages
 // from an earlier process, the tree initially holds these pages. Borrows the records. Used by the
 // rank's thread only.
+//
+// With recurrent states, a prefix is reused only up to a page whose end has a checkpoint, and there
+// are no records, since a process does not keep the states of the one before. Pages after the
+// checkpoint stay in the tree; a sequence computes them again and then shares the tree's copies.
 class KvCache {
  public:
-  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes,
-          PageRecords* records = nullptr);
+  // Slots of recurrent states, and the maximum number of running sequences. 0 slots: the model has
+  // no such states.
+  struct StateCounts {
+    int64_t slots = 0, running = 0;
+  };
+  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
+          const StateCounts& states);
+  KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records = nullptr)
+      : KvCache(num_pages, page_size, reuse_prefixes, records, {}) {}
 
   int32_t page_size() const { return page_size_; }
   int64_t total() const { return allocator_.total(); }
@@ -50,9 +79,7 @@ class KvCache {
   int64_t ComputedBy(uint64_t request, const SequencePages& sequence) const;
   bool reuses_prefixes() const { return tree_.has_value(); }
   // The nodes and the length of the prefix that Borrow would find. Changes nothing.
-  RadixCache::PrefixPath Peek(std::span<const int32_t> tokens, const std::string& salt = {}) const {
-    return tree_ ? tree_->Peek(tokens, salt) : RadixCache::PrefixPath{};
-  }
+  RadixCache::PrefixPath Peek(std::span<const int32_t> tokens, const std::string& salt = {}) const;
   // Allocates pages for `tokens` positions in total. Returns false, without effect, if there are
   // too few.
   bool Grow(int64_t tokens, SequencePages& sequence);
@@ -64,14 +91,35 @@ class KvCache {
   // Publishes `computed` and releases all pages. An empty span publishes nothing.
   void Release(std::span<const int32_t> computed, SequencePages& sequence);
 
+  // Recurrent states, which a sequence takes for a pass and keeps after it.
+  bool has_states() const { return states_.has_value(); }
+  // Before a pass that computes the `rows` after `computed`: takes the slots that it writes. Call
+  // it again if the pass was aborted.
+  void PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence);
+  // After the pass: `computed` includes its rows.
+  void AdvanceStates(int64_t computed, SequencePages& sequence);
+  // The slots of the prepared pass. `row_begin`, `rows`: as in SequenceSpan.
+  static kernels::StateSpan SpanOf(const SequencePages& sequence, int64_t computed,
+                                   int32_t row_begin, int32_t rows);
+  const StateSlots* states() const { return states_ ? &*states_ : nullptr; }
+
   void DropPrefixes();   // evicts all unlocked pages
   bool IsWhole() const;  // no sequence holds a page
 
  private:
   void Restore();
+  // The leading tokens of a cached prefix that have a checkpoint.
+  int64_t WithState(std::span<const int32_t> pages) const;
+  void DropStates(SequenceStates& states);
+  void DropPlanned(SequenceStates& states);
+  void DropMark(SequenceStates::Mark& mark);
+  void TryMark(int64_t tokens, SequenceStates::Mark& mark);
+  // Makes checkpoints of the marks within `pages`, which are in the tree.
+  void PublishStates(std::span<const int32_t> pages, SequenceStates& states);
 
   const int32_t page_size_;
   PageRecords* const records_;  // or null
+  std::optional<StateSlots> states_;
   PageAllocator allocator_;
   std::optional<RadixCache> tree_;
 };

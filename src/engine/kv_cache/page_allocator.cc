@@ -6,8 +6,8 @@
 
 namespace switchyard {
 
-PageAllocator::PageAllocator(int64_t total, PageRecords* records)
-    : records_(records), taken_(total, false) {
+PageAllocator::PageAllocator(int64_t total, PageRecords* records, StateSlots* states)
+    : records_(records), states_(states), taken_(total, false) {
   CHECK_GT(total, 0);
   CHECK_LE(total, std::numeric_limits<int32_t>::max());
   free_.reserve(total);
@@ -27,6 +27,7 @@ void PageAllocator::Free(int32_t page) {
   CHECK(taken_[page]);
   taken_[page] = false;
   if (records_) records_->Clear(page);
+  if (states_) states_->Forget(page);
   free_.push_back(page);
 }
 

@@ -78,6 +78,7 @@ RadixCache::PrefixPath RadixCache::Peek(std::span<const int32_t> tokens,
     const int64_t common = CommonPages(*node, tokens);
     path.nodes.push_back(node);
     path.tokens += common * page_size_;
+    path.pages.insert(path.pages.end(), node->pages.begin(), node->pages.begin() + common);
     if (common < NumPages(*node)) break;
     tokens = tokens.subspan(common * page_size_);
   }

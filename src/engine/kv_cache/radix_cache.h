@@ -41,6 +41,7 @@ class RadixCache {
   // prefix in tokens. The last node may match only in part. Changes nothing.
   struct PrefixPath {
     std::vector<const void*> nodes;
+    std::vector<int32_t> pages;  // of the prefix
     int64_t tokens = 0;
   };
   PrefixPath Peek(std::span<const int32_t> tokens, const std::string& salt = {}) const;

@@ -68,6 +68,9 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
                              .rows = static_cast<int32_t>(part.rows),
                              .kv_len = static_cast<int32_t>(end),
                              .pages = pages.data()});
+  if (sequence.cache.states.next >= 0)
+    batch.states.push_back(KvCache::SpanOf(sequence.cache, sequence.computed, row_begin,
+                                           static_cast<int32_t>(part.rows)));
   batch.request_ids.push_back(sequence.request.id);
   const Sequence::RowRange wanted = sequence.LogitRows(part.rows);
   for (int64_t position = wanted.first; position < wanted.end; ++position)
@@ -99,6 +102,7 @@ void BuildBatch(std::span<const ScheduledRows> plan, int32_t page_size, ForwardB
   batch.slots.clear();
   batch.sequences.clear();
   batch.branch_slots.clear();
+  batch.states.clear();
   batch.request_ids.clear();
   batch.logit_rows.clear();
   batch.decode_tokens = 0;
@@ -139,6 +143,14 @@ uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
     hash.Add(std::span(sequence.pages, pages));
     if (sequence.branch != nullptr)
       hash.Add(std::span(sequence.branch, sequence.kv_len - sequence.branch_begin));
+  }
+  for (const kernels::StateSpan& states : batch.states) {
+    hash.Add(static_cast<uint32_t>(states.from));
+    hash.Add(static_cast<uint32_t>(states.to));
+    for (const auto& copy : states.copies) {
+      hash.Add(static_cast<uint32_t>(copy.rows));
+      hash.Add(static_cast<uint32_t>(copy.slot));
+    }
   }
   return hash.value();
 }

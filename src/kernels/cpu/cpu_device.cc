@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/device.h"
+#include "kernels/recurrent.h"
 
 namespace switchyard::kernels {
 namespace {
@@ -37,12 +38,13 @@ class CpuHostCopy final : public HostCopy {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(ThreadPool& pool) : pool_(pool) {}
+  explicit CpuDevice(ThreadPool& pool) : pool_(pool), recurrent_(MakeCpuRecurrentOps(pool)) {}
 
   std::string Describe() const override {
     return fmt::format("CPU, {} threads, {}", pool_.num_threads(), Name(ActiveIsa()));
   }
   bool is_cpu() const override { return true; }
+  RecurrentOps* recurrent() override { return recurrent_.get(); }
 
   std::shared_ptr<void> Allocate(size_t bytes) override {
     auto tensor =
@@ -117,6 +119,7 @@ class CpuDevice final : public Device {
   }
 
   ThreadPool& pool_;
+  const std::unique_ptr<RecurrentOps> recurrent_;
 };
 
 void CpuDevice::Clamp(float* x, int64_t count, float limit) {

@@ -135,6 +135,27 @@ struct AttentionTask {
   int64_t partial_stride;  // floats per part: PartialFloats(rows · group, v_width)
 };
 
+// The gated delta rule (kernels/recurrent.h) for all rows of a sequence, one head, and a block of
+// columns of its state. q and k are normalised.
+struct DeltaTask {
+  const float *q, *k, *v;  // row r at + r · ld; v begins at the block's first column
+  int64_t ld;
+  const float* gates;  // row r at + r · gates_ld: decay, step
+  int64_t gates_ld;
+  int64_t rows;
+  // Key i of the block at + i · stride. `from` null: zeros. `from` and `to` do not overlap.
+  const float* from;
+  float* to;
+  int64_t stride;
+  int64_t copy_rows[2];  // the state after this many rows is written to copy_to, unless it is null
+  float* copy_to[2];
+  int64_t key_dim;
+  int64_t columns;  // at most KernelTable::delta_columns
+  float* out;       // row r at + r · ldo
+  int64_t ldo;
+  float* scratch;  // key_dim · delta_columns floats
+};
+
 constexpr int64_t kMaxLanes = 16;
 // Row stride of k elements in scratch buffers: whole vectors and one more. So rows of a power of
 // two elements do not all map to one L1 set. Always inline: an out-of-line copy could be compiled
@@ -169,6 +190,11 @@ struct KernelTable {
   void (*rotate)(float* a, float* b, const float* cosine, const float* sine, int64_t n);
   void (*narrow)(DType dtype, const float* x, void* out, int64_t n);  // kF32, kBF16, kF16
   void (*round)(DType dtype, float* x, int64_t n);                    // kBF16, kF16
+  // y[c] = silu(Σ_j weight[j · stride + c] · rows[j][c]) for c in [0, n) and j in [0, width).
+  void (*short_conv)(const float* const* rows, const float* weight, int64_t stride, int64_t width,
+                     float* y, int64_t n);
+  void (*delta)(const DeltaTask&);
+  int64_t delta_columns;  // columns of a whole block of DeltaTask
 };
 
 namespace avx2 {

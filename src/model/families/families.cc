@@ -19,7 +19,7 @@ std::vector<Family> Collect() {
         Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
         FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
         BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(), MiMoV2FlashFamily(),
-        DeepseekV32Family()}) {
+        DeepseekV32Family(),  Qwen3NextFamily()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;
@@ -30,7 +30,15 @@ constexpr Wrapper kWrappers[] = {
     {"Kimi_K25ForConditionalGeneration", "kimi_k25", "language_model."},
     {"Llama4ForConditionalGeneration", "llama4", "language_model."},
     {"Mistral3ForConditionalGeneration", "mistral3", "language_model."},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "model.language_model."},
 };
+
+// A prefix that begins with "model." replaces it, and other names have none: the head.
+std::string WithPrefix(const std::string& prefix, const std::string& name) {
+  constexpr std::string_view kModel = "model.";
+  if (!prefix.starts_with(kModel)) return prefix + name;
+  return name.starts_with(kModel) ? prefix + name.substr(kModel.size()) : name;
+}
 
 }  // namespace
 
@@ -75,7 +83,7 @@ TensorNames NamesOf(const ModelConfig& config) {
   CHECK(family != nullptr);
   TensorNames names = family->names(config);
   for (std::string* name : {&names.embedding, &names.final_norm, &names.head, &names.layers})
-    *name = config.tensor_prefix + *name;
+    *name = WithPrefix(config.tensor_prefix, *name);
   return names;
 }
 

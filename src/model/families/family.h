@@ -37,6 +37,14 @@ struct TensorNames {
   std::string kv_b = "self_attn.kv_b_proj";
   std::string indexer = "self_attn.indexer";  // prefix of wq_b, wk, k_norm and weights_proj
 
+  // Linear attention. LinearAttentionConfig::separate decides which projections exist.
+  std::string linear_qkvz = "linear_attn.in_proj_qkvz", linear_ba = "linear_attn.in_proj_ba";
+  std::string linear_qkv = "linear_attn.in_proj_qkv", linear_z = "linear_attn.in_proj_z";
+  std::string linear_b = "linear_attn.in_proj_b", linear_a = "linear_attn.in_proj_a";
+  std::string linear_conv = "linear_attn.conv1d", linear_rate = "linear_attn.A_log";
+  std::string linear_bias = "linear_attn.dt_bias", linear_norm = "linear_attn.norm";
+  std::string linear_o = "linear_attn.out_proj";
+
   std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
   // has a router under it and none under `moe`; empty: no alternative.
@@ -92,7 +100,8 @@ struct Family {
 };
 
 // A multimodal checkpoint, of which the decoder is served. Its config.json has the decoder's
-// settings under text_config, and the names of the decoder's tensors begin with `prefix`.
+// settings under text_config, and the names of the decoder's tensors begin with `prefix`. If it
+// begins with "model.", it replaces this beginning, and the head's name has no prefix.
 struct Wrapper {
   std::string_view architecture, model_type;
   std::string_view prefix;
@@ -132,5 +141,6 @@ std::span<const Family> BailingMoeV2Family();
 std::span<const Family> Llama4Family();
 std::span<const Family> LongcatFlashFamily();
 std::span<const Family> MiMoV2FlashFamily();
+std::span<const Family> Qwen3NextFamily();
 
 }  // namespace switchyard

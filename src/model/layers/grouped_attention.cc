@@ -16,7 +16,7 @@ namespace {
 // layers have the same KV heads and rotation.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
-  return a.value_dim() == a.head_dim && a.value_scale == 1.0f && !config.window_rope &&
+  return !a.gate_in_q && a.value_dim() == a.head_dim && a.value_scale == 1.0f && !config.window_rope &&
          std::ranges::all_of(config.layers,
                              [](const LayerConfig& layer) { return layer.kv_heads == 0; }) &&
          a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
@@ -47,7 +47,8 @@ int64_t GroupedAttention::ScratchFloats(int64_t max_tokens) const {
   const int64_t widest = std::max(head_dim_, value_dim_);
   return LayerScratch::Floats({max_tokens * q_heads * widest, max_tokens * kv_heads_ * head_dim_,
                                max_tokens * kv_heads_ * value_dim_, max_tokens * heads_ * widest,
-                               2 * max_tokens, max_tokens * kv_heads_});
+                               2 * max_tokens, max_tokens * kv_heads_, 2 * GateFloats(max_tokens),
+                               GateFloats(max_tokens)});
 }
 
 GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
@@ -63,6 +64,8 @@ GroupedAttention::Arrays GroupedAttention::TakeArrays(Pass& pass) const {
   a.attended = scratch.Take(tokens * heads_ * widest);
   a.squares = scratch.Take(2 * tokens);
   a.head_slots = scratch.TakeInts(tokens * kv_heads_);
+  a.joint = scratch.Take(2 * GateFloats(tokens));
+  a.gates = scratch.Take(GateFloats(tokens));
   return a;
 }
 
@@ -126,7 +129,8 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
                                          .ldy = c_.config.hidden,
                                          .m = pass.rows.tokens};
   kernels::FusedOps* fused = c_.device.fused();
-  const bool bf16_out = fused && fused->AttentionToBFloat16(attention) && !w.gate.w.defined() &&
+  const bool bf16_out = fused && fused->AttentionToBFloat16(attention) &&
+                        !c_.config.attention.gate &&
                         fused->InputFormOf(project) == kernels::RoundedForm::kBFloat16;
   if (bf16_out) {
     attention.bf16_out = std::exchange(attention.out, nullptr);
@@ -135,7 +139,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
         project, {.form = kernels::RoundedForm::kBFloat16, .data = attention.bf16_out});
   }
   c_.device.Attention(attention, *pass.sequences);
-  if (w.gate.w.defined()) Gate(pass, a, w.gate);
+  if (c_.config.attention.gate) Gate(pass, a, w.gate);
   c_.device.Linear(project);
 }
 
@@ -216,9 +220,12 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
     return kernels::LinearParams{
         .x = x, .ldx = input, .w = p.w, .bias = p.bias_data(), .y = y, .ldy = width, .m = tokens};
   };
-  const kernels::LinearParams qkv[] = {projection(w.q, a.q, q_width), projection(w.k, a.k, k_width),
-                                       projection(w.v, a.v, v_width)};
+  const bool joint = c_.config.attention.gate_in_q;
+  const kernels::LinearParams qkv[] = {
+      projection(w.q, joint ? a.joint : a.q, (joint ? 2 : 1) * q_width),
+      projection(w.k, a.k, k_width), projection(w.v, a.v, v_width)};
   c_.device.LinearGroup(qkv);
+  if (joint) SplitGates(pass, a);
   const LayerConfig& of_layer = c_.config.layers[layer];
   const bool norm_last = c_.config.attention.norm_after_rope;
   if (of_layer.qk_norm && !norm_last) NormQueriesAndKeys(a, w, tokens, kv_heads);
@@ -243,8 +250,24 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
   store(a.v, v_width, kv.v(layer));
 }
 
+int64_t GroupedAttention::GateFloats(int64_t tokens) const {
+  return c_.config.attention.gate_in_q ? tokens * heads_ * head_dim_ : 0;
+}
+
+void GroupedAttention::SplitGates(const Pass& pass, const Arrays& a) const {
+  for (auto [from, to] : {std::pair{a.joint, a.q}, std::pair{a.joint + head_dim_, a.gates}})
+    c_.device.CopyRows({.x = from,
+                        .ldx = 2 * head_dim_,
+                        .y = to,
+                        .ldy = head_dim_,
+                        .m = pass.rows.tokens * heads_,
+                        .n = head_dim_});
+}
+
 void GroupedAttention::Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const {
   const int64_t tokens = pass.rows.tokens, width = heads_ * value_dim_;
+  if (c_.config.attention.gate_in_q)
+    return c_.device.MultiplyBySigmoid(a.attended, a.gates, tokens * width);
   float* const gates = a.q;  // the queries are not needed any more
   c_.device.Linear({.x = pass.normed.data(),
                     .ldx = c_.config.hidden,

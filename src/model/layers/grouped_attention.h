@@ -41,6 +41,8 @@ class GroupedAttention {
     float* attended;   // [T, heads · Dv], with room for T rows of q
     float* squares;    // [2, T], for a norm over all heads of all ranks
     int32_t* head_slots;  // [T, kv_heads], for a cache with a scale per head
+    float* joint;         // with gate_in_q: the projection of q, [T, heads, 2 · D]
+    float* gates;         // with gate_in_q: [T, heads · D]
   };
   int64_t KvHeadsOf(int64_t layer) const;
   Arrays TakeArrays(Pass& pass) const;
@@ -62,6 +64,9 @@ class GroupedAttention {
   void Rotate(const Pass& pass, const Arrays& a, int64_t layer) const;
   // Scales queries by their positions (AttentionConfig::query_scale_beta).
   void ScaleQueries(const Pass& pass, const Arrays& a) const;
+  int64_t GateFloats(int64_t tokens) const;  // of Arrays::gates
+  // With gate_in_q: copies queries and gates from their projection.
+  void SplitGates(const Pass& pass, const Arrays& a) const;
   // Multiplies the heads' output by its gate, which is computed from the layer's normalised rows.
   void Gate(const Pass& pass, const Arrays& a, const LinearWeight& gate) const;
   void NormQueriesAndKeys(const Arrays& a, const GroupedAttentionWeights& w, int64_t tokens,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "model/linear_layout.h"
 #include "model/weights.h"
 #include "model/weights/testing.h"
 
@@ -99,7 +100,9 @@ class Assembler {
     Same(p + "attention_output_norm",
          [&](const auto& w) { return layer(w).attention_output_norm; });
     Same(p + "output_norm", [&](const auto& w) { return layer(w).feed_forward_output_norm; });
-    if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
+    if (config_.layers[i].linear) {
+      Linear(p, layer);
+    } else if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
       Grouped(p, layer, config_.kv_heads(i));
     } else {
       Latent(p, layer);
@@ -136,7 +139,7 @@ class Assembler {
     Vectors(
         p + "v.bias", [&](const auto& w) { return layer(w).grouped.v.bias; }, step);
     Vectors(p + "o.bias", [&](const auto& w) { return layer(w).grouped.o.bias; });
-    if (config_.attention.gate)
+    if (config_.attention.gate && !config_.attention.gate_in_q)
       Rows(p + "gate", [&](const auto& w) { return layer(w).grouped.gate.w; });
     Vectors(p + "sinks", [&](const auto& w) { return layer(w).grouped.sinks; });
     if (config_.attention.qk_norm == AttentionConfig::QkNorm::kWhole) {
@@ -147,6 +150,33 @@ class Assembler {
       Same(p + "q_norm", [&](const auto& w) { return layer(w).grouped.q_norm; });
       Same(p + "k_norm", [&](const auto& w) { return layer(w).grouped.k_norm; });
     }
+  }
+
+  template <typename L>
+  void Linear(const std::string& p, L layer) {
+    for (size_t i = 0; i < layer(ranks_[0]).linear.in.size(); ++i)
+      Rows(p + "in" + std::to_string(i), [&](const auto& w) { return layer(w).linear.in[i].w; });
+    for (size_t i = 0; i < layer(ranks_[0]).linear.gates.size(); ++i)
+      Rows(p + "gate" + std::to_string(i),
+           [&](const auto& w) { return layer(w).linear.gates[i].w; });
+    Columns(p + "o", [&](const auto& w) { return layer(w).linear.o.w; });
+    Vectors(p + "rate", [&](const auto& w) { return layer(w).linear.rate; });
+    Vectors(p + "bias", [&](const auto& w) { return layer(w).linear.bias; });
+    Same(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
+    Values& conv = out_[p + "conv"];  // of q, then of k, then of v, channel by channel
+    const LinearAttentionConfig& c = *config_.linear;
+    const LinearLayout at(c, c.key_heads / shape_.tp);
+    const auto add = [&](LinearLayout::Part part, int64_t size) {
+      for (const ModelWeights& w : ranks_)
+        for (int64_t i = 0; i < c.key_heads / shape_.tp * size; ++i)
+          for (int64_t j = 0; j < c.conv_width; ++j)
+            conv.push_back(
+                layer(w).linear.conv.template data<float>()[j * at.mixed_width + part.first +
+                                                            i / size * part.stride + i % size]);
+    };
+    add(at.q, c.key_dim);
+    add(at.k, c.key_dim);
+    add(at.v, at.values);
   }
 
   template <typename L>

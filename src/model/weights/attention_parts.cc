@@ -59,7 +59,9 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
 
   GroupedAttentionWeights w;
   if (names.qkv.empty()) {
-    w.q = parts.Rows(prefix + names.q, q_size, input, q, a.qkv_bias, kGroupedKeys);
+    const int64_t with_gate = a.gate_in_q ? 2 : 1;
+    w.q = parts.Rows(prefix + names.q, with_gate * q_size, input, q * with_gate, a.qkv_bias,
+                     kGroupedKeys);
     w.k = parts.Rows(prefix + names.k, k_size, input, k, a.qkv_bias, kGroupedKeys);
     w.v = parts.Rows(prefix + names.v, v_size, input, v, a.qkv_bias, kGroupedKeys);
   } else {
@@ -71,7 +73,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
     w.k = rows(q_size, k);
     w.v = rows(q_size + k_size, v);
   }
-  if (a.gate)
+  if (a.gate && !a.gate_in_q)
     w.gate = parts.Rows(prefix + names.attention_gate, out_size, hidden, out, false, kGroupedKeys);
   w.o = parts.Columns(prefix + names.o, hidden, out_size, out, a.output_bias, kGroupedKeys);
   const std::string q_norm = prefix + names.q_norm + ".weight";

@@ -72,7 +72,9 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   layer.attention_output_norm = norm(names.attention_output_norm);
   layer.feed_forward_output_norm = norm(names.feed_forward_output_norm);
   bytes.norms += meter.Next();
-  if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
+  if (config.layers[index].linear) {
+    layer.linear = BuildLinearAttention(parts, prefix);
+  } else if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
   } else {
     const bool indexer = config.attention.index_topk > 0 && !config.layers[index].shared_index;

@@ -46,6 +46,7 @@ class CheckpointSource : public WeightSource {
   void Vector(const VectorRequest& r, std::span<float> out) override {
     std::vector<int64_t> shape = {r.n};
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
+    if (r.kernel > 0) shape = {r.n / r.kernel, 1, r.kernel};
     const StoredTensor* t = in_.Find(r.name, shape, r.keys);
     if (!t) return;
     if (!IsPlain(t->dtype)) {

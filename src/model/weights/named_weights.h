@@ -22,6 +22,15 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_norm", g.q_norm);
   to->Add(prefix + "k_norm", g.k_norm);
   to->Add(prefix + "sinks", g.sinks);
+  const LinearAttentionWeights& r = layer.linear;
+  for (size_t i = 0; i < r.in.size(); ++i) to->Add(fmt::format("{}in.{}", prefix, i), r.in[i]);
+  for (size_t i = 0; i < r.gates.size(); ++i)
+    to->Add(fmt::format("{}gates.{}", prefix, i), r.gates[i]);
+  to->Add(prefix + "conv", r.conv);
+  to->Add(prefix + "rate", r.rate);
+  to->Add(prefix + "bias", r.bias);
+  to->Add(prefix + "norm", r.norm);
+  to->Add(prefix + "o", r.o);
   const LatentAttentionWeights& l = layer.latent;
   to->Add(prefix + "q", l.q);
   to->Add(prefix + "q_a", l.q_a);

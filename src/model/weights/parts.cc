@@ -55,7 +55,10 @@ Tensor Parts::Vector(const VectorRequest& request) {
 }
 
 Tensor Parts::Norm(const std::string& name, int64_t n, Range part, std::string_view keys) {
-  return Vector({.name = name, .n = n, .range = part, .norm = true, .keys = keys});
+  const bool centred = config().centred_norms;
+  Tensor weight = Vector({.name = name, .n = n, .range = part, .norm = !centred, .keys = keys});
+  for (int64_t i = 0; centred && i < weight.num_elements(); ++i) weight.data<float>()[i] += 1.0f;
+  return weight;
 }
 
 WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::string_view keys) {

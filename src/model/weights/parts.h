@@ -44,7 +44,7 @@ class Parts {
   void Vector(const VectorRequest& request, std::span<float> out);
   Tensor Vector(const VectorRequest& request);
 
-  // Elements `part` of a norm's weight [n].
+  // Elements `part` of a norm's weight [n]. With ModelConfig::centred_norms, 1 is added to them.
   Tensor Norm(const std::string& name, int64_t n, Range part, std::string_view keys);
   Tensor Norm(const std::string& name, int64_t n, std::string_view keys) {
     return Norm(name, n, {0, n}, keys);
@@ -89,6 +89,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
                                               const std::string& prefix);
 // `indexer`: whether the layer has an indexer.
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer);
+LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& prefix);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.

@@ -27,6 +27,10 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
                                          : fmt::format("the number of KV heads of layer {} ({})",
                                                        config.first_layer + layer, kv_heads));
   }
+  if (config.has_states() && config.linear->key_heads % attn_tp != 0) {
+    throw Invalid("{} does not divide linear_num_key_heads {}; want a divisor", attention_ranks,
+                  config.linear->key_heads);
+  }
   const bool has_dense = std::ranges::any_of(config.layers, &LayerConfig::dense);
   if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
     throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,
@@ -45,6 +49,10 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
         "--tp {} is more than the shared expert's intermediate size {}; want at most this size", tp,
         shared);
   }
+}
+
+Range LinearKeyHeads(const LinearAttentionConfig& linear, const Mesh& mesh) {
+  return EvenPart(linear.key_heads, mesh.attn_tp(), mesh.attn_tp_rank());
 }
 
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh) {

@@ -15,6 +15,8 @@ namespace switchyard {
 // feed-forward.
 void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_shared_expert);
 
+// Key heads of linear attention, which the ranks of an attention group divide.
+Range LinearKeyHeads(const LinearAttentionConfig& linear, const Mesh& mesh);
 Range QueryHeads(const AttentionConfig& attention, const Mesh& mesh);
 // Of a layer with grouped attention. If an attention group has more ranks than the layer has KV
 // heads, several consecutive ranks hold the same head.

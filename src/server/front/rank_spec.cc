@@ -44,6 +44,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.context_length);
   w.Put(plan.num_pages);
   w.Put(plan.max_running_requests);
+  w.Put(plan.num_states);
   w.Put(plan.chunked_prefill_size);
   w.Put(plan.max_batch_tokens);
   w.Put(plan.max_forced);
@@ -67,6 +68,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.context_length = r.Get<int64_t>();
   job.plan.num_pages = r.Get<int64_t>();
   job.plan.max_running_requests = r.Get<int32_t>();
+  job.plan.num_states = r.Get<int64_t>();
   job.plan.chunked_prefill_size = r.Get<int32_t>();
   job.plan.max_batch_tokens = r.Get<int64_t>();
   job.plan.max_forced = r.Get<int32_t>();

@@ -43,6 +43,8 @@ LONGCAT = dict(vocab_size=512, hidden_size=32, num_layers=2, num_attention_heads
                ffn_hidden_size=40)
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0,
               original_max_position_embeddings=24)
+LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=10,
+              linear_conv_kernel_dim=4)
 LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
                      image_size=4, patch_size=2, projector_input_dim=8, projector_output_dim=8)
 MIMO = dict(hidden_size=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, intermediate_size=64,
@@ -135,6 +137,28 @@ FAMILIES = {
                                                      layer_types=["full_attention", "chunked_attention", "full_attention",
                                                                   "chunked_attention"]),
                                            vision=LLAMA4_VISION, tie_word_embeddings=False)),
+    "qwen3_next": ("Qwen3Next", dict(**GROUPED, num_hidden_layers=4, intermediate_size=64, **LINEAR, num_experts=6,
+                                     num_experts_per_tok=3, moe_intermediate_size=16, shared_expert_intermediate_size=20)),
+    "qwen3_next_dense": ("Qwen3Next", dict(num_key_value_heads=4, head_dim=12, intermediate_size=40,
+                                           **{**LINEAR, "linear_num_value_heads": 2, "linear_key_head_dim": 12,
+                                              "linear_value_head_dim": 18, "linear_conv_kernel_dim": 3},
+                                           num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+                                           shared_expert_intermediate_size=28, norm_topk_prob=False, mlp_only_layers=[1],
+                                           layer_types=["full_attention", "linear_attention", "linear_attention"],
+                                           attention_bias=True, tie_word_embeddings=True,
+                                           rope_parameters=dict(rope_type="default", rope_theta=10000.0,
+                                                                partial_rotary_factor=0.5))),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", dict(**{**GROUPED, "num_key_value_heads": 4}, num_hidden_layers=3, **LINEAR,
+                                            num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+                                            shared_expert_intermediate_size=24, tie_word_embeddings=True,
+                                            layer_types=["linear_attention", "full_attention", "linear_attention"])),
+    "qwen3_5_moe": ("Qwen3_5Moe", dict(text=dict(**GROUPED, num_hidden_layers=4, **{**LINEAR, "linear_value_head_dim": 20,
+                                                                                    "linear_num_value_heads": 2},
+                                                 num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16,
+                                                 shared_expert_intermediate_size=20),
+                                       vision=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2,
+                                                   out_hidden_size=48, num_position_embeddings=4),
+                                       tie_word_embeddings=False)),
     "longcat_flash": ("LongcatFlash", dict(**LONGCAT, n_routed_experts=8, zero_expert_num=4, moe_topk=4,
                                            expert_ffn_hidden_size=16, rope_theta=10000.0)),
     "longcat_flash_yarn": ("LongcatFlash", dict(**{**LONGCAT, "num_layers": 1}, n_routed_experts=6, zero_expert_num=0,
@@ -169,19 +193,21 @@ FAMILIES.update({
                                              index_head_dim=8, indexer_types=["full", "shared", "full", "shared"])),
 })
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
-TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig"}
+TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
 # Ling 2 is not in transformers 5.24. Sarvam has its layers and tensor names, and other names of the settings.
 LING = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "attention_bias": "use_qkv_bias"}
 
 
+# Norms that multiply by 1 + weight.
+CENTRED = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
 # Tensors that keep float32: the selection biases of routers.
 EXACT = ("e_score_correction_bias", "expert_bias")
 
 
 def configuration(kind, settings):
-    if kind == "Llama4" and "text" not in settings:
-        kind = "Llama4Text"
+    if kind in ("Llama4", "Qwen3_5Moe") and "text" not in settings:
+        kind += "Text"
     cls = getattr(transformers, kind + "Config")
     if kind == "LongcatFlash":
         return cls(**settings)
@@ -242,6 +268,7 @@ def fill(model, seed):
     def normal(tensor, deviation):
         return torch.empty(tensor.shape).normal_(0, deviation, generator=generator)
 
+    modules = dict(model.named_modules())
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name or "freqs_ci" in name:
@@ -250,7 +277,7 @@ def fill(model, seed):
             if exact:
                 value = normal(tensor, 0.1)
             elif tensor.dim() == 1 and "norm" in name:
-                value = 1 + normal(tensor, 0.2)
+                value = (0 if type(modules[name.rpartition(".")[0]]).__name__ in CENTRED else 1) + normal(tensor, 0.2)
             elif tensor.dim() == 1:
                 value = normal(tensor, 0.3)
             else:
@@ -294,7 +321,7 @@ def compute(model, prompts):
 
 def make(name, folder):
     kind, settings = FAMILIES[name]
-    multimodal = kind == "Llama4" and "text" in settings
+    multimodal = kind in ("Llama4", "Qwen3_5Moe") and "text" in settings
     cls = getattr(transformers, CLASSES.get(kind, kind + ("ForConditionalGeneration" if multimodal else "ForCausalLM")))
     config = configuration(kind, settings)
     config._attn_implementation = "eager"
@@ -336,8 +363,9 @@ def make(name, folder):
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
     # Llama4ForConditionalGeneration of transformers 5.24 requires images; its decoder computes the same logits.
+    decoder = again.language_model if kind == "Llama4" and multimodal else again
     with index_gaps(getattr(config, "index_topk", None)) as gaps:
-        tensors, gap = compute((again.language_model if multimodal else again).eval(), prompts)
+        tensors, gap = compute(decoder.eval(), prompts)
     if kind == "SarvamMoE":
         (stored / "config.json").write_text(json.dumps(as_ling(text), indent=1, sort_keys=True) + "\n")
     if without_sinks:
@@ -353,7 +381,7 @@ def make(name, folder):
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
 KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
         "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
-        "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SarvamMoE", "SolarOpen"]
+        "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5MoeText", "SarvamMoE", "SolarOpen"]
 
 
 # Settings whose defaults are absent or contradict one another.

@@ -3,6 +3,7 @@
 #include "kernels/cpu/avx512/vec.h"
 #include "kernels/cpu/simd/attention.h"
 #include "kernels/cpu/simd/pointwise.h"
+#include "kernels/cpu/simd/recurrent.h"
 
 namespace switchyard::kernels::cpu::avx512 {
 
@@ -20,6 +21,9 @@ constexpr KernelTable kKernels = {
     .rotate = simd::Rotate<Vec>,
     .narrow = simd::Narrow<Vec>,
     .round = simd::Round<Vec>,
+    .short_conv = simd::ShortConvRow<Vec>,
+    .delta = simd::Delta<Vec>,
+    .delta_columns = simd::kDeltaVectors * Vec::kLanes,
 };
 
 }  // namespace switchyard::kernels::cpu::avx512

@@ -1,0 +1,108 @@
+// Recurrent states: reuse of cached prefixes, retraction, and passes that run again.
+#include <gmock/gmock.h>
+
+#include "engine/sampler/random.h"
+#include "engine/test_rank_engine.h"
+
+namespace switchyard {
+namespace {
+
+// Slots for `running` requests, and `more` for prefixes.
+RankEngine::Options WithStates(RankEngine::Options options, int32_t running, int64_t more) {
+  options.max_running_requests = running;
+  options.num_states = 2 * int64_t{running} + more;
+  return options;
+}
+
+Ids Joined(Ids first, const Ids& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+std::vector<int32_t> Alone(const EngineRequest& request) {
+  return Rig(Roomy()).Run(request).new_tokens;
+}
+
+TEST(RankEngineStates, APrefixIsReusedUpToItsCheckpoint) {
+  Rig rig(WithStates(Roomy(), 4, 8));
+  const RequestOutput first = rig.Run(Greedy(1, Count(18), 9));
+  // The end of the prompt's last page, and the last end of a page of the output: 18 + 8 tokens.
+  EXPECT_EQ(rig.Run(Greedy(2, Count(18), 9)).cached_tokens, 16);
+  EXPECT_EQ(rig.seen[2].new_tokens, first.new_tokens);
+  const Ids longer = Joined(Joined(Count(18), first.new_tokens), {1, 2, 3});
+  const EngineRequest next = Greedy(3, longer, 5);
+  EXPECT_EQ(rig.Run(next).cached_tokens, 24);
+  EXPECT_EQ(rig.seen[3].new_tokens, Alone(next));
+}
+
+// The pages of a common beginning are cached, but have no checkpoint at its end. The second request
+// leaves one there.
+TEST(RankEngineStates, TheSecondRequestOfAPrefixLeavesACheckpoint) {
+  Rig rig(WithStates(Roomy(), 4, 8));
+  const Ids common = Count(21);
+  for (int32_t i = 0; i < 4; ++i) {
+    const EngineRequest request =
+        Greedy(static_cast<uint64_t>(i) + 1, Joined(common, Ids(12, 30 + i)), 3);
+    EXPECT_EQ(rig.Run(request).cached_tokens, i < 2 ? 0 : 20) << i;
+    EXPECT_EQ(rig.seen[request.id].new_tokens, Alone(request));
+  }
+}
+
+TEST(RankEngineStates, TheLeastRecentCheckpointGivesItsSlot) {
+  Rig rig(WithStates(Roomy(), 1, 2));  // a request needs two slots; two are left
+  const auto run = [&](uint64_t id, int32_t first) {
+    return rig.Run(Greedy(id, Count(9, first), 1)).cached_tokens;
+  };
+  EXPECT_EQ(run(1, 0), 0);
+  EXPECT_EQ(run(2, 20), 0);
+  EXPECT_EQ(run(3, 0), 8);
+  for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(run(id, 5 * static_cast<int32_t>(id) + 1), 0);
+  EXPECT_EQ(run(8, 0), 0);  // its checkpoint was dropped, its pages were not
+  EXPECT_EQ(run(9, 0), 8);
+}
+
+TEST(RankEngineStates, RetractedRequestsContinueWithTheSameTokens) {
+  RankEngine::Options options = TightOptions();
+  options.num_pages = 20;
+  options.conservativeness = 0.1;
+  Rig rig(WithStates(options, 8, 4));
+  const auto requests = MixedRequests(7);
+  for (const EngineRequest& request : requests) rig.Tell({request});
+  rig.RunOut();
+  EXPECT_GT(rig.engine.Stats().retractions, 0);
+  EXPECT_GT(rig.model.state_copies, 0);
+  for (const EngineRequest& request : requests) {
+    SCOPED_TRACE(request.id);
+    ExpectSameOutput(rig.seen[request.id], Rig(Roomy()).Run(request));
+  }
+}
+
+TEST(RankEngineStates, PassesThatRunAgainReadTheSameStates) {
+  for (const bool throws : {false, true}) {
+    SCOPED_TRACE(throws);
+    Rig rig(WithStates(TightOptions(), 8, 4));
+    rig.model.during = [&](uint64_t pass) {
+      const bool aborts = UniformDraw(7, static_cast<int64_t>(pass)) < 0.4;
+      EXPECT_EQ(aborts && rig.engine.AbortPass(pass), aborts);
+    };
+    if (throws) rig.model.during = rig.FailSometimes();
+    const auto requests = MixedRequests(6);
+    for (const EngineRequest& request : requests) rig.Tell({request});
+    throws ? rig.RunThroughErrors() : rig.RunOut();
+    for (const EngineRequest& request : requests) {
+      SCOPED_TRACE(request.id);
+      EXPECT_EQ(rig.seen[request.id].new_tokens, Rig(Roomy()).Run(request).new_tokens);
+    }
+  }
+}
+
+TEST(RankEngineStates, AFlushDropsAllCheckpoints) {
+  Rig rig(WithStates(Roomy(), 4, 4));
+  rig.Run(Greedy(1, Count(18), 4));
+  EXPECT_TRUE(std::get<FlushResult>(rig.Tell({FlushCache{}}).at(0)).done);
+  EXPECT_EQ(rig.Run(Greedy(2, Count(18), 4)).cached_tokens, 0);
+  EXPECT_TRUE(rig.engine.PoolIsWhole());
+}
+
+}  // namespace
+}  // namespace switchyard

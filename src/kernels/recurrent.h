@@ -1,0 +1,110 @@
+// Ops of layers with a recurrent state: gated DeltaNet (Yang, Kautz and Hatamizadeh, "Gated Delta
+// Networks: Improving Mamba2 with Delta Rule", https://arxiv.org/abs/2412.06464), with a short
+// causal convolution before it.
+//
+// The rows of a sequence are computed one after another, in the order of positions. So the bits of
+// a row and of a state depend only on the tokens before them: not on chunks, on the batch, on the
+// number of threads, or on the pass that computed an earlier state. The columns of a state are
+// independent of each other. A kernel keeps a block of them in the L1 cache for all rows of a
+// chunk, so the time of a prompt grows linearly, and its states are read and written once for each
+// chunk.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/parallel.h"
+
+namespace switchyard::kernels {
+
+// The rows of one sequence in a pass, and the slots of its states. The pass reads slot `from` and
+// does not change it. So a pass that was aborted can run again, and other sequences may read the
+// same slot.
+struct StateSpan {
+  int32_t row_begin = 0, rows = 0;
+  int32_t from = -1;  // slot of the state before these rows; −1: zeros, at the first position
+  int32_t to = -1;    // slot of the state after them; another slot than `from`
+  // The state after the first `rows` rows of the span is also written to `slot`. Ascending, and
+  // fewer rows than the span has. Slot −1: no copy; such entries come last.
+  struct Copy {
+    int32_t rows = 0, slot = -1;
+  };
+  std::array<Copy, 2> copies = {};
+};
+
+// Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
+//   y[t, c] = silu(Σ_j weight[j, c] · x[t − width + 1 + j, c])
+// Channels are in groups of adjacent elements of x.
+struct ShortConvParams {
+  const float* x =
+      nullptr;  // [m, groups, channels], element (t, g, c) at t · ldx + g · group_stride + c
+  int64_t ldx = 0, group_stride = 0;
+  int64_t groups = 1, channels = 0;
+  int64_t width = 1;              // at most kMaxConvWidth
+  const float* weight = nullptr;  // [width, groups · channels]
+  // Slot s is at states + s · state_stride: the last width − 1 inputs [width − 1, groups ·
+  // channels], the oldest first.
+  float* states = nullptr;
+  int64_t state_stride = 0;
+  std::span<const StateSpan> sequences;  // they cover all rows
+  float* y = nullptr;                    // [m, groups · channels], row stride ldy
+  int64_t ldy = 0;
+};
+constexpr int64_t kMaxConvWidth = 16;
+
+// The gated delta rule. For each value head h with key head h / (value_heads / key_heads), with q
+// and k divided by their norms and q by √key_dim, with the decay exp(rate[h] · softplus(a +
+// bias[h])) and the step β = sigmoid(b):
+//   S = decay · S;  S = S + k ⊗ β (v − Sᵀ k);  out = Sᵀ q
+// Element i of head h of an operand begins at (h / n) · group_stride + (h % n) · width, where n is
+// the number of its heads in a group: 1 for q and k, and value_heads / key_heads for v, a and b.
+struct GatedDeltaParams {
+  float *q = nullptr, *k = nullptr;  // row stride ld; normalised in place
+  const float* v = nullptr;          // row stride ld
+  int64_t ld = 0, q_stride = 0, k_stride = 0, v_stride = 0;
+  const float *a = nullptr, *b = nullptr;  // row stride ld_gates
+  int64_t ld_gates = 0, a_stride = 0, b_stride = 0;
+  const float *rate = nullptr, *bias = nullptr;  // [value_heads]; rates are negative
+  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  float* states = nullptr;  // slot s at s · state_stride: S [value_heads, key_dim, value_dim]
+  int64_t state_stride = 0;
+  std::span<const StateSpan> sequences;  // they cover all rows
+  int64_t m = 0;
+  float* gates = nullptr;  // scratch [m, value_heads, 2]: decay and step
+  float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
+  int64_t ldo = 0;
+};
+constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
+
+// x[t, h] = x[t, h] / sqrt(mean(x[t, h]²) + eps) · weight · silu(z[t, h]), in place.
+struct GatedNormParams {
+  float* x = nullptr;  // [m, heads, n], row stride ldx
+  int64_t ldx = 0;
+  const float* weight = nullptr;  // [n]
+  // z of head h at (h / group) · z_stride + (h % group) · n, row stride ldz.
+  const float* z = nullptr;
+  int64_t ldz = 0, z_stride = 0, group = 1;
+  int64_t m = 0, heads = 0, n = 0;
+  float eps = 1e-6f;
+};
+
+// Made by a device, for its thread.
+class RecurrentOps {
+ public:
+  virtual ~RecurrentOps() = default;
+  virtual void ShortConv(const ShortConvParams& p) = 0;
+  virtual void GatedDelta(const GatedDeltaParams& p) = 0;
+  virtual void GatedNorm(const GatedNormParams& p) = 0;
+};
+std::unique_ptr<RecurrentOps> MakeCpuRecurrentOps(ThreadPool& pool);
+
+// Plain loops on one thread, sums in double.
+namespace reference {
+void ShortConv(const ShortConvParams& p);
+void GatedDelta(const GatedDeltaParams& p);
+void GatedNorm(const GatedNormParams& p);
+}  // namespace reference
+
+}  // namespace switchyard::kernels

@@ -1,0 +1,136 @@
+#include "model/layers/linear_attention.h"
+
+#include <vector>
+
+#include "core/check.h"
+#include "kernels/recurrent.h"
+#include "model/weights/shard.h"
+
+namespace switchyard {
+
+LinearAttention::LinearAttention(const LayerContext& context)
+    : c_(context),
+      l_(*context.config.linear),
+      heads_(LinearKeyHeads(l_, context.mesh).size()),
+      at_(l_, heads_) {
+  CHECK(c_.device.recurrent() != nullptr);  // MakePlan rejects such models on GPUs
+}
+
+int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens) {
+  const LinearLayout at(linear, heads);
+  return LayerScratch::Floats({tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width,
+                               tokens * at.gates_width, tokens * heads * at.values});
+}
+
+int64_t LinearAttention::ScratchFloats(int64_t max_tokens) const {
+  return LinearScratchFloats(l_, heads_, max_tokens);
+}
+
+LinearAttention::Arrays LinearAttention::TakeArrays(Pass& pass) const {
+  const int64_t tokens = pass.rows.tokens;
+  LayerScratch& scratch = pass.scratch;
+  scratch.Reset();
+  Arrays a{};
+  a.projected = scratch.Take(tokens * at_.width);
+  a.mixed = scratch.Take(tokens * at_.mixed_width);
+  a.ba = scratch.Take(tokens * at_.gates_width);
+  a.gates = scratch.Take(tokens * at_.gates_width);
+  a.attended = scratch.Take(tokens * heads_ * at_.values);
+  return a;
+}
+
+void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t layer,
+                          const float* x, float* out) const {
+  const Arrays a = TakeArrays(pass);
+  Project(pass, a, w, x);
+  Convolve(pass, a, w, layer);
+  Recur(pass, a, w, layer);
+  const int64_t width = heads_ * at_.values;
+  c_.device.recurrent()->GatedNorm({.x = a.attended,
+                                    .ldx = width,
+                                    .weight = w.norm.data<float>(),
+                                    .z = a.projected + at_.z.first,
+                                    .ldz = at_.width,
+                                    .z_stride = at_.z.stride,
+                                    .group = l_.group(),
+                                    .m = pass.rows.tokens,
+                                    .heads = heads_ * l_.group(),
+                                    .n = l_.value_dim,
+                                    .eps = c_.config.norm_eps});
+  c_.device.Linear({.x = a.attended,
+                    .ldx = width,
+                    .w = w.o.w,
+                    .bias = w.o.bias_data(),
+                    .y = out,
+                    .ldy = c_.config.hidden,
+                    .m = pass.rows.tokens});
+}
+
+void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+                              const float* x) const {
+  std::vector<kernels::LinearParams> all;
+  const auto add = [&](const std::vector<LinearWeight>& projections, float* y, int64_t width) {
+    for (const LinearWeight& p : projections) {
+      all.push_back({.x = x,
+                     .ldx = c_.config.hidden,
+                     .w = p.w,
+                     .bias = p.bias_data(),
+                     .y = y,
+                     .ldy = width,
+                     .m = pass.rows.tokens});
+      y += p.w.n;
+    }
+  };
+  add(w.in, a.projected, at_.width);
+  add(w.gates, a.ba, at_.gates_width);
+  c_.device.LinearGroup(all);
+}
+
+void LinearAttention::Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+                               int64_t layer) const {
+  StateStorage& states = pass.kv->states();
+  c_.device.recurrent()->ShortConv({.x = a.projected,
+                                    .ldx = at_.width,
+                                    .group_stride = at_.group_stride,
+                                    .groups = at_.groups,
+                                    .channels = at_.channels,
+                                    .width = l_.conv_width,
+                                    .weight = w.conv.data<float>(),
+                                    .states = states.inputs(layer),
+                                    .state_stride = states.slot_floats(),
+                                    .sequences = pass.states,
+                                    .y = a.mixed,
+                                    .ldy = at_.mixed_width});
+}
+
+void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+                            int64_t layer) const {
+  StateStorage& states = pass.kv->states();
+  c_.device.recurrent()->GatedDelta({.q = a.mixed + at_.q.first,
+                                     .k = a.mixed + at_.k.first,
+                                     .v = a.mixed + at_.v.first,
+                                     .ld = at_.mixed_width,
+                                     .q_stride = at_.q.stride,
+                                     .k_stride = at_.k.stride,
+                                     .v_stride = at_.v.stride,
+                                     .a = a.ba + at_.a.first,
+                                     .b = a.ba + at_.b.first,
+                                     .ld_gates = at_.gates_width,
+                                     .a_stride = at_.a.stride,
+                                     .b_stride = at_.b.stride,
+                                     .rate = w.rate.data<float>(),
+                                     .bias = w.bias.data<float>(),
+                                     .key_heads = heads_,
+                                     .value_heads = heads_ * l_.group(),
+                                     .key_dim = l_.key_dim,
+                                     .value_dim = l_.value_dim,
+                                     .states = states.heads(layer),
+                                     .state_stride = states.slot_floats(),
+                                     .sequences = pass.states,
+                                     .m = pass.rows.tokens,
+                                     .gates = a.gates,
+                                     .out = a.attended,
+                                     .ldo = heads_ * at_.values});
+}
+
+}  // namespace switchyard

@@ -1,0 +1,51 @@
+// Linear attention (gated DeltaNet) of one layer on one rank of an attention group.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "model/layers/context.h"
+#include "model/linear_layout.h"
+#include "model/pass.h"
+#include "model/weights.h"
+
+namespace switchyard {
+
+// One object serves all layers. The states are in KvStorage::states. CPUs only.
+class LinearAttention {
+ public:
+  // Requires ModelConfig::linear.
+  explicit LinearAttention(const LayerContext& context);
+
+  // Floats of the pass's scratch that a layer uses.
+  int64_t ScratchFloats(int64_t max_tokens) const;
+  // x [T, H] (normalised) → out [T, H], this rank's partial sum over its heads; the caller
+  // all-reduces. Advances the states of the pass's sequences.
+  void Run(Pass& pass, const LinearAttentionWeights& w, int64_t layer, const float* x,
+           float* out) const;
+
+ private:
+  // Arrays in the pass's scratch, in the order of LinearLayout.
+  struct Arrays {
+    float* projected;  // [T, width]
+    float* mixed;      // [T, mixed_width]
+    float* ba;         // [T, gates_width]
+    float* gates;      // [T, value heads, 2]
+    float* attended;   // [T, value heads · value_dim]
+  };
+  Arrays TakeArrays(Pass& pass) const;
+  void Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+               const float* x) const;
+  void Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+  void Recur(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+
+  const LayerContext& c_;
+  const LinearAttentionConfig& l_;
+  const int64_t heads_;  // key heads of this rank
+  const LinearLayout at_;
+};
+
+// The result of ScratchFloats. `heads`: key heads of the rank.
+int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens);
+
+}  // namespace switchyard

@@ -1,0 +1,62 @@
+// Models with recurrent states: outputs do not depend on chunks, on the batch or on the ranks.
+#include <gmock/gmock.h>
+
+#include "core/testing.h"
+#include "model/state_storage.h"
+#include "model/test_layouts.h"
+#include "model/weights/shard.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kModel[] = "../families/qwen3_next";
+
+std::vector<Outcome> RunAlone(const Case& c, const Group& texts) { return Run(c, {texts}).front(); }
+std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
+  return Run(c, groups);  // the name is a member of tests
+}
+
+TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
+  const Case c{.fixture = kModel};
+  const std::vector<int32_t> ids = Ids(29, 3);
+  const Outcome whole = RunAlone(c, {{.tokens = ids}}).front();
+  for (const int chunk : {1, 5, 8, 28})
+    EXPECT_EQ(RunAlone(c, {{.tokens = ids, .chunk = chunk}}).front(), whole) << chunk;
+  const auto crowd = RunAlone(c, {{.tokens = Ids(11, 7), .chunk = 4, .decode_from = 9},
+                                  {.tokens = ids, .chunk = 9, .decode_from = 20, .start = 2},
+                                  {.tokens = Ids(20, 1), .decode_from = 3, .start = 1}});
+  EXPECT_EQ(crowd[1], whole);
+}
+
+TEST(RecurrentModelTest, DpAttentionHasTheLogitsOfOneRank) {
+  const std::vector<Group> groups = Groups(2);
+  const auto two = RunGroups(
+      {.fixture = kModel, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1}, groups);
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t i = 0; i < groups[g].size(); ++i)
+      EXPECT_EQ(two[g][i],
+                RunAlone({.fixture = kModel, .backend = "deepep"}, {groups[g][i]}).front());
+}
+
+TEST(RecurrentModelTest, ASlotHasTheStatesOfTheRanksHeads) {
+  const ModelConfig config = LoadModelConfig(Fixture(kModel));
+  const LinearAttentionConfig& l = *config.linear;
+  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
+  const int64_t floats =
+      (l.conv_width - 1) * (2 * l.key_heads * l.key_dim + l.value_heads * l.value_dim) +
+      l.value_heads * l.key_dim * l.value_dim;
+  const size_t bytes = StateStorage::BytesPerSlot(config, Mesh());
+  EXPECT_EQ(bytes, static_cast<size_t>(layers * floats) * sizeof(float));
+  EXPECT_EQ(StateStorage::BytesPerSlot(config, Mesh({.tp = 2}, 1)), bytes / 2);
+  EXPECT_EQ(KvStorage::BytesPerToken(config, Mesh(), DType::kF32),
+            static_cast<size_t>((config.num_layers() - layers) * 2 * config.attention.kv_heads *
+                                config.attention.head_dim) *
+                sizeof(float));
+  EXPECT_THAT(ErrorOf([&] { CheckSplits(config, Mesh({.tp = 4}, 0), false); }),
+              HasSubstr("--tp 4 does not divide linear_num_key_heads 2"));
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,36 @@
+// Memory of recurrent states.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "core/tensor.h"
+#include "model/config.h"
+
+namespace switchyard {
+
+// Slots for the states of the layers with linear attention, float32. A slot has for each of these
+// layers the last inputs of its convolution, then the states of its heads
+// (kernels/recurrent.h). The engine assigns the slots to sequences and prefixes
+// (ForwardBatch::states); the model writes them. Each attention group has its own states, sharded
+// over its ranks by key heads. In host memory.
+class StateStorage {
+ public:
+  StateStorage() = default;
+  StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots);
+  static size_t BytesPerSlot(const ModelConfig& config, const Mesh& mesh);  // on one rank
+
+  int64_t slots() const { return slots_; }
+  // The address of slot 0 in a layer. Slot s is s · slot_floats() floats after it.
+  float* inputs(int64_t layer) { return layers_[layer].data<float>(); }
+  float* heads(int64_t layer) { return inputs(layer) + input_floats_; }
+  int64_t slot_floats() const { return slot_floats_; }
+
+ private:
+  std::vector<Tensor> layers_;  // [slots, slot_floats]; undefined: the layer has no states
+  int64_t slots_ = 0, input_floats_ = 0, slot_floats_ = 0;
+};
+
+}  // namespace switchyard
