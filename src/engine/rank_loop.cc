@@ -163,6 +163,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   ModelOptions options = MakeModelOptions(config, plan, rank);
   if (links) options.stage_rows = &links->rows();
   options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
+  if (links)
+    options.load.progress = [&links, report = options.load.progress](size_t done, size_t total) {
+      links->Advance();
+      if (report) report(done, total);
+    };
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
@@ -171,6 +176,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = std::move(weights);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
+  if (links)  // which excludes disaggregation
+    options.before_operation = [&links](uint64_t, const schedule::Operation&) { links->Advance(); };
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
@@ -189,6 +196,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   RankEngine engine(EngineOptions(config, plan, comm->mesh, group, &profiler,
                                   drafting.drafter.get(), pages ? &pages->records : nullptr),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
+  if (links) links->AwaitLoaded();
   comm->all().Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
@@ -219,16 +227,15 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
 
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each
 // stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
-// the stages before it, but later. A wait for another stage has no deadline, because a stage may
-// compute for long.
+// the stages before it, but later.
 // `delay`: the time before the next step, the same on all ranks.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
                                          std::chrono::duration<double> delay, StepTimer& timer,
                                          StageLinks* links) {
   Communicator& group = *comm.tp;
-  const bool idle = !busy || links || delay.count() > 0;
+  const bool idle = !busy || delay.count() > 0;
   if (group.rank() != 0) {
-    if (links && busy) links->AwaitBroadcast();
+    if (links && busy) links->AwaitBroadcast(idle);
     return DecodeControl(group.Broadcast({}, idle));
   }
   std::vector<ControlMessage> messages;
