@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "comm/device/communicator.h"
 #include "comm/device/rank_threads.h"
 #include "core/testing.h"
 

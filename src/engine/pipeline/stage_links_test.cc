@@ -221,7 +221,7 @@ TEST(StageLinks, NoOrderOfWaitsIsACircle) {
         const int passes = mesh.pp + depth;
         const StageLinkSizes sizes{
             .stages = mesh.pp, .rows_bytes = 64, .batches = passes, .results_bytes = 64};
-        const std::vector<RandomStep> steps = RandomSteps(60, mesh.dp, ++seed);
+        const std::vector<RandomStep> steps = RandomSteps(nodes ? 20 : 40, mesh.dp, ++seed);
         const StageBody body = [&](RankComm& comm, StageLinks& links) {
           links.AwaitLoaded();
           RandomLoop(comm, links, passes, seed).Run(steps);
