@@ -114,22 +114,36 @@ std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePl
   return memories;
 }
 
-// Required bytes. On CPUs: of all ranks of the host. On GPUs: of one rank.
+// For each host, the number of its ranks in each pipeline stage. Consecutive ranks share a host. On
+// GPUs, whose memory ranks do not share: one rank.
+std::vector<std::vector<int>> RanksOfHosts(const EngineConfig& config, const EnginePlan& plan) {
+  if (plan.cuda) return {{1}};
+  std::vector<std::vector<int>> hosts;
+  for (int rank = 0; rank < config.mesh.world(); ++rank) {
+    if (rank % plan.ranks_of_host == 0) hosts.emplace_back(config.mesh.pp, 0);
+    ++hosts.back()[rank / config.mesh.tp];
+  }
+  return hosts;
+}
+
+// Required bytes. On CPUs: of all ranks of a host. On GPUs: of one rank.
 struct Need {
   double weights = 0, states = 0, activations = 0, symmetric = 0;
   double fixed() const { return weights + states + activations + symmetric; }
 };
 
-// `stages`: the memory of a rank of each pipeline stage. All stages have the same number of ranks.
+// `stages`: the memory of a rank of each pipeline stage. `counts`: the number of ranks of each stage.
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
-               std::span<const RankMemory> stages) {
-  const int ranks = plan.cuda ? 1 : plan.ranks_of_host / static_cast<int>(stages.size());
+               std::span<const RankMemory> stages, std::span<const int> counts) {
   Need need;
-  for (const RankMemory& rank : stages) {
-    need.weights += rank.weights.total() * ranks;
-    need.states += rank.states * ranks;
-    need.activations += (rank.passes() + rank.scratch) * ranks;
-    need.symmetric += rank.exchange * ranks;
+  int ranks = 0;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const RankMemory& rank = stages[stage];
+    need.weights += rank.weights.total() * counts[stage];
+    need.states += rank.states * counts[stage];
+    need.activations += (rank.passes() + rank.scratch) * counts[stage];
+    need.symmetric += rank.exchange * counts[stage];
+    ranks += counts[stage];
   }
   // Without a rank, the others load its experts, while its new process loads all of its weights.
   if (config.elastic_ep_backend != "none" && CopiesWeights(config, plan))
@@ -198,15 +212,16 @@ struct PageMemory {
   int64_t default_bytes = 0;  // size of the cache without --max-total-tokens
 };
 
+// Of the host, or GPU, that has `counts` ranks of each stage.
 PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, const EnginePlan& plan,
-                        std::span<const RankMemory> stages) {
-  int64_t page_bytes = 0;  // of one rank of each stage
-  for (const RankMemory& rank : stages)
-    page_bytes += static_cast<int64_t>(rank.kv_per_token) * config.page_size;
-  const int ranks = plan.ranks_of_host / static_cast<int>(stages.size());
+                        std::span<const RankMemory> stages, std::span<const int> counts) {
+  int64_t page_bytes = 0;
+  for (size_t stage = 0; stage < stages.size(); ++stage)
+    page_bytes +=
+        static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size * counts[stage];
   return {.memory = machine.memory,
-          .need = FixedNeed(config, plan, stages),
-          .bytes_per_page = plan.cuda ? page_bytes : page_bytes * ranks,
+          .need = FixedNeed(config, plan, stages, counts),
+          .bytes_per_page = page_bytes,
           .default_bytes =
               plan.cuda ? machine.memory.total * RanksOfGpu(config, plan) : kDefaultKvBytes};
 }
@@ -419,7 +434,11 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   if (config.elastic_ep_backend != "none")
     plan.symmetric_bytes_per_rank =
         std::max(plan.symmetric_bytes_per_rank, SymmetricBytesWithoutARank(config, plan));
-  plan.num_pages = ChoosePages(config, plan, PageMemoryOf(machine, config, plan, stages));
+  plan.num_pages = std::numeric_limits<int64_t>::max();
+  for (const std::vector<int>& counts : RanksOfHosts(config, plan))
+    plan.num_pages =
+        std::min(plan.num_pages,
+                 ChoosePages(config, plan, PageMemoryOf(machine, config, plan, stages, counts)));
   plan.kv_bytes_per_rank =
       static_cast<size_t>(plan.num_pages * config.page_size) * static_cast<size_t>(kv_per_token);
   if (config.max_running_requests == 0)  // each request holds at least one page

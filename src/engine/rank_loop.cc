@@ -32,6 +32,7 @@
 #include "engine/step_timer.h"
 #include "engine/weight_checksums.h"
 #include "kernels/ops.h"
+#include "model/stages.h"
 
 namespace switchyard {
 
@@ -67,7 +68,7 @@ int64_t MicroBatchOfGroup(const EngineConfig& config) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh, int group, profile::Profiler* profiler,
+                                  double chunk_keys, const Mesh& mesh, int group, profile::Profiler* profiler,
                                   Drafter* drafter, PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
@@ -80,6 +81,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           // With stages, the time between two steps is not that of a pass.
           .target_step_ms = mesh.pp() > 1 ? 0 : config.target_step_ms,
           .max_micro_batch = MicroBatchOfGroup(config),
+          .chunk_keys = chunk_keys,
           .priorities = config.priority_scheduling,
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
@@ -162,9 +164,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   std::optional<StageLinks> links;
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
-  if (links) options.stage_rows = &links->rows();
   options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
-  ExpertServices experts(config, plan, *comm);
+  ExpertServices experts(config, plan, whole, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
@@ -172,6 +173,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = std::move(weights);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
+  if (links) links->AddTo(&options);  // excludes disaggregation, which sets before_operation too
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
@@ -186,11 +188,14 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
-  if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config), config.page_size);
+  if (links) staged.emplace(chosen, *comm, *links, config, whole);
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
-  RankEngine engine(EngineOptions(config, plan, comm->mesh, group, &profiler,
+  // Of the whole model, so that all stages plan the same chunks.
+  const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
+  RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,
                                   drafting.drafter.get(), pages ? &pages->records : nullptr),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
+  if (links) links->AwaitLoaded();
   comm->all().Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
@@ -221,16 +226,15 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
 
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each
 // stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
-// the stages before it, but later. A wait for another stage has no deadline, because a stage may
-// compute for long.
+// the stages before it, but later.
 // `delay`: the time before the next step, the same on all ranks.
 std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
                                          std::chrono::duration<double> delay, StepTimer& timer,
                                          StageLinks* links) {
   Communicator& group = *comm.tp;
-  const bool idle = !busy || links || delay.count() > 0;
+  const bool idle = !busy || delay.count() > 0;
   if (group.rank() != 0) {
-    if (links && busy) links->AwaitBroadcast();
+    if (links && busy) links->AwaitBroadcast(idle);
     return DecodeControl(group.Broadcast({}, idle));
   }
   std::vector<ControlMessage> messages;
@@ -259,10 +263,12 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Profiles start and end with a collective of all stages.
-bool NeedAllStages(const std::vector<ControlMessage>& messages) {
-  return std::ranges::any_of(messages, [](const ControlMessage& message) {
-    return std::holds_alternative<StartProfile>(message) ||
+// Profiles start and end with a collective of all stages, which gather recorded experts too.
+bool NeedAllStages(const std::vector<ControlMessage>& messages, const ExpertRecorder* recorder) {
+  return std::ranges::any_of(messages, [&](const ControlMessage& message) {
+    return (recorder && (std::holds_alternative<RecordExperts>(message) ||
+                         std::holds_alternative<GetExpertLoad>(message))) ||
+           std::holds_alternative<StartProfile>(message) ||
            std::holds_alternative<StopProfile>(message);
   });
 }
@@ -348,7 +354,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     // While a stage waits in a collective of all stages, it receives no results. Other stages could
     // then wait forever for room to send results. So the results of all passes in flight are
     // collected first.
-    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages)))
+    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages, recorder)))
       Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     if (engine.paused()) timer.Interrupt();

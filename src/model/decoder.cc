@@ -175,8 +175,7 @@ void Decoder::ReceiveRows(Pass& p) const {
   if (p.rows.tokens == 0) return;
   CHECK(c_.stage_rows != nullptr);
   const std::span rows(p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden));
-  // The stage before may compute for longer than the deadline of collectives.
-  c_.stage_rows->Receive(std::as_writable_bytes(rows), /*idle=*/true);
+  c_.stage_rows->Receive(std::as_writable_bytes(rows));
 }
 
 void Decoder::SendRows(Pass& p) const {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "core/check.h"
@@ -44,12 +43,16 @@ size_t MessageLane::PlaceOf(uint64_t part) const {
   return parts_ + part % static_cast<uint64_t>(options_.places) * Stride(options_);
 }
 
+void MessageLane::Wait(size_t flag, uint32_t value, int peer, const std::string& stage,
+                       const std::function<void()>& action) {
+  if (clock_ == nullptr) return memory_.Wait(flag, value, peer, stage.c_str());
+  clock_->Wait(flag, value, peer, stage.c_str(), action);
+}
+
 // For the first parts, the count to wait for is negative, so they do not wait.
 void MessageLane::AwaitPlace() {
-  constexpr std::chrono::milliseconds kPoll{1};
   const auto read = static_cast<uint32_t>(sent_ - static_cast<uint64_t>(options_.places));
-  if (!while_full_) return memory_.Wait(read_, read, to_, room_.c_str());
-  while (!memory_.WaitFor(read_, read, kPoll)) while_full_();
+  Wait(read_, read, to_, room_, while_full_);
 }
 
 void MessageLane::Send(std::span<const std::byte> message) {
@@ -68,11 +71,17 @@ void MessageLane::Send(std::span<const std::byte> message) {
     memory_.Raise(to_, arrived_, static_cast<uint32_t>(sent_));
     done += bytes;
   } while (done < message.size());
+  if (clock_ != nullptr) clock_->Advance();
 }
 
 MessageLane::Header MessageLane::AwaitPart(bool idle) {
   CHECK_GE(from_, 0);
-  memory_.Wait(arrived_, static_cast<uint32_t>(received_ + 1), from_, name_.c_str(), idle);
+  const auto arrived = static_cast<uint32_t>(received_ + 1);
+  if (idle) {
+    memory_.Wait(arrived_, arrived, from_, name_.c_str(), /*idle=*/true);
+  } else {
+    Wait(arrived_, arrived, from_, name_);
+  }
   Header header;
   std::memcpy(&header, memory_.Local(PlaceOf(received_)), sizeof header);
   return header;
@@ -82,6 +91,7 @@ void MessageLane::TakePart(std::span<std::byte> to) {
   if (!to.empty()) std::memcpy(to.data(), memory_.Local(PlaceOf(received_)) + kLine, to.size());
   ++received_;
   memory_.Raise(from_, read_, static_cast<uint32_t>(received_));
+  if (clock_ != nullptr) clock_->Advance();
 }
 
 std::string MessageLane::Receive(bool idle) {
@@ -111,10 +121,10 @@ void MessageLane::Check(const Header& header, size_t length) const {
                 kHint);
 }
 
-void MessageLane::Receive(std::span<std::byte> message, bool idle) {
+void MessageLane::Receive(std::span<std::byte> message) {
   size_t done = 0;
   do {
-    Check(AwaitPart(idle && done == 0), message.size());
+    Check(AwaitPart(/*idle=*/false), message.size());
     const size_t part = std::min(options_.part_bytes, message.size() - done);
     TakePart(message.subspan(done, part));
     done += part;

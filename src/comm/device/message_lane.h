@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/device/progress_clock.h"
 #include "comm/device/symmetric_memory.h"
 
 namespace switchyard {
@@ -19,8 +20,8 @@ struct MessageLaneOptions {
 
 // The lane on which a rank receives from one rank and sends to another one, over symmetric memory.
 // A part of a message is written into the receiver's arena. Each wait has the memory's timeout, and
-// its error names the waiting rank and the rank that it waits for. Owned by a rank; used by the
-// rank's thread only.
+// its error names the waiting rank and the rank that it waits for. With a clock, only the time
+// without progress of the awaited rank counts. Owned by a rank; used by the rank's thread only.
 class MessageLane {
  public:
   // Allocates symmetric memory, so every rank of the world constructs its lanes in the same order
@@ -33,13 +34,16 @@ class MessageLane {
 
   // Copies the message and returns. Blocks while all places are full.
   void Send(std::span<const std::byte> message);
-  // Send calls `action` every millisecond while all places are full, and has no deadline.
+  // From now on waits end by the clock, which tells the progress of the two other ranks. It has to
+  // outlive the lane. Each message advances it.
+  void UseClock(ProgressClock& clock) { clock_ = &clock; }
+  // Requires a clock. Send calls `action` every millisecond while all places are full.
   void WhileFull(std::function<void()> action) { while_full_ = std::move(action); }
   // Receives the next message. `idle`: waits for its first part without a deadline.
   std::string Receive(bool idle = false);
   // Receives a message of known length. Error kPeer if the message has another length or another
   // tag.
-  void Receive(std::span<std::byte> message, bool idle = false);
+  void Receive(std::span<std::byte> message);
   // The tag of the messages that are sent and of the messages of known length that are received
   // from now on; initially 0.
   void SetTag(uint64_t tag) { tag_ = tag; }
@@ -53,6 +57,8 @@ class MessageLane {
     uint64_t tag = 0;
   };
   size_t PlaceOf(uint64_t part) const;
+  void Wait(size_t flag, uint32_t value, int peer, const std::string& stage,
+            const std::function<void()>& action = nullptr);
   // Waits until the place of part `sent_` is free.
   void AwaitPlace();
   // Waits for the next part.
@@ -69,6 +75,7 @@ class MessageLane {
   // Part n of a sender is in place n % places of the receiver's arena. The flag `arrived` at the
   // receiver counts parts sent; `read` at the sender counts parts received.
   const size_t parts_, arrived_, read_;
+  ProgressClock* clock_ = nullptr;
   std::function<void()> while_full_;  // or null
   uint64_t sent_ = 0, received_ = 0;  // numbers of parts; flags have their low 32 bits
   uint64_t tag_ = 0;

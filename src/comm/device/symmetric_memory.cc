@@ -163,6 +163,7 @@ SymmetricMemory::~SymmetricMemory() = default;
 
 int SymmetricMemory::rank() const { return impl_->index; }
 int SymmetricMemory::world() const { return static_cast<int>(impl_->members.size()); }
+std::chrono::milliseconds SymmetricMemory::timeout() const { return impl_->options.timeout; }
 size_t SymmetricMemory::bytes_used() const { return impl_->used; }
 
 size_t SymmetricMemory::Allocate(size_t bytes, size_t alignment) {

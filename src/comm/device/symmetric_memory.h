@@ -126,6 +126,7 @@ class SymmetricMemory {
   // active.
   int rank() const;
   int world() const;
+  std::chrono::milliseconds timeout() const;  // Options::timeout
 
   // Offset of a new buffer in every rank's arena, initially zero. Error kResource reports required
   // size and capacity.

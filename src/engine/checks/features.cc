@@ -250,7 +250,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
   add(
       "--pp-size", [](EngineConfig& c) -> int& { return c.mesh.pp; }, 2);
-  all.back().reach = {.gpus = false, .hosts = false, .one_gpu = false};
+  all.back().reach = {.gpus = false, .one_gpu = false};
 }
 
 // Features of serving. `reach` is set for those that do not work on all kinds of ranks.

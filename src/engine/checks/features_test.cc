@@ -111,7 +111,7 @@ TEST(FeaturesTest, RanksWithoutSharedMemoryRefuseByName) {
       ++refused;
     }
   });
-  EXPECT_EQ(refused, 4);  // mooncake, --pp-size, and two values of --disaggregation-mode
+  EXPECT_EQ(refused, 3);  // mooncake, and two values of --disaggregation-mode
 }
 
 // GPUs of a host map each other's memory, also if a launcher starts the ranks.
@@ -169,8 +169,8 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
 TEST(FeaturesTest, ErrorsNameTheNumberThatIsRequested) {
   EngineConfig config = TwoRanks();
   config.mesh.pp = 3;
-  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.several_hosts = true}); }),
-              HasSubstr("--pp-size 3: supported on one host only; want one host"));
+  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true}); }),
+              HasSubstr("--pp-size 3: supported on CPUs only; want --device cpu"));
 }
 
 TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {

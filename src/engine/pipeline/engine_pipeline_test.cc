@@ -45,6 +45,7 @@ EngineConfig OneStage(EngineConfig config) {
   config.mesh.pp = 1;
   config.pp_layer_partition.clear();
   config.pp_max_micro_batch_size = config.pp_async_batch_depth = 0;
+  config.dynamic_chunking = false;
   return config;
 }
 
@@ -82,6 +83,7 @@ TEST_P(PipelineLimits, DoNotChangeOutputs) {
   }
   config.pp_max_micro_batch_size = 2;
   config.pp_async_batch_depth = 1;
+  config.dynamic_chunking = true;
   Engine engine(config);
   ExpectEqual(RunAll(engine, kRequests), want);
 }
@@ -187,15 +189,24 @@ TEST(Pipeline, LogProbabilitiesOfPromptsAreThoseOfOneStage) {
   }
 }
 
-TEST(Pipeline, RoutedExpertsAreRefused) {
-  Engine engine(ConfigOf("qwen3_moe", {.pp = 2}));
-  EngineRequest request{.input_ids = {1, 2, 3}};
-  request.routed_experts.enabled = true;
-  try {
-    engine.Generate(request);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--pp-size"));
+// The first layer of deepseek_v3 has no experts, so the first stage has none either.
+TEST(Pipeline, RoutedExpertsAreThoseOfOneStage) {
+  for (const Case& c : {Case{"qwen3_moe", {.pp = 3}},
+                        Case{"deepseek_v3", {.tp = 4, .ep = 2, .dp = 2, .pp = 3}, "deepep"}}) {
+    const EngineConfig config = ConfigFor(c);
+    const auto routed = [](Engine& engine, int32_t i) {
+      EngineRequest request{.input_ids = std::vector<int32_t>(60, 3 + i)};
+      request.sampling.max_new_tokens = 5;
+      request.sampling.temperature = 0;
+      request.routed_experts = {.enabled = true, .start = 7 * i};
+      return engine.Generate(request).routed_experts;
+    };
+    Engine plain(OneStage(config)), engine(config);
+    for (int32_t i = 0; i < 4; ++i) {
+      const std::vector<int32_t> want = routed(plain, i);
+      EXPECT_FALSE(want.empty());
+      EXPECT_EQ(routed(engine, i), want);
+    }
   }
 }
 
@@ -222,8 +233,11 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
   EXPECT_THAT(error_of([](EngineConfig& c) { c.two_batch_overlap = true; }),
               HasSubstr("--enable-two-batch-overlap: not supported with --pp-size 2"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.eplb.enable = true; }), HasSubstr("--enable-eplb"));
-  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.mode = "stat"; }),
-              HasSubstr("--expert-distribution-recorder-mode"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.mode = "per_token"; }),
+              HasSubstr("--expert-distribution-recorder-mode per_token: not supported"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.metrics = true; }),
+              HasSubstr("--enable-expert-distribution-metrics: not supported"));
+  EXPECT_EQ(error_of([](EngineConfig& c) { c.recorder.mode = "per_pass"; }), "");
   EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 4; }),
               HasSubstr("--pp-size 4: the model has 3 layers"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 0; }), HasSubstr("--pp-size 0"));
@@ -264,6 +278,13 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
               HasSubstr("has no effect without --pp-size 2"));
   EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_async_batch_depth = 1; }),
               HasSubstr("--pp-async-batch-depth 1 has no effect without --pp-size"));
+  EXPECT_THAT(error_alone([](EngineConfig& c) { c.dynamic_chunking = true; }),
+              HasSubstr("--enable-dynamic-chunking has no effect without --pp-size"));
+  EXPECT_THAT(error_of([](EngineConfig& c) {
+                c.dynamic_chunking = true;
+                c.chunked_prefill_size = -1;
+              }),
+              HasSubstr("--enable-dynamic-chunking has no effect with --chunked-prefill-size -1"));
   EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_max_micro_batch_size = 4; }),
               HasSubstr("--pp-max-micro-batch-size 4 has no effect without --pp-size"));
 }
@@ -295,6 +316,8 @@ TEST(PipelinePlan, TheCacheUsesTheMemoryOfAllStages) {
   const Machine machine{.memory = {.total = int64_t{1} << 30, .available = int64_t{1} << 30},
                         .cpus = 4};
   const EnginePlan stages = MakePlanOn(machine, model, config, 3);
+  // On three hosts, each one has the weights and pages of one stage only.
+  EXPECT_GT(MakePlanOn(machine, model, config, 1).num_pages, 2 * stages.num_pages);
   config = OneStage(config);
   const EnginePlan whole = MakePlanOn(machine, model, config, 1);
   // Activations of three ranks and their links take a part of the memory.

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <span>
 #include <utility>
+#include <vector>
+
+#include "core/format.h"
 
 namespace switchyard {
 namespace {
@@ -16,6 +20,7 @@ MessageLaneOptions ResultsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = sizes.results_bytes, .places = sizes.batches + 1};
 }
 
+// Of messages without a usual size; longer ones are sent in parts.
 MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = size_t{256} << 10, .places = sizes.batches + 1};
 }
@@ -26,6 +31,21 @@ constexpr size_t kFlagBytes = 64;
 
 // The world rank in the same place of another stage.
 int InStage(const Mesh& mesh, int stage) { return stage * mesh.tp() + mesh.tp_rank(); }
+
+std::vector<int> WithoutRank(std::vector<int> ranks, int rank) {
+  std::erase(ranks, rank);
+  return ranks;
+}
+
+// The other ranks of the stage wait for its first rank, and this one waits for other stages.
+ProgressClock::Options ClockOptions(const Mesh& mesh) {
+  const bool leads = mesh.tp_rank() == 0;
+  return {.peers = WithoutRank(mesh.PpGroup(), mesh.rank()),
+          .followers = leads ? WithoutRank(mesh.TpGroup(), mesh.rank()) : std::vector<int>(),
+          .describe = [tp = mesh.tp()](int rank) {
+            return fmt::format("rank {} (stage {})", rank, rank / tp);
+          }};
+}
 
 int Previous(const Mesh& mesh) {
   return mesh.first_stage() ? -1 : InStage(mesh, mesh.pp_rank() - 1);
@@ -61,16 +81,28 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
     : memory_(*comm.memory),
       mesh_(comm.mesh),
+      clock_(memory_, ClockOptions(mesh_)),
       rows_(memory_, Previous(mesh_), Next(mesh_), RowsOptions(sizes), "hidden rows"),
+      routed_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes), "chosen experts"),
       results_(memory_, ResultsFrom(mesh_), ResultsTo(mesh_), ResultsOptions(sizes),
                "results of the last stage"),
       control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
                "messages of the front"),
-      broadcast_(memory_.Allocate(kFlagBytes)) {
-  results_.WhileFull([] {});       // no deadline: an earlier stage may compute for long
+      broadcast_(memory_.Allocate(kFlagBytes)),
+      loaded_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))) {
+  for (MessageLane* lane : {&rows_, &routed_, &results_, &control_}) lane->UseClock(clock_);
   if (mesh_.last_stage()) return;  // it receives no results
-  rows_.WhileFull([this] { TakeEarly(); });
-  control_.WhileFull([this] { TakeEarly(); });
+  for (MessageLane* lane : {&rows_, &routed_, &control_})
+    lane->WhileFull([this] { TakeEarly(); });
+}
+
+void StageLinks::AddTo(ModelOptions* options) {
+  options->stage_rows = &rows_;
+  options->before_operation = [this](uint64_t, int, const schedule::Operation&) { Advance(); };
+  options->load.progress = [this, report = options->load.progress](size_t done, size_t total) {
+    Advance();
+    if (report) report(done, total);
+  };
 }
 
 void StageLinks::SendResults(std::string_view bytes) {
@@ -78,11 +110,11 @@ void StageLinks::SendResults(std::string_view bytes) {
 }
 
 void StageLinks::TakeEarly() {
-  while (results_.Arrived()) early_.push_back(results_.Receive(/*idle=*/true));
+  while (results_.Arrived()) early_.push_back(results_.Receive());
 }
 
 std::string StageLinks::ReceiveResults() {
-  if (early_.empty()) return results_.Receive(/*idle=*/true);
+  if (early_.empty()) return results_.Receive();
   std::string bytes = std::move(early_.front());
   early_.pop_front();
   return bytes;
@@ -98,23 +130,40 @@ bool StageLinks::LeadsLaterGroup(const Mesh& mesh, int tp_rank) {
 
 void StageLinks::BeginBroadcast() {
   ++broadcasts_;
-  for (int rank = 0; rank < mesh_.tp(); ++rank)
-    if (LeadsLaterGroup(mesh_, rank)) memory_.Raise(rank, broadcast_, broadcasts_);
+  for (const int rank : mesh_.TpGroup())
+    if (rank != mesh_.rank()) memory_.Raise(rank, broadcast_, broadcasts_);
 }
 
-void StageLinks::AwaitBroadcast() {
+void StageLinks::AwaitBroadcast(bool idle) {
   constexpr std::chrono::milliseconds kPoll{1};
-  if (!LeadsLaterGroup(mesh_, mesh_.tp_rank())) return;
+  const bool takes = LeadsLaterGroup(mesh_, mesh_.tp_rank());
   ++broadcasts_;
-  while (!memory_.WaitFor(broadcast_, broadcasts_, kPoll)) TakeEarly();
+  if (!idle) {
+    const int first = mesh_.TpGroup().front();
+    const std::function<void()> take = [this] { TakeEarly(); };
+    return clock_.Wait(broadcast_, broadcasts_, first, "pipeline: messages of the front",
+                       takes ? take : nullptr);
+  }
+  while (!memory_.WaitFor(broadcast_, broadcasts_, kPoll))
+    if (takes) TakeEarly();
+}
+
+void StageLinks::AwaitLoaded() {
+  const auto flag = [this](int stage) { return loaded_ + kFlagBytes * static_cast<size_t>(stage); };
+  for (const int rank : mesh_.PpGroup())
+    if (rank != mesh_.rank()) memory_.Raise(rank, flag(mesh_.pp_rank()), 1);
+  for (int stage = 0; stage < mesh_.pp(); ++stage)
+    if (stage != mesh_.pp_rank())
+      clock_.Wait(flag(stage), 1, InStage(mesh_, stage), "pipeline: model loaded");
 }
 
 size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
   if (sizes.stages == 1) return 0;
   constexpr size_t kAlignment = 64;  // lines between allocations of one rank
-  return MessageLane::BytesPerRank(RowsOptions(sizes)) +
+  return ProgressClock::BytesPerRank() + MessageLane::BytesPerRank(RowsOptions(sizes)) +
          MessageLane::BytesPerRank(ResultsOptions(sizes)) +
-         MessageLane::BytesPerRank(ControlOptions(sizes)) + kFlagBytes + 4 * kAlignment;
+         2 * MessageLane::BytesPerRank(ControlOptions(sizes)) +
+         kFlagBytes * static_cast<size_t>(1 + sizes.stages) + 7 * kAlignment;
 }
 
 }  // namespace switchyard

@@ -9,7 +9,9 @@
 
 #include "comm/device/communicator.h"
 #include "comm/device/message_lane.h"
+#include "comm/device/progress_clock.h"
 #include "engine/config.h"
+#include "model/options.h"
 
 namespace switchyard {
 
@@ -26,6 +28,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 // Every rank of a stage is connected to the ranks with the same place in other stages:
 //
 //   rows:     hidden rows, stage → next stage
+//   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank of
+//             an attention group, and only for batches that return them
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage
 //
@@ -35,8 +39,11 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 // stage receives all results, which may exceed the lane. So it receives results while it waits for
 // room to send rows or control messages, or for the first rank of its stage. Otherwise the last
 // stage could wait for room to send results, and the first one for room to send messages that the
-// last one has not read. Waits for other stages have no deadline, because a stage may compute for
-// long; when a rank ends, all waits end. Owned by the rank's loop; used by the rank's thread only.
+// last one has not read.
+//
+// A stage may compute for long, so a wait for another stage ends only after --dist-timeout without
+// progress there (ProgressClock). Error kTimeout names both ranks with their stages, and what the
+// rank waits for. Owned by the rank's loop; used by the rank's thread only.
 class StageLinks {
  public:
   // Allocates symmetric memory: constructed on every rank of the world before the model, because
@@ -48,6 +55,15 @@ class StageLinks {
   static size_t BytesPerRank(const StageLinkSizes& sizes);
 
   MessageLane& rows() { return rows_; }
+  MessageLane& routed() { return routed_; }
+  // Sets the options of a model that sends and receives rows, and whose work counts as progress.
+  // Replaces before_operation.
+  void AddTo(ModelOptions* options);
+  // This rank has done some work, so the ranks of other stages may wait for it longer.
+  void Advance() { clock_.Advance(); }
+  // Waits until the ranks with the same place in other stages have called it too. Stages load
+  // different amounts.
+  void AwaitLoaded();
 
   void SendControl(std::string_view bytes) { control_.Send(std::as_bytes(std::span(bytes))); }
   std::string ReceiveControl(bool idle) { return control_.Receive(idle); }
@@ -60,9 +76,10 @@ class StageLinks {
   void PassOnResults(std::string_view bytes);
 
   // Before a broadcast in the stage, while batches are in flight: the first rank of the stage calls
-  // BeginBroadcast, and the others call AwaitBroadcast.
+  // BeginBroadcast, and the others call AwaitBroadcast. The first rank may wait for other stages
+  // before. `idle`: it may also wait for messages, so there is no deadline.
   void BeginBroadcast();
-  void AwaitBroadcast();
+  void AwaitBroadcast(bool idle);
 
  private:
   // Receives the results that have arrived.
@@ -73,8 +90,10 @@ class StageLinks {
 
   SymmetricMemory& memory_;
   const Mesh mesh_;
-  MessageLane rows_, results_, control_;
+  ProgressClock clock_;
+  MessageLane rows_, routed_, results_, control_;
   const size_t broadcast_;  // flag: number of broadcasts that the stage's first rank has begun
+  const size_t loaded_;     // flags, one line for each stage
   uint32_t broadcasts_ = 0;
   std::deque<std::string> early_;  // results received while other messages were sent
 };

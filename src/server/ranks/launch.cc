@@ -15,6 +15,11 @@ Launch FromFlags(const ServerArgs& args) {
                   args.nnodes);
   }
   if (ranks % args.nnodes != 0) {
+    if (args.engine.mesh.pp > 1)
+      throw Invalid(
+          "--nnodes {} does not divide the {} ranks of --pp-size {} and --tp-size {}: each node "
+          "runs pp x tp / nnodes ranks",
+          args.nnodes, ranks, args.engine.mesh.pp, args.engine.mesh.tp);
     throw Invalid("--nnodes {} does not divide --tp-size {}: each node runs tp / nnodes ranks",
                   args.nnodes, ranks);
   }
@@ -37,8 +42,9 @@ Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
   if (launched.world != ranks) {
     throw Error(
         ErrorKind::kInvalid,
-        fmt::format("{} started {} processes, but --tp-size is {}: each process runs one rank",
-                    launched.launcher, launched.world, ranks),
+        fmt::format("{} started {} processes, but {} is {}: each process runs one rank",
+                    launched.launcher, launched.world,
+                    args.engine.mesh.pp > 1 ? "--pp-size times --tp-size" : "--tp-size", ranks),
         "to run several ranks per process, start one process per host with --nnodes");
   }
   Launch launch{.nodes = launched.world,

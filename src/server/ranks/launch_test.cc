@@ -82,6 +82,22 @@ TEST(LaunchTest, RefusalsNameTheFlags) {
       AllOf(HasSubstr("srun started 2 processes, but --tp-size is 4"), HasSubstr("--nnodes")));
 }
 
+// A node may have several stages, one stage, or a part of one.
+TEST(LaunchTest, NodesHaveConsecutiveRanksOfStages) {
+  ServerArgs args = ArgsOf(2, 2, 1, "h:1");
+  args.engine.mesh.pp = 4;
+  EXPECT_EQ(PlanLaunch(args, {}).ranks_per_node, 4);
+  args.nnodes = 8;
+  EXPECT_EQ(PlanLaunch(args, {}).ranks_per_node, 1);
+  args.nnodes = 3;
+  EXPECT_THAT(RefusalOf(args),
+              HasSubstr("--nnodes 3 does not divide the 8 ranks of --pp-size 4 and --tp-size 2"));
+  args.nnodes = 1;
+  args.node_rank = 0;
+  EXPECT_THAT(RefusalOf(args, LaunchedRank{.world = 2, .launcher = "srun"}),
+              HasSubstr("srun started 2 processes, but --pp-size times --tp-size is 8"));
+}
+
 // Ranks of several nodes or of a launcher do not share memory.
 TEST(LaunchTest, FlagsThatNeedSharedMemoryAreRefusedOnEveryNode) {
   const auto refusal = [](auto change, bool launched, bool nodes) {
@@ -102,9 +118,8 @@ TEST(LaunchTest, FlagsThatNeedSharedMemoryAreRefusedOnEveryNode) {
               HasSubstr("--disaggregation-mode prefill: supported on one host only"));
   const auto stages = [](EngineConfig& c) { c.mesh.pp = 2; };
   EXPECT_EQ(refusal(stages, false, false), "accepted");
-  EXPECT_THAT(refusal(stages, true, false),
-              HasSubstr("--pp-size 2: supported on ranks that share memory only"));
-  EXPECT_THAT(refusal(stages, false, true), HasSubstr("--pp-size 2: supported on one host only"));
+  EXPECT_EQ(refusal(stages, true, false), "accepted");
+  EXPECT_EQ(refusal(stages, false, true), "accepted");
   const auto none = [](EngineConfig&) {};
   EXPECT_EQ(refusal(none, true, false), "accepted");
 }
