@@ -191,6 +191,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .join_timeout = TimeoutOf(job.config),
       .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
       .stall_timeout = restart.stall_timeout,
+      .load_timeout = TimeoutOf(job.config),
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
   const bool keeps_pages = keeps_weights || job.config.disaggregated();
