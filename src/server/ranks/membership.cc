@@ -179,10 +179,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
-  // Ranks on GPUs, and ranks with --enable-eplb, are killed immediately and load again. With
-  // several nodes, the ranks of all nodes are started again.
-  const bool keeps_weights =
-      restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
+  // Ranks on GPUs are killed immediately and load again. With several nodes, the ranks of all nodes
+  // are started again.
+  const bool keeps_weights = restart.restarts && launch.alone() && !job.plan.cuda;
   RankProcesses::Options options{
       .world = job.config.mesh.world(),
       .spec = EncodeRankSpec(job.config, job.plan),
