@@ -93,14 +93,17 @@ def test_moved_experts_outlive_a_lost_rank(tmp_path, more):
     """With EPLB. The ranks keep the experts that they have at the end of an epoch, and load the others."""
     model = skewed(tmp_path / "model")
     flags = ["--device", "cpu", *LAYOUT, "--moe-a2a-backend", "deepep", "--ep-num-redundant-experts", 8,
-             "--enable-eplb", "--eplb-rebalance-num-iterations", 50, "--max-total-tokens", 8192, *more]
+             "--enable-eplb", "--eplb-rebalance-num-iterations", 20, "--max-total-tokens", 8192, *more]
     with Server(model, *flags) as server:
         want = [answers(server, seed) for seed in range(4)]
         assert server.stop() == 0
     with Faults(model, *flags) as faults:
         server = faults.server
-        assert answers(server, 0) == want[0]
-        assert settle(server)["layers_moved"] > 0
+        for _ in range(5):
+            assert answers(server, 0) == want[0]
+            if settle(server)["layers_moved"] > 0:
+                break
+        assert eplb(server)["layers_moved"] > 0
         for victim in (1, 0):  # rank 0 is the leader
             epoch = metric(server, "switchyard_epoch")
             faults.order(f"{victim}.load", "hold")
