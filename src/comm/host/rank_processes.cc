@@ -27,6 +27,10 @@
 namespace switchyard {
 namespace {
 
+// Longest wait for a killed process to end. One that is blocked in a driver or a file system may
+// never end.
+constexpr std::chrono::seconds kReapTime{30};
+
 // Reaps the process `exit.pid`, which has ended, and adds how it ended.
 RankExit Reap(RankExit exit) {
   const pid_t pid = exit.pid;
@@ -362,7 +366,7 @@ bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
   const auto all_ended = [&] { return impl_->AllEnded(); };
   if (impl_->changed.wait_for(lock, timeout, all_ended)) return !impl_->killed;
   impl_->Kill();
-  impl_->changed.wait(lock, all_ended);
+  impl_->changed.wait_for(lock, kReapTime, all_ended);
   return false;
 }
 

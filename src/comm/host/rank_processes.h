@@ -94,8 +94,9 @@ class RankProcesses {
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
   // Waits until all ranks have exited by themselves, and kills those that have not by the deadline.
-  // Call it after ExpectEnd and a shutdown message through the control socket. Returns true if none
-  // was killed.
+  // Waits up to 30 s for the end of these (Running has those that still have not ended). Call it
+  // after ExpectEnd and a shutdown message through the control socket. Returns true if none was
+  // killed.
   bool WaitEnded(std::chrono::milliseconds timeout);
   void KillAll();
   // Kills the remaining ranks and waits for their end. False if one has not ended by the timeout.
