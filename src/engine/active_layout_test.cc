@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "engine/machine.h"
+#include "engine/speculative/draft_model.h"
 #include "model/complete_options.h"
 
 namespace switchyard {
@@ -55,6 +56,43 @@ TEST(ActiveLayoutTest, IsASmallerLayoutWithAllExperts) {
   }
 }
 
+// Experts move in the smaller layout too, unless one rank is left or the planner refuses the
+// layout.
+TEST(ActiveLayoutTest, ExpertsMoveIfSeveralRanksAreLeft) {
+  EngineConfig config = WholeRanks(4);
+  config.eplb.enable = true;
+  const EnginePlan plan = MakePlan(config);
+  for (const auto& [active, moves] :
+       {std::pair(std::vector<int>{0, 1, 3}, true), {std::vector<int>{2}, false}}) {
+    const ActiveLayout layout = LayoutOfActive(config, plan, active);
+    EXPECT_EQ(layout.config.eplb.enable, moves);
+    EXPECT_EQ(MakeModelOptions(layout.config, layout.plan).movable_experts, moves);
+  }
+  EXPECT_TRUE(CanServe(config, plan, {0, 1, 3}));
+}
+
+// The draft model has experts of its own.
+TEST(ActiveLayoutTest, TheDraftModelHasAllItsExperts) {
+  EngineConfig config = WholeRanks(4);
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/deepseek_v3";
+  config.speculative.algorithm = "NEXTN";
+  const EnginePlan plan = MakePlan(config);
+  const std::vector<int> active{1, 2, 3};
+  const ActiveLayout layout = LayoutOfActive(config, plan, active);
+  const ModelOptions options = CompleteOptions(
+      *plan.draft,
+      MakeDraftOptions(MakeModelOptions(layout.config, layout.plan), layout.plan.draft_experts),
+      layout.config.mesh);
+  const int experts = plan.draft->moe->router.num_experts;
+  ASSERT_FALSE(options.load.placements.empty());
+  for (const ExpertPlacement& placement : options.load.placements) {
+    EXPECT_EQ(placement.num_logical(), experts);
+    EXPECT_EQ(placement.num_physical(), experts + layout.plan.draft_experts.redundant);
+    EXPECT_EQ(placement.num_physical() % 3, 0);
+  }
+  EXPECT_TRUE(CanServe(config, plan, active));
+}
+
 TEST(ActiveLayoutTest, AnExplicitListOfCpusKeepsThoseOfTheActiveRanks) {
   EngineConfig config = WholeRanks(2);
   config.cpu_bind = "0|1";
@@ -69,7 +107,6 @@ TEST(ActiveLayoutTest, TheFlagNamesWhyRanksServeOnlyTogether) {
       {[](EngineConfig& c) { c.mesh.tp = c.mesh.ep = c.mesh.dp = 1; }, "at least 2"},
       {[](EngineConfig& c) { c.moe.a2a_backend = "none"; }, "--moe-a2a-backend"},
       {[](EngineConfig& c) { c.moe.combine_rows = "rank"; }, "--moe-combine-rows slot"},
-      {[](EngineConfig& c) { c.eplb.enable = true; }, "--enable-eplb"},
       {[](EngineConfig& c) { c.elastic_ep_backend = "nixl"; }, "want none or mooncake"}};
   for (const auto& [change, expected] : cases) {
     EngineConfig config = WholeRanks(4);

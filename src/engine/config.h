@@ -114,10 +114,18 @@ ModelConfig ReadModelConfig(const EngineConfig& config);
 // The sizes that follow from config.json and the machine: dtype, context length, page count,
 // threads. Error kInvalid names invalid flags. Error kResource reports the needed and the available
 // memory before loading starts. Pages, requests and batches are those of one attention group.
+// Replicas and placement of the draft model's experts. Not the default only in epochs without some
+// ranks (LayoutOfActive). Plain value.
+struct DraftExperts {
+  int redundant = 0;                 // as --ep-num-redundant-experts
+  std::string location = "trivial";  // as --init-expert-location
+};
+
 struct EnginePlan {
   ModelConfig model;
   // Configuration of the draft model of speculative decoding, if any.
   std::optional<ModelConfig> draft;
+  DraftExperts draft_experts;
   DraftLimits drafts;
   int32_t max_forced = 0;        // RankEngine::Options::max_forced
   bool cuda = false;             // ranks compute on GPUs

@@ -117,7 +117,8 @@ std::vector<EngineMessage> ApplyToRecorder(const std::vector<ControlMessage>& me
 
 std::vector<EngineMessage> ApplyToEplb(const std::vector<ControlMessage>& messages,
                                        EplbManager* eplb, bool is_leader) {
-  constexpr char kNone[] = "EPLB is disabled: start with --enable-eplb";
+  constexpr char kNone[] =
+      "EPLB is disabled: start with --enable-eplb, or wait until all ranks serve";
   std::vector<EngineMessage> answers;
   const auto answer = [&](uint64_t ticket, std::string refused, bool slots = false) {
     if (!is_leader) return;

@@ -1,34 +1,60 @@
 // What a rank keeps of a model from one epoch to the next.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "engine/active_layout.h"
 #include "engine/config.h"
 #include "model/model.h"
 
 namespace switchyard {
 
-// Empty in the first epoch. Stays empty on GPUs, and on ranks with expert migration. Owned by the
-// rank's loop; outlives the model.
+// The part of a model that a rank of a layout loads: of the target, or of the draft model
+// (DraftShard). Plain value.
+struct ModelShard {
+  // `options`: of MakeModelOptions or MakeDraftOptions, on a CPU.
+  ModelShard(std::filesystem::path path, ModelConfig model, const ModelOptions& options,
+             const EngineConfig& config, const EnginePlan& plan, int rank);
+
+  std::filesystem::path dir;
+  ModelConfig config;
+  Mesh mesh;
+  LoadOptions load;
+  bool movable = false;  // ModelOptions::movable_experts
+};
+ModelShard TargetShard(const EngineConfig& config, const EnginePlan& plan, int rank);
+
+// Empty in the first epoch. Stays empty on GPUs. Owned by the rank's loop; outlives the model. Used
+// by the rank's thread.
+//
+// If experts move (--enable-eplb), the model owns the experts during an epoch, so that memory of
+// experts that have left the rank is free. At the end of the epoch, Lent returns the experts that
+// the rank has then. The next epoch begins with the initial placement: it takes those experts, and
+// loads the others.
 class KeptModel {
  public:
-  // The kept weights, for ModelOptions::weights; null: none.
-  std::shared_ptr<const ModelWeights> weights() const { return weights_; }
-  // Loads the weights to keep, without other ranks, unless there are any. On CPUs only.
-  void Load(const EngineConfig& config, const EnginePlan& plan, int rank);
-  // The weights of an epoch with the ranks `active` only, in their layout: the kept weights, and
-  // the experts that the rank has in this layout only. These are loaded once per set of ranks.
-  // Before each of them, `check` is called, which may throw. Requires kept weights.
-  std::shared_ptr<const ModelWeights> WeightsOfActive(const ActiveLayout& layout, int rank,
+  // Called before each expert is loaded. May throw.
+  using Check = std::function<void()>;
+
+  bool has_weights() const { return weights_ != nullptr; }
+  // Loads the weights to keep, without other ranks, unless there are any. `progress`: of
+  // LoadOptions.
+  void Load(const ModelShard& shard, std::function<void(size_t done, size_t total)> progress = {});
+  // The weights of an epoch with all ranks, for ModelOptions::weights; null: none are kept. Frees
+  // the experts of other epochs.
+  std::shared_ptr<const ModelWeights> Weights(const ModelShard& shard, const Check& check);
+  // The weights of an epoch with the ranks `active` only, of which `shard` is a rank: the kept
+  // weights, and the experts that the rank has in this layout only. Unless experts move, these are
+  // loaded once per set of ranks. Requires kept weights.
+  std::shared_ptr<const ModelWeights> WeightsOfActive(const ModelShard& shard,
                                                       const std::vector<int>& active,
-                                                      const std::function<void()>& check);
-  // Frees what WeightsOfActive has loaded.
-  void DropExperts() { active_weights_.reset(); }
+                                                      const Check& check);
   // Sets the cache that Keep returns.
   void Use(const KvStorage& kv) { kv_ = kv; }
   // Returns the cache for `model`: the cache set by Use, else the cache kept from the last epoch,
@@ -36,10 +62,33 @@ class KeptModel {
   // are kept weights, or the model has none to keep.
   KvStorage Keep(Model& model, const EnginePlan& plan, int32_t page_size);
 
+  // During the lifetime of this object, `model` owns the experts if they move. It is destroyed on
+  // the rank's thread before `model`, when no expert moves any more.
+  class Lent {
+   public:
+    Lent(KeptModel& kept, Model& model, const Mesh& mesh);
+    ~Lent();
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+
+   private:
+    KeptModel& kept_;
+    Model& model_;
+    const Mesh mesh_;
+  };
+
  private:
-  std::shared_ptr<const ModelWeights> weights_;
+  using Held = std::map<int32_t, OwnedExpert>;  // by logical expert; replicas share one
+
+  std::shared_ptr<const ModelWeights> Arrange(const ModelShard& shard, const Check& check);
+  void Take(Model& model, const Mesh& mesh);
+
+  std::shared_ptr<const ModelWeights> weights_;  // without experts if they move
+  bool moves_ = false;                           // experts move
+  std::vector<Held> held_;                       // [layers] the experts, if they move
+  // Unless experts move: the weights of the last epoch without some ranks, and its ranks.
   std::shared_ptr<const ModelWeights> active_weights_;
-  std::vector<int> active_;  // the ranks of active_weights_
+  std::vector<int> active_;
   std::optional<KvStorage> kv_;
 };
 

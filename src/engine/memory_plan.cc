@@ -66,7 +66,9 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
     RankMemoryShape of_draft = shape;  // a level of a tree has logits of all its rows
     of_draft.logit_rows =
         std::max(logit_rows, int64_t{plan.max_running_requests} * plan.drafts.width);
-    Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options), config.mesh, of_draft), &memory);
+    Add(MemoryOfRank(*plan.draft, MakeDraftOptions(options, plan.draft_experts), config.mesh,
+                     of_draft),
+        &memory);
     if (plan.draft->takes_hidden()) {  // hidden rows of the target and of the draft layer
       const int64_t width = plan.draft->target_row_width() + plan.draft->hidden;
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);

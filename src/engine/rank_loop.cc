@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "comm/device/test_faults.h"
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -16,8 +15,8 @@
 #include "engine/expert_services.h"
 #include "engine/group_exchange.h"
 #include "engine/host_memory.h"
-#include "engine/kept_model.h"
 #include "engine/kept_pages.h"
+#include "engine/kept_weights.h"
 #include "engine/leader_messages.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
@@ -108,14 +107,9 @@ struct Drafting {
   std::unique_ptr<Drafter> drafter;
 };
 
-// What a rank keeps from one epoch to the next.
-struct Kept {
-  KeptModel model, draft;
-};
-
 Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-                      KeptModel* kept) {
+                      std::shared_ptr<const ModelWeights> weights, KeptModel* kept) {
   Drafting made;
   if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
     const std::string shape = plan.drafts.trees()
@@ -132,7 +126,8 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   if (SourceOf(config.speculative) == DraftSource::kNgram)
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
-  made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool, kept);
+  made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool,
+                                            std::move(weights), kept);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows = std::min<int64_t>(
       plan.max_batch_tokens,  // one pass can process all saved rows of a sequence
@@ -147,10 +142,10 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
 
 // Loads the model and serves during one epoch. Only `kept` outlives the epoch. `config` and
 // `whole`: of the active ranks. `rank`: in the arena. `group`: the rank's attention group if all
-// ranks are active. `weights`: if they are loaded already.
+// ranks are active.
 void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank, int group,
-                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io,
-                  std::shared_ptr<const ModelWeights> weights, Kept* kept) {
+                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io, LoadedWeights weights,
+                  KeptWeights* kept) {
   kernels::SelectIsa(config.cpu_isa);
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
@@ -171,10 +166,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
-  options.weights = std::move(weights);
+  options.weights = std::move(weights.model);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   if (links) links->AddTo(&options);  // excludes disaggregation, which sets before_operation too
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+  const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
     pages.emplace(kept_memory, config, plan, *comm);
@@ -189,7 +185,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
   if (links) staged.emplace(chosen, *comm, *links, config, whole);
-  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
+  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool,
+                                         std::move(weights.draft), &kept->draft);
   // Of the whole model, so that all stages plan the same chunks.
   const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
   RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,
@@ -428,44 +425,36 @@ namespace {
 
 // Whether the rank can serve the next epoch: another rank aborted this epoch, and this rank has
 // loaded its weights.
-bool CanContinue(const std::exception& error, const SharedArena& arena, const Kept& kept) {
+bool CanContinue(const std::exception& error, const SharedArena& arena, const KeptWeights& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
-         arena.AbortReason() == known->what() && kept.model.weights();
+         arena.AbortReason() == known->what() && kept.model.has_weights();
 }
 
 // Serves during the present epoch, in which the rank is active.
 void ServeEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
-                const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io, Kept* kept) {
+                const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io,
+                KeptWeights* kept) {
   const int group = Mesh(config.mesh, rank).dp_rank();
   const std::vector<int> active = arena->ActiveRanks();
   if (std::ssize(active) == arena->world()) {
-    kept->model.DropExperts();
-    LoadAndServe(config, plan, rank, group, arena, io, kept->model.weights(), kept);
+    LoadAndServe(config, plan, rank, group, arena, io,
+                 kept->ForEpoch(config, plan, rank, {}, *arena), kept);
     return;
   }
+  // The abort of an epoch may have come before the draft model was loaded.
+  if (plan.draft) kept->draft.Load(DraftShard(config, plan, rank));
   const ActiveLayout layout = LayoutOfActive(config, plan, active);
-  const auto check = [&] {
-    if (arena->aborted()) throw Error(ErrorKind::kPeer, arena->AbortReason());
-  };
+  const auto index = static_cast<int>(std::ranges::find(active, rank) - active.begin());
   LoadAndServe(layout.config, layout.plan, rank, group, arena, io,
-               kept->model.WeightsOfActive(layout, rank, active, check), kept);
-}
-
-// Loads the weights of this rank while the present epoch runs without it.
-void LoadWhileAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, Kept* kept) {
-  if (kept->model.weights()) return;
-  kernels::SelectIsa(config.cpu_isa);
-  if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
-  kept->model.Load(config, plan, rank);
-  LOG_INFO("this rank has loaded its weights and waits");
+               kept->ForEpoch(layout.config, layout.plan, index, active, *arena), kept);
 }
 
 }  // namespace
 
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io) {
-  Kept kept;
+  KeptWeights kept;
   RankLoopIo current = io;
   for (;;) {
     const uint32_t epoch = arena->epoch();
@@ -474,7 +463,7 @@ void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
         ServeEpoch(config, plan, rank, arena, current, &kept);
         return;
       }
-      LoadWhileAbsent(config, plan, rank, &kept);
+      kept.LoadAbsent(config, plan, rank, *arena);
     } catch (const std::exception& error) {
       if (!CanContinue(error, *arena, kept)) {
         arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
@@ -484,7 +473,7 @@ void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
         throw;
       }
     }
-    if (kept.model.weights() && arena->aborted())
+    if (kept.model.has_weights() && arena->aborted())
       LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
     const std::string endpoint = arena->WaitForEpoch(rank, epoch);
     const bool leads = arena->ActiveRanks().front() == rank;

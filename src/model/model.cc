@@ -123,12 +123,22 @@ struct Model::Impl {
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
-    // A copy of the views and tensors, which share the memory of the weights.
-    if (device.is_cpu() && !options.movable_experts)
-      kept_weights = std::make_shared<const ModelWeights>(weights);
+    if (device.is_cpu()) kept_weights = CopyToKeep();
+    if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
     UploadWeights(device, weights);
     if (config.eagle) ShareVocabulary();
     if (config.has_moe()) MakeMoeLayers(dir);
+  }
+
+  // A copy of the views and tensors, which share the memory of the weights.
+  std::shared_ptr<const ModelWeights> CopyToKeep() const {
+    auto kept = std::make_shared<ModelWeights>(weights);
+    for (LayerWeights& layer : kept->layers) {
+      if (!options.movable_experts) break;
+      layer.moe.experts.clear();
+      layer.moe.owners.clear();
+    }
+    return kept;
   }
 
   // The embedding and the head of the target, if the checkpoint of an EAGLE head has none.

@@ -66,8 +66,8 @@ class Model {
   // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
   // tokens that this rank routed in this pass or earlier ones; 0: none.
   std::vector<int32_t> RouterFaults(const ForwardBatch& batch, const KvStorage& kv) const;
-  // The weights, which outlive the model as long as they are held. Null on a GPU, and if experts
-  // move.
+  // The weights, which outlive the model as long as they are held. Without routed experts if they
+  // move (movable_experts). Null on a GPU.
   std::shared_ptr<const ModelWeights> weights() const;
   // The weights as arrays in the memory of a GPU, in the formats of its kernels; none on CPUs.
   std::vector<kernels::DeviceArray> device_weights() const;

@@ -27,6 +27,8 @@ struct MoeLayerWeights {
   RouterWeights router;  // replicated on every rank
   // The physical experts of ExpertsOfRank(...), each with this rank's MoE-TP slice of I.
   std::vector<kernels::ExpertWeights> experts;
+  // The owner of each expert's biases, as OwnedExpert::owner; empty: LayerWeights::owned has all.
+  std::vector<std::shared_ptr<const void>> owners;
   // The shared expert, if any. If each rank has its own tokens (ScattersTokens), the weights are
   // replicated on every rank. Otherwise they are the rank's TP slice, and the all-reduce of the
   // routed experts also sums its output.

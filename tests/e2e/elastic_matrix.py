@@ -28,6 +28,7 @@ LAYOUTS = {
     "dp2": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention"],
     "dp2-dense1": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention",
                    "--moe-dense-tp-size", 1],
+    "eplb": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-eplb", "--eplb-rebalance-num-iterations", 20],
 }
 WHO = {"first": lambda n: [0], "last": lambda n: [n - 1], "two": lambda n: [0, 1], "all": lambda n: list(range(n))}
 HOW = ["kill", "segv", "abort", "bus", "exit", "throw", "stop", "spin"]

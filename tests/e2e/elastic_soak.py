@@ -4,6 +4,7 @@ stable.
     python elastic_soak.py 1000              # kills
     python elastic_soak.py 100 changes       # kills, restarts of ranks and other numbers of ranks, also at the same time
     python elastic_soak.py 300 absent        # kills of ranks that serve or load; the others serve without them
+    python elastic_soak.py 300 moving        # the same with EPLB and a draft model
 """
 import os
 import pathlib
@@ -123,11 +124,11 @@ def soak_changes(steps, seed=1):
         assert server.stop() == 0
 
 
-def soak_absent(kills, seed=1):
+def soak_absent(kills, seed=1, more=()):
     r = random.Random(seed)
     with Server(YARDLING, *FLAGS, "--tp", 4, "--ep", 4, "--dp-size", 4, "--enable-dp-attention", "--moe-a2a-backend",
                 "deepep", "--moe-dense-tp-size", 1, "--elastic-ep-backend", "mooncake", "--max-rank-deaths",
-                "1000000/60") as server:
+                "1000000/60", *more) as server:
         clients = Clients(server)
         clients.start()
         fewest = 4
@@ -146,6 +147,11 @@ def soak_absent(kills, seed=1):
         assert server.stop() == 0
 
 
+def soak_moving(kills):
+    soak_absent(kills, more=["--enable-eplb", "--eplb-rebalance-num-iterations", 20, "--ep-num-redundant-experts", 4,
+                             "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2])
+
+
 def kill_one(server, which):
     ranks = server.ranks()
     try:
@@ -155,4 +161,4 @@ def kill_one(server, which):
 
 
 if __name__ == "__main__":
-    {"changes": soak_changes, "absent": soak_absent}.get("".join(sys.argv[2:]), soak)(int(sys.argv[1]))
+    {"changes": soak_changes, "absent": soak_absent, "moving": soak_moving}.get("".join(sys.argv[2:]), soak)(int(sys.argv[1]))

@@ -1,12 +1,15 @@
 """While a lost rank loads, the others serve without it (--elastic-ep-backend mooncake). All outputs equal those of an
 undisturbed server, byte for byte."""
+import re
 import signal
+import threading
 
 import pytest
 
-from elastic import YARDLING, FLAGS, Faults, bodies, finish, kill, metric, start_batch, state_of, wait_decoding, \
+from elastic import YARDLING, FLAGS, Client, Faults, bodies, finish, kill, metric, start_batch, state_of, wait_decoding, \
     wait_epoch, wait_until
 from server import Server, fails_to_start
+from test_eplb import INT4, answers, eplb, settle, skewed
 
 LAYOUT = ["--tp", 4, "--ep", 4, "--dp-size", 4, "--enable-dp-attention", "--moe-dense-tp-size", 1,
           "--elastic-ep-backend", "mooncake"]
@@ -14,6 +17,7 @@ BACKENDS = {
     "deepep": ["--moe-a2a-backend", "deepep"],
     "mooncake, replicas": ["--moe-a2a-backend", "mooncake", "--ep-num-redundant-experts", 4],
 }
+DRAFTS = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2]
 
 
 def serving(server):
@@ -81,6 +85,88 @@ def test_more_ranks_end_while_one_loads():
         faults.withdraw("1.load")
         assert finish(clients) == want, server.text()
         wait_until(lambda: serving(server) == 4)
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("more", [INT4, DRAFTS], ids=["converted weights", "drafts"])
+def test_moved_experts_outlive_a_lost_rank(tmp_path, more):
+    """With EPLB. The ranks keep the experts that they have at the end of an epoch, and load the others."""
+    model = skewed(tmp_path / "model")
+    flags = ["--device", "cpu", *LAYOUT, "--moe-a2a-backend", "deepep", "--ep-num-redundant-experts", 8,
+             "--enable-eplb", "--eplb-rebalance-num-iterations", 20, "--max-total-tokens", 8192, *more]
+    with Server(model, *flags) as server:
+        want = [answers(server, seed) for seed in range(4)]
+        assert server.stop() == 0
+    with Faults(model, *flags) as faults:
+        server = faults.server
+        for _ in range(5):
+            assert answers(server, 0) == want[0]
+            if settle(server)["layers_moved"] > 0:
+                break
+        assert eplb(server)["layers_moved"] > 0
+        for victim in (1, 0):  # rank 0 is the leader
+            epoch = metric(server, "switchyard_epoch")
+            faults.order(f"{victim}.load", "hold")
+            got = []
+            client = threading.Thread(target=lambda: got.append(answers(server, 1)))
+            client.start()
+            wait_until(lambda: metric(server, r'switchyard_running_requests\{group="2"\}') or not client.is_alive())
+            kill(server, [victim], signal.SIGKILL)
+            client.join()
+            assert got == [want[1]], server.text()
+            assert serving(server) == 3
+            moved = eplb(server)
+            assert len(moved["placement"]["slots_of_ranks"]) == 3
+            assert answers(server, 2) == want[2], server.text()  # experts may move among three ranks
+            faults.withdraw(f"{victim}.load")
+            wait_epoch(server, epoch + 2)
+            assert serving(server) == 4
+            assert len(eplb(server)["placement"]["slots_of_ranks"]) == 4
+            assert answers(server, 3) == want[3], server.text()
+        assert server.stop() == 0
+
+
+def test_a_rank_that_hangs_while_it_loads_is_started_again():
+    with Faults(YARDLING, *FLAGS, *LAYOUT, "--moe-a2a-backend", "deepep", "--dist-timeout", 4) as faults:
+        server = faults.server
+        for deaths, how, said in [(2, "stop", "--rank-stall-timeout"), (4, "spin", r"loaded, .*\(--dist-timeout\)")]:
+            faults.order("2.load", how)
+            kill(server, [2], signal.SIGKILL)
+            wait_until(lambda: serving(server) == 3)
+            assert metric(server, r'switchyard_rank_absent_seconds\{rank="2"\}') >= 0
+            wait_until(lambda: metric(server, "switchyard_rank_deaths_total") == deaths)
+            wait_until(lambda: serving(server) == 4)
+            assert re.search(said, server.text()), server.text()
+        assert server.stop() == 0
+
+
+def test_the_others_serve_during_a_planned_restart():
+    body = {"input_ids": [5, 6, 7], "stream": True,
+            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 80}}
+    with Faults(YARDLING, *FLAGS, *LAYOUT, "--moe-a2a-backend", "deepep") as faults:
+        server = faults.server
+        want = finish([Client(server, body)])
+        assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
+        old = server.ranks()
+        faults.order("2.load", "hold")
+        clients = [Client(server, body) for _ in range(4)]
+        got = []
+        change = threading.Thread(target=lambda: got.append(server.request("/scale_elastic_ep", {"restart": [2, 0]})))
+        wait_decoding(clients)
+        change.start()
+        wait_until(lambda: serving(server) == 3)
+        assert finish(clients) == 4 * want, server.text()
+        assert finish([Client(server, body)]) == want
+        assert serving(server) == 3
+        faults.withdraw("2.load")
+        change.join()
+        status, answer = got[0]
+        assert status == 200 and answer["loaded_ranks"] == [2, 0], answer
+        assert len(answer["pause_seconds"]) == 4  # each rank leaves and returns
+        assert serving(server) == 4
+        assert len(set(server.ranks()) & set(old)) == 2
+        assert metric(server, "switchyard_rank_deaths_total") == 0
+        assert finish([Client(server, body)]) == want
         assert server.stop() == 0
 
 

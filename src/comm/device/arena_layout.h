@@ -34,6 +34,7 @@ struct ArenaHeader {
     std::atomic<uint32_t> heartbeat_timeout_ms;
     std::atomic<uint32_t> waits_after;  // the rank waits for the epoch after this one
     std::atomic<uint32_t> absent;       // 1: the epoch runs without the rank
+    std::atomic<uint64_t> load_steps;   // CountLoadStep
   };
 
   uint64_t magic;

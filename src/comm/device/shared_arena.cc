@@ -297,6 +297,16 @@ std::string SharedArena::WaitForEpoch(int rank, uint32_t last) {
   return {header.endpoint.data(), strnlen(header.endpoint.data(), header.endpoint.size())};
 }
 
+void SharedArena::CountLoadStep(int rank) {
+  CHECK(rank >= 0 && rank < world());
+  impl_->header().ranks[rank].load_steps.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t SharedArena::load_steps(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  return impl_->header().ranks[rank].load_steps.load(std::memory_order_relaxed);
+}
+
 uint64_t SharedArena::beats(int rank) const {
   CHECK(rank >= 0 && rank < world());
   return impl_->header().ranks[rank].beats.load(std::memory_order_relaxed);

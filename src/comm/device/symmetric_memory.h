@@ -71,6 +71,11 @@ class SharedArena {
   // In a rank that has no SymmetricMemory: waits for the epoch after `last`, without a deadline.
   // Returns the endpoint that was given to BeginEpoch.
   std::string WaitForEpoch(int rank, uint32_t last);
+  // Counts a step of the load of `rank`, if no other rank waits for it in a collective. The process
+  // that watches the rank reads the count, and so detects a load that hangs. Any thread of the rank
+  // may call CountLoadStep.
+  void CountLoadStep(int rank);
+  uint64_t load_steps(int rank) const;
 
   // The kept memory of a rank, used by this rank only. It outlives epochs and the rank's process: a
   // new process finds the bytes that the previous process wrote. Initially zero; empty if the arena

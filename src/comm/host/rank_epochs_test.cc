@@ -90,6 +90,59 @@ TEST(RankEpochsTest, AnEpochRunsWithoutRanksThatLoad) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
+// A rank that hangs while the others serve is killed and reported. A slow load with progress is not
+// limited.
+TEST(RankEpochsTest, AnAbsentRankWhoseLoadMakesNoProgressIsKilled) {
+  for (const char* part : {"stuck load", "slow load"}) {
+    const bool stuck = part == std::string("stuck load");
+    RankGroup group(3, part, kLong, {}, {}, {}, /*epochs=*/true, 0,
+                    /*load_timeout=*/milliseconds(stuck ? 400 : 1200));
+    auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+    RankProcesses& ranks = group.ranks();
+    EXPECT_TRUE(ranks.WaitJoined());
+    kill(PidOf(1), SIGKILL);
+    group.Exits(1);
+    socket->Send("wake");
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    EXPECT_THAT(ranks.BeginEpoch(endpoint, [](const std::vector<int>&) { return true; }),
+                ::testing::ElementsAre(1));
+    if (stuck) {
+      const RankExit exit = group.Exits(2).back();
+      EXPECT_EQ(exit.rank, 1);
+      EXPECT_TRUE(exit.absent);
+      EXPECT_FALSE(exit.ByItself());
+      EXPECT_GE(exit.load_stuck_seconds, 0.4);
+      EXPECT_GE(exit.load_seconds, exit.load_stuck_seconds);
+      EXPECT_THAT(exit.Describe(), ::testing::HasSubstr("--dist-timeout"));
+    } else {
+      while (!ranks.AbsentWait()) std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(milliseconds(300));  // a rank that waits is not limited either
+      EXPECT_EQ(group.Exits(1).size(), 1u);
+    }
+  }
+}
+
+// Nobody waits for the only active rank, so the limit applies to it too, until it has heartbeats.
+TEST(RankEpochsTest, TheOnlyActiveRankIsKilledIfItsLoadMakesNoProgress) {
+  RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, 0,
+                  /*load_timeout=*/milliseconds(400));
+  auto socket = ControlSocket::Bind(group.endpoint());
+  RankProcesses& ranks = group.ranks();
+  EXPECT_TRUE(ranks.WaitJoined());
+  kill(PidOf(1), SIGKILL);
+  group.Exits(1);
+  socket.Send("wake");
+  EXPECT_TRUE(ranks.Settle(kLong, kLong));
+  ranks.BeginEpoch(group.endpoint(), [](const std::vector<int>&) { return true; });
+  const RankExit exit = group.Exits(2).back();
+  EXPECT_EQ(exit.rank, 0);
+  EXPECT_FALSE(exit.absent);
+  EXPECT_GE(exit.load_stuck_seconds, 0.4);
+}
+
 // Kept memory is cleared after a fault signal, because the process may have overwritten any memory
 // before it ended. SIGKILL is no fault: it comes from outside.
 TEST(RankEpochsTest, KeptMemoryOutlivesAKillButNoFault) {

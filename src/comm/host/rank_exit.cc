@@ -68,6 +68,12 @@ std::string RankExit::Describe() const {
         "(--rank-stall-timeout)",
         rank, pid, hung_seconds);
   }
+  if (load_stuck_seconds > 0) {
+    return fmt::format(
+        "rank {} (pid {}) made no progress for {:.1f} s while it loaded, {:.1f} s after its start, "
+        "and was killed (--dist-timeout)",
+        rank, pid, load_stuck_seconds, load_seconds);
+  }
   if (silent_seconds > 0) {
     return fmt::format(
         "rank {} (pid {}) sent no heartbeat for {:.0f} s and was killed (--watchdog-timeout)", rank,

@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/host/heartbeat_watch.h"
+#include "comm/host/hang_watch.h"
 #include "comm/host/spawn.h"
 #include "core/check.h"
 #include "core/error.h"
@@ -27,9 +27,13 @@
 namespace switchyard {
 namespace {
 
-// Reaps one process that has ended, and returns how it ended.
-RankExit Reap(int rank, pid_t pid) {
-  RankExit exit{.rank = rank, .pid = pid};
+// Longest wait for a killed process to end. One that is blocked in a driver or a file system may
+// never end.
+constexpr std::chrono::seconds kReapTime{30};
+
+// Reaps the process `exit.pid`, which has ended, and adds how it ended.
+RankExit Reap(RankExit exit) {
+  const pid_t pid = exit.pid;
   int status = 0;
   pid_t reaped = -1;
   while ((reaped = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {
@@ -55,18 +59,16 @@ void BlockAllSignals() {
 // when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
   struct Child {
-    int rank = -1;
-    pid_t pid = -1;
+    RankExit
+        exit;  // before the end: rank and pid, and the reason if it was killed because it hangs
     FileDescriptor pidfd;
-    bool ended = false;         // reaped
-    bool reported = false;      // after `ended`: the callback has returned
-    bool retired = false;       // killed on purpose: ends, even if WaitForEpoch is still active
-    double silent_seconds = 0;  // seconds without a heartbeat when the watchdog killed it
-    Silence silence{2 * kHeartbeatSampleTime};
-    double stopped_seconds = 0;  // > 0: killed because it was stopped (SIGSTOP) for so long
-    Silence stopped{2 * kHeartbeatSampleTime};
-    double hung_seconds = 0;  // > 0: killed because a step had no heartbeat for so long
-    double cpu_at_beat = 0;   // CPU seconds at the last heartbeat
+    bool ended = false;     // reaped
+    bool reported = false;  // after `ended`: the callback has returned
+    bool retired = false;   // killed on purpose: ends, even if WaitForEpoch is still active
+    HangWatch hang;
+
+    int rank() const { return exit.rank; }
+    pid_t pid() const { return exit.pid; }
   };
 
   std::shared_ptr<SharedArena> arena;
@@ -99,8 +101,6 @@ struct RankProcesses::Impl {
   void BeginEpoch();
   void Watch();
   void SampleHeartbeats();
-  void KillStopped(Child& child, Silence::Clock::time_point now);  // requires the mutex
-  void KillHung(Child& child);                                     // requires the mutex
   void OnEnd(size_t child);
   int first_rank() const { return options.network ? options.network->first_rank() : 0; }
   int count() const {
@@ -126,8 +126,9 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
   inherited.insert(inherited.begin(), spec.get());
   std::vector<std::string> variables = environment;
   variables.push_back(RankFdsEntry(inherited));
-  Child child{.rank = rank, .pid = SpawnSelf({"switchyard", "rank"}, variables, inherited)};
-  child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
+  Child child;
+  child.exit = {.rank = rank, .pid = SpawnSelf({"switchyard", "rank"}, variables, inherited)};
+  child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
   return child;
 }
 
@@ -150,13 +151,13 @@ std::vector<int> RankProcesses::Impl::SpawnMissing() {
     Child child = Spawn(i);
     if (child.pidfd.get() < 0) {
       const int error = errno;
-      kill(child.pid, SIGKILL);
-      Reap(child.rank, child.pid);
-      throw Resource("cannot watch rank {}: {}", child.rank, strerror(error));
+      kill(child.pid(), SIGKILL);
+      Reap(child.exit);
+      throw Resource("cannot watch rank {}: {}", child.rank(), strerror(error));
     }
     const std::lock_guard lock(mutex);
     children[i] = std::move(child);
-    started.push_back(children[i].rank);
+    started.push_back(children[i].rank());
   }
   return started;
 }
@@ -182,7 +183,7 @@ void RankProcesses::Impl::BeginEpoch() {
     exits.clear();
     killed = false;
     for (const Child& child : children)
-      (child.ended || !arena->Waits(child.rank) ? absent : others).push_back(child.rank);
+      (child.ended || !arena->Waits(child.rank()) ? absent : others).push_back(child.rank());
   }
   try {
     if (absent.empty() || others.empty() || !runs_with || !runs_with(others)) absent.clear();
@@ -228,48 +229,9 @@ void RankProcesses::Impl::SampleHeartbeats() {
   const auto now = Silence::Clock::now();
   const std::lock_guard lock(mutex);
   for (Child& child : children) {
-    if (child.ended) continue;
-    const uint64_t beats = arena->beats(child.rank);
-    child.silence.Sample(beats, now);
-    const auto silent = child.silence.length();
-    if (beats == 0 || silent.count() > 0) {
-      KillStopped(child, now);
-    } else {
-      child.stopped.Sample(0, now);
-    }
-    KillHung(child);
-    if (options.watchdog_timeout.count() == 0 || silent < options.watchdog_timeout) continue;
-    if (child.silent_seconds > 0) continue;  // killed already
-    child.silent_seconds = std::chrono::duration<double>(silent).count();
-    kill(child.pid, SIGKILL);
+    if (!child.ended && child.hang.Sample(*arena, options, now, &child.exit))
+      kill(child.pid(), SIGKILL);
   }
-}
-
-// Kills a process that was stopped (SIGSTOP) for too long. The time without a heartbeat is no
-// criterion here, because a rank in a long computation has no heartbeats either. KillHung handles
-// computations: its limit is the time that the step may take.
-void RankProcesses::Impl::KillStopped(Child& child, Silence::Clock::time_point now) {
-  if (options.stall_timeout.count() == 0 || child.stopped_seconds > 0) return;
-  child.stopped.Sample(IsStopped(child.pid) ? 1 : 0, now);
-  const auto stopped = child.stopped.length();
-  if (stopped < options.stall_timeout) return;
-  child.stopped_seconds = std::chrono::duration<double>(stopped).count();
-  kill(child.pid, SIGKILL);
-}
-
-void RankProcesses::Impl::KillHung(Child& child) {
-  if (options.stall_timeout.count() == 0 || child.hung_seconds > 0) return;
-  const auto silent = child.silence.length();
-  if (silent.count() == 0) {
-    child.cpu_at_beat = CpuSeconds(child.pid);
-    return;
-  }
-  const std::chrono::milliseconds allowed = arena->HeartbeatTimeout(child.rank);
-  if (allowed.count() == 0) return;  // between two steps
-  const std::chrono::duration<double> limit = std::max(options.stall_timeout, allowed);
-  if (silent < limit || CpuSeconds(child.pid) - child.cpu_at_beat < limit.count()) return;
-  child.hung_seconds = std::chrono::duration<double>(silent).count();
-  kill(child.pid, SIGKILL);
 }
 
 void RankProcesses::Impl::OnEnd(size_t child) {
@@ -277,10 +239,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
   bool is_news = false;
   {
     const std::lock_guard lock(mutex);
-    exit = Reap(children[child].rank, children[child].pid);
-    exit.silent_seconds = children[child].silent_seconds;
-    exit.stopped_seconds = children[child].stopped_seconds;
-    exit.hung_seconds = children[child].hung_seconds;
+    exit = Reap(children[child].exit);
     exit.reason = arena->AbortReason();
     exit.absent = !arena->Active(exit.rank);
     children[child].ended = true;
@@ -307,7 +266,7 @@ void RankProcesses::Impl::Kill() {
 
 void RankProcesses::Impl::Retire(Child& child) {
   child.retired = true;
-  kill(child.pid, SIGKILL);
+  kill(child.pid(), SIGKILL);
 }
 
 RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options, OnExit on_exit)
@@ -339,7 +298,7 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
       spawned.set_value();
       my.Watch();
     } else {
-      for (auto& child : my.children) Reap(-1, child.pid);
+      for (auto& child : my.children) Reap(child.exit);
       spawned.set_exception(failure);
     }
   });
@@ -367,8 +326,8 @@ bool RankProcesses::WaitJoined() {
     }
     missing.clear();
     for (const auto& child : impl_->children) {
-      if (impl_->arena->Active(child.rank) && !impl_->arena->Joined(child.rank))
-        missing.push_back(child.rank);
+      if (impl_->arena->Active(child.rank()) && !impl_->arena->Joined(child.rank()))
+        missing.push_back(child.rank());
     }
     if (missing.empty()) return true;
     if (impl_->options.give_up && impl_->options.give_up()) return false;
@@ -387,8 +346,8 @@ RankSilence RankProcesses::LongestSilence() const {
   RankSilence longest;
   const std::lock_guard lock(impl_->mutex);
   for (const auto& child : impl_->children) {
-    if (child.ended || child.silence.length() <= longest.length) continue;
-    longest = {.rank = child.rank, .pid = child.pid, .length = child.silence.length()};
+    if (child.ended || child.hang.silence() <= longest.length) continue;
+    longest = {.rank = child.rank(), .pid = child.pid(), .length = child.hang.silence()};
   }
   return longest;
 }
@@ -402,12 +361,12 @@ bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
   impl_->end_expected = true;
   for (Impl::Child& child : impl_->children) {  // an absent rank receives no shutdown message
-    if (!child.ended && !impl_->arena->Active(child.rank)) impl_->Retire(child);
+    if (!child.ended && !impl_->arena->Active(child.rank())) impl_->Retire(child);
   }
   const auto all_ended = [&] { return impl_->AllEnded(); };
   if (impl_->changed.wait_for(lock, timeout, all_ended)) return !impl_->killed;
   impl_->Kill();
-  impl_->changed.wait(lock, all_ended);
+  impl_->changed.wait_for(lock, kReapTime, all_ended);
   return false;
 }
 
@@ -421,7 +380,7 @@ std::vector<int> RankProcesses::Running() const {
   std::vector<int> pids;
   const std::lock_guard lock(impl_->mutex);
   for (const Impl::Child& child : impl_->children) {
-    if (!child.ended) pids.push_back(child.pid);
+    if (!child.ended) pids.push_back(child.pid());
   }
   return pids;
 }
@@ -434,7 +393,7 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
   const auto settled = [&](const Impl::Child& child) {
     if (child.reported) return true;
     // An absent rank may load for long, and continues in the next epoch.
-    return !child.retired && (my.arena->Waits(child.rank) || !my.arena->Active(child.rank));
+    return !child.retired && (my.arena->Waits(child.rank()) || !my.arena->Active(child.rank()));
   };
   std::unique_lock lock(my.mutex);
   const auto give_up = Clock::now() + wait;
@@ -442,7 +401,7 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
     my.changed.wait_for(lock, kPoll);
   my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
-    if (!child.ended && !my.arena->Waits(child.rank) && my.arena->Active(child.rank))
+    if (!child.ended && !my.arena->Waits(child.rank()) && my.arena->Active(child.rank()))
       my.Retire(child);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
@@ -452,7 +411,7 @@ void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why
   impl_->arena->Abort(why);  // first, so that the ranks do not report the kills to each other
   const std::lock_guard lock(impl_->mutex);
   for (Impl::Child& child : impl_->children) {
-    if (child.ended || std::ranges::find(ranks, child.rank) == ranks.end()) continue;
+    if (child.ended || std::ranges::find(ranks, child.rank()) == ranks.end()) continue;
     impl_->Retire(child);
   }
 }

@@ -29,6 +29,9 @@ struct RankExit {
   // Seconds for which the rank had computed a step without a heartbeat, if it was killed because of
   // that; otherwise 0.
   double hung_seconds = 0;
+  // Seconds for which the rank's load had made no progress, if it was killed because of that, and
+  // seconds since its process was started; otherwise 0.
+  double load_stuck_seconds = 0, load_seconds = 0;
   // Reason of the abort before this rank ended: its own error, or that of the rank that failed
   // first. Empty if there was no abort.
   std::string reason;
@@ -67,6 +70,9 @@ class RankProcesses {
     // SymmetricMemory::SetHeartbeatTimeout. In this case the process must also have used this much
     // CPU time, because a rank on a busy machine may only be waiting for a CPU.
     std::chrono::milliseconds stall_timeout{0};
+    // An absent rank, or the only active one, is killed if its load makes no progress for this time
+    // (SharedArena::CountLoadStep); 0: never.
+    std::chrono::milliseconds load_timeout{0};
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
     bool epochs = false;
@@ -88,8 +94,9 @@ class RankProcesses {
   // Call before the ranks are shut down: from now on an exit with code 0 is expected.
   void ExpectEnd();
   // Waits until all ranks have exited by themselves, and kills those that have not by the deadline.
-  // Call it after ExpectEnd and a shutdown message through the control socket. Returns true if none
-  // was killed.
+  // Waits up to 30 s for the end of these (Running has those that still have not ended). Call it
+  // after ExpectEnd and a shutdown message through the control socket. Returns true if none was
+  // killed.
   bool WaitEnded(std::chrono::milliseconds timeout);
   void KillAll();
   // Kills the remaining ranks and waits for their end. False if one has not ended by the timeout.

@@ -102,13 +102,25 @@ int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
   return kWrong;
 }
 
+// The load of an absent rank. In the part "stuck load" it hangs after some steps.
+void Load(const RankSpec& spec) {
+  for (int step = 0; step < 3; ++step) {
+    spec.arena->CountLoadStep(spec.rank);
+    usleep(150'000);
+  }
+  if (spec.spec == "stuck load") pause();
+}
+
 // Serves in each epoch with a new communicator.
 int ServeEpochs(RankSpec& spec) {
   prctl(PR_SET_NAME, RankName(spec.rank).c_str());
   for (;;) {
     const uint32_t epoch = spec.arena->epoch();
     try {
-      if (!spec.arena->Active(spec.rank)) throw Error(ErrorKind::kPeer, "absent");
+      if (!spec.arena->Active(spec.rank)) {
+        if (spec.spec != "epochs") Load(spec);
+        throw Error(ErrorKind::kPeer, "absent");
+      }
       SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
       Communicator tp(memory, World(memory), "tp", 4096);
       return ServeUntilEnd(spec, tp);
@@ -120,7 +132,8 @@ int ServeEpochs(RankSpec& spec) {
 }
 
 int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
-  if (spec.spec == "epochs") return ServeEpochs(spec);
+  if (spec.spec == "epochs" || spec.spec == "slow load" || spec.spec == "stuck load")
+    return ServeEpochs(spec);
   if (spec.spec == "never join" && spec.rank == 1) pause();
   if (spec.spec == "exit before joining" && spec.rank == 1) return 3;
   if (spec.network) {

@@ -61,7 +61,8 @@ class RankGroup {
  public:
   RankGroup(int world, std::string part, milliseconds join_timeout = kLong,
             std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
-            milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0)
+            milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0,
+            milliseconds load_timeout = {})
       : arena_(SharedArena::Create(world, kBytes, kept_bytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
@@ -72,6 +73,7 @@ class RankGroup {
                 .join_timeout = join_timeout,
                 .watchdog_timeout = watchdog_timeout,
                 .stall_timeout = stall_timeout,
+                .load_timeout = load_timeout,
                 .epochs = epochs},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);

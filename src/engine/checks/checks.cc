@@ -198,11 +198,7 @@ std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan)
     return "outputs must not depend on the placement of experts: want another "
            "--moe-a2a-backend than none, and --moe-combine-rows slot";
   if (plan.ranks_of_host < mesh.tp) return "all ranks must be on one host";
-  if (c.eplb.enable) return "with --enable-eplb, ranks do not keep their weights";
   if (plan.model.has_states()) return "recurrent states are not supported";
-  const DraftSource source = SourceOf(c.speculative);
-  if (source != DraftSource::kNone && source != DraftSource::kNgram)
-    return "a draft model is not supported";
   if (c.disaggregated()) return "--disaggregation-mode is not supported";
   return {};
 }

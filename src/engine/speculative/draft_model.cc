@@ -11,12 +11,13 @@ namespace switchyard {
 namespace {
 
 ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
-                       const Model& target, profile::Profiler* profiler, const KeptModel& kept) {
-  ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank));
+                       const Model& target, profile::Profiler* profiler,
+                       std::shared_ptr<const ModelWeights> weights) {
+  ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank), plan.draft_experts);
   options.keeps_hidden = plan.draft->takes_hidden();
   options.target = &target;
   options.profiler = profiler;
-  options.weights = kept.weights();
+  options.weights = std::move(weights);
   return options;
 }
 
@@ -83,12 +84,12 @@ std::filesystem::path DraftPath(const EngineConfig& config) {
   return path.empty() ? config.model_path : std::filesystem::path(path);
 }
 
-ModelOptions MakeDraftOptions(ModelOptions target) {
+ModelOptions MakeDraftOptions(ModelOptions target, const DraftExperts& experts) {
   ModelOptions draft = std::move(target);
   MoeOptions& moe = draft.moe;
   moe = ForDraftModel(moe);
-  moe.num_redundant_experts = 0;
-  moe.init_expert_location = "trivial";
+  moe.num_redundant_experts = experts.redundant;
+  moe.init_expert_location = experts.location;
   moe.combine_rows = "slot";
   moe.waterfill = false;
   draft.observed = Observed::kNothing;
@@ -98,13 +99,23 @@ ModelOptions MakeDraftOptions(ModelOptions target) {
   return draft;
 }
 
+ModelShard DraftShard(const EngineConfig& config, const EnginePlan& plan, int rank) {
+  return {DraftPath(config),
+          *plan.draft,
+          MakeDraftOptions(MakeModelOptions(config, plan, rank), plan.draft_experts),
+          config,
+          plan,
+          rank};
+}
+
 DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
                        profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-                       KeptModel* kept)
+                       std::shared_ptr<const ModelWeights> weights, KeptModel* kept)
     : target_(target),
       comm_(comm),
       model_(DraftPath(config), *plan.draft,
-             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, *kept), comm, pool),
+             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, std::move(weights)), comm,
+             pool),
       vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
                                       /*read_data=*/config.load_format != "dummy")),
       kv_(kept->Keep(model_, plan, config.page_size)) {}

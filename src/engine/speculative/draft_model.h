@@ -19,15 +19,18 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
 std::filesystem::path DraftPath(const EngineConfig& config);
 // Options of the draft model. `target`: the result of MakeModelOptions. The draft's MoE layers have
 // separate backends (--speculative-moe-runner-backend, --speculative-moe-a2a-backend) and no
-// replicas. Their routing is not recorded.
-ModelOptions MakeDraftOptions(ModelOptions target);
+// replicas unless `experts` has some. Their routing is not recorded.
+ModelOptions MakeDraftOptions(ModelOptions target, const DraftExperts& experts = {});
+// The draft model's shard of a rank. `plan.draft` is set.
+ModelShard DraftShard(const EngineConfig& config, const EnginePlan& plan, int rank);
 
-// Owns the draft model and its cache; borrows the rest. `plan.draft` is set. Takes the weights of
-// the last epoch from `kept`, and keeps them there for the next epoch.
+// Owns the draft model and its cache; borrows the rest. `plan.draft` is set. `weights`: from an
+// earlier epoch; null: they are loaded. Keeps them in `kept` for the next epoch.
 class DraftModel : public DraftForward {
  public:
   DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
-             profile::Profiler* profiler, RankComm& comm, ThreadPool& pool, KeptModel* kept);
+             profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
+             std::shared_ptr<const ModelWeights> weights, KeptModel* kept);
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }

@@ -19,7 +19,9 @@ struct CpuMoeParts : MoeLayerParts {
       : MoeLayerParts(std::move(layer_config)),
         backend(moe_backend),
         weights(std::move(layer_weights)),
-        owners(weights.experts.size()) {}
+        owners(std::move(weights.owners)) {
+    owners.resize(weights.experts.size());
+  }
 
   void SetReplicas(std::vector<int32_t> new_replicas) override {
     replicas = std::move(new_replicas);

@@ -122,7 +122,8 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
            "Instruction set: auto (the best of this CPU), reference, avx2, avx512, amx; "
            "amx-emulated for tests");
   app.Flag("--dist-timeout", e.dist_timeout_seconds, kParallel,
-           "Timeout in seconds of a rank that waits for another rank")
+           "Timeout in seconds of a rank that waits for another rank. Also limits the time without "
+           "progress of a rank that loads while others serve (--elastic-ep-backend)")
       .Range(0.1, 1e6);
   app.Flag("--watchdog-timeout", e.watchdog_timeout_seconds, kParallel,
            "Seconds without a heartbeat after which a rank is killed. Then the ranks restart. With "

@@ -271,6 +271,7 @@ class Front {
   std::condition_variable idle_;
   DpController controller_;
   int absent_groups_ = 0;
+  std::map<int, metrics::Clock::time_point> absent_since_;  // by absent group
   uint64_t next_id_ = 1;
   std::map<uint64_t, std::shared_ptr<Open>> open_;
   std::map<std::string, int> names_;  // number of open generations of each name

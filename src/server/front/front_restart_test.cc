@@ -10,8 +10,10 @@ namespace switchyard {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 TEST_F(FrontRestartTest, EachTokenArrivesOnceWhereverTheRanksEnd) {
@@ -307,6 +309,7 @@ TEST_F(FrontChangeTest, RequestsOfAnAbsentGroupMove) {
   front->SetAbsentGroups(std::vector<int>{1});
   front->Resume();
   EXPECT_EQ(front->history().absent, 1);
+  EXPECT_THAT(front->history().absent_for, ElementsAre(Pair(1, Ge(0.0))));
   EXPECT_THAT(GroupsSent(), ElementsAre(0, 0, 2, 0, 2, 2));
   EXPECT_THAT(front->open_by_group(), ElementsAre(3, 0, 3));
 
@@ -326,6 +329,7 @@ TEST_F(FrontChangeTest, RequestsOfAnAbsentGroupMove) {
   front->Resume();
   EXPECT_THAT(GroupsSent(), ElementsAre(0, 0, 2, 0, 2, 2));
   EXPECT_EQ(front->history().absent, 0);
+  EXPECT_TRUE(front->history().absent_for.empty());
   RunOut();
   for (const auto& [id, client] : clients) ExpectWhole(id, 9);
 }

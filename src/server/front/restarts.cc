@@ -230,6 +230,10 @@ void Front::SetAbsentGroups(std::span<const int> groups) {
   CHECK(paused_);
   controller_.SetAbsent(groups);
   absent_groups_ = static_cast<int>(groups.size());
+  std::erase_if(absent_since_, [&](const auto& group) {
+    return std::ranges::find(groups, group.first) == groups.end();
+  });
+  for (const int group : groups) absent_since_.try_emplace(group, Clock::now());
   for (const auto& [id, open] : open_) {
     if (open->ending || !controller_.absent(open->group)) continue;
     controller_.Close(open->group, open->tokens);
@@ -264,6 +268,7 @@ void Front::PauseForChange(Clock::time_point since, int groups) {
   if (std::ssize(controller_.loads()) != groups) {
     Regroup(groups);
     absent_groups_ = 0;
+    absent_since_.clear();
   }
 }
 
@@ -342,10 +347,13 @@ RankHistory Front::history() const {
   const auto since = [now = Clock::now()](const std::optional<Clock::time_point>& start) {
     return start ? std::chrono::duration<double>(now - *start).count() : 0.0;
   };
+  std::map<int, double> absent_for;
+  for (const auto& [group, start] : absent_since_) absent_for[group] = since(start);
   return {.epoch = epoch_,
           .deaths = deaths_,
           .changes = changes_,
           .absent = absent_groups_,
+          .absent_for = std::move(absent_for),
           .pause_seconds = pause_seconds_ + since(paused_since_),
           .paused_for = since(paused_since_),
           .held_for = since(held_since_)};

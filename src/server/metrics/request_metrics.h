@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "server/metrics/page.h"
@@ -19,9 +20,10 @@ struct RankHistory {
   int64_t deaths = 0;   // ends of ranks that were followed by a restart, or by the server's end
   int64_t changes = 0;  // pauses for planned restarts, returns of ranks and changes of the layout
   int absent = 0;       // ranks of the layout that load while the others serve
-  double pause_seconds = 0;  // total time without serving ranks, from the first start on
-  double paused_for = 0;     // seconds since the present pause began; 0: no pause
-  double held_for = 0;       // seconds for which requests have been held back; 0: none are
+  std::map<int, double> absent_for;  // seconds since the others serve without the rank, by rank
+  double pause_seconds = 0;          // total time without serving ranks, from the first start on
+  double paused_for = 0;             // seconds since the present pause began; 0: no pause
+  double held_for = 0;               // seconds for which requests have been held back; 0: none are
 };
 
 }  // namespace switchyard

@@ -65,7 +65,7 @@ Json PlacementJson(const std::vector<int32_t>& slots, const Service& service) {
   const int64_t layers = service.plan.model.num_layers();
   if (slots.empty()) return nullptr;
   const int64_t width = std::ssize(slots) / layers;
-  const int ranks = service.sizes().mesh.ep;
+  const int ranks = service.sizes().mesh.ep - service.front.history().absent;
   Json of_ranks = Json::array(), of_layers = Json::array();
   for (int rank = 0; rank < ranks; ++rank)
     of_ranks.push_back(ExpertsOfRank(static_cast<int>(width), ranks, rank).size());

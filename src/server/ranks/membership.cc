@@ -179,10 +179,9 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
-  // Ranks on GPUs, and ranks with --enable-eplb, are killed immediately and load again. With
-  // several nodes, the ranks of all nodes are started again.
-  const bool keeps_weights =
-      restart.restarts && launch.alone() && !job.plan.cuda && !job.config.eplb.enable;
+  // Ranks on GPUs are killed immediately and load again. With several nodes, the ranks of all nodes
+  // are started again.
+  const bool keeps_weights = restart.restarts && launch.alone() && !job.plan.cuda;
   RankProcesses::Options options{
       .world = job.config.mesh.world(),
       .spec = EncodeRankSpec(job.config, job.plan),
@@ -191,6 +190,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .join_timeout = TimeoutOf(job.config),
       .watchdog_timeout = Milliseconds(job.config.watchdog_timeout_seconds),
       .stall_timeout = restart.stall_timeout,
+      .load_timeout = TimeoutOf(job.config),
       .give_up = std::move(give_up),
       .epochs = keeps_weights};
   const bool keeps_pages = keeps_weights || job.config.disaggregated();

@@ -18,7 +18,12 @@ using Clock = std::chrono::steady_clock;
 // While memory is released, requests wait in the front.
 void Supervisor::ResumeFront() {
   if (released_.any()) return;
+  const bool had_absent = !absent_.empty();
   absent_ = ranks_->Absent();
+  if (!had_absent && !absent_.empty()) {
+    absent_since_ = Clock::now();
+    log_absent_at_ = absent_since_ + kLogAbsentTime;
+  }
   front_.SetAbsentGroups(absent_);  // each rank is an attention group
   front_.Resume();
 }
@@ -80,7 +85,7 @@ bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outco
     front_.PauseForChange(start, layout_->groups());
     // Frees the pages of the shared cache. The next epoch does not touch them before a request.
     ranks_->ClearKept();
-    return StartUntilServing(std::nullopt);
+    return StartUntilServing(std::nullopt, /*may_be_absent=*/false);
   }
   released_.kv_cache = released_.kv_cache || tags.kv_cache;
   return true;

@@ -75,7 +75,8 @@ bool Supervisor::Change() {
       break;
     }
     serving = RestartSome(ranks, fmt::format("planned restart of rank {}", Joined(ranks, ", ")),
-                          &outcome);
+                          &outcome) &&
+              AwaitAbsent(&outcome);
   }
   if (!serving || stopping_) return serving && !stopping_;  // Supervisor::Run then ends the change
   outcome.waiting = front_.open();
@@ -140,19 +141,55 @@ bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& w
     end.why = end.by_itself()
                   ? fmt::format("rank {} failed during the {}", Joined(end.failed, ", "), why)
                   : fmt::format("another rank was killed during the {}", why);
-    if (!StartUntilServing(std::move(end))) return false;
+    if (!StartUntilServing(std::move(end), /*may_be_absent=*/true)) return false;
   } else {
     front_.PauseForChange(start, layout_->groups());
-    if (!StartUntilServing(std::nullopt)) return false;
+    // Without `ranks` this is the return of absent ranks, which have loaded.
+    if (!StartUntilServing(std::nullopt, /*may_be_absent=*/!ranks.empty())) return false;
   }
   outcome->pauses.push_back(SecondsSince(start));
   return true;
 }
 
 // Begins an epoch with all ranks, after the absent ones have loaded.
-bool Supervisor::Rejoin() {
-  ChangeOutcome outcome;
-  return RestartSome({}, fmt::format("return of rank {}", Joined(absent_, ", ")), &outcome);
+bool Supervisor::Rejoin(ChangeOutcome* outcome) {
+  const std::string ranks = Joined(absent_, ", ");
+  LOG_INFO("rank {} has loaded; the others have served without it for {:.1f} s", ranks,
+           SecondsSince(absent_since_));
+  return RestartSome({}, fmt::format("return of rank {}", ranks), outcome);
+}
+
+// Waits until no rank is absent. A load that hangs ends this wait too: RankProcesses kills the
+// rank. Returns early, with an error in `outcome`, if the server drains.
+bool Supervisor::AwaitAbsent(ChangeOutcome* outcome) {
+  constexpr std::chrono::milliseconds kPoll{5};
+  while (!absent_.empty()) {
+    {
+      std::unique_lock lock(mutex_);
+      LogAbsent();
+      changed_.wait_for(lock, kPoll);
+      if (stopping_) return false;
+      if (draining_) {  // Run begins the epoch with all ranks
+        outcome->error = kShuttingDown;
+        outcome->kind = ErrorKind::kUnavailable;
+        return true;
+      }
+    }
+    if (std::optional<RanksEnd> end = TakeEnd()) {
+      if (!Restart(*std::move(end))) return false;
+    } else if (ranks_->AbsentHaveLoaded() && !Rejoin(outcome)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Says every kLogAbsentTime which ranks the others serve without.
+void Supervisor::LogAbsent() {
+  if (Clock::now() < log_absent_at_) return;
+  log_absent_at_ = Clock::now() + kLogAbsentTime;
+  LOG_INFO("the others have served for {:.0f} s without rank {}, which loads",
+           SecondsSince(absent_since_), Joined(absent_, ", "));
 }
 
 // Loads the new ranks while the present ranks serve. Returns null, with the reason in `outcome`, if
@@ -273,7 +310,7 @@ bool Supervisor::SwitchTo(const PlannedChange& change, std::unique_ptr<EngineRan
     layout_ = old;
   }
   front_.PauseForChange(start, old->groups());
-  return StartUntilServing(std::nullopt);
+  return StartUntilServing(std::nullopt, /*may_be_absent=*/false);
 }
 
 }  // namespace switchyard

@@ -183,9 +183,8 @@ PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* r
                          "applies to changes of the number of ranks, not to a restart");
   PlannedChange change;
   std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
-  // Ranks on GPUs, and ranks with EPLB, cannot begin another epoch. So all ranks end if one of them
-  // ends.
-  const bool all_end = options_.plan.cuda || options_.config.eplb.enable;
+  // Ranks on GPUs cannot begin another epoch. So all ranks end if one of them ends.
+  const bool all_end = options_.plan.cuda;
   if (request.restart_all || all_end) ranks = AllRanks(result->before.tp);
   if (request.restarts() && !all_end) {
     for (const int rank : ranks) change.rounds.push_back({rank});

@@ -121,17 +121,22 @@ void Supervisor::Run() {
   for (bool serving = true; serving;) {
     {
       std::unique_lock lock(mutex_);
-      // A rank that has loaded writes to shared memory, which does not notify `changed_`.
+      // A rank that has loaded writes to shared memory, which does not notify `changed_`. A load
+      // that hangs ends this wait too: RankProcesses kills the rank.
       const auto wakes = [this] {
         return stopping_ || ends_.contains(present_) ||
                (absent_.empty() ? pending_.has_value() : ranks_->AbsentHaveLoaded());
       };
       if (absent_.empty()) changed_.wait(lock, wakes);
-      while (!wakes()) changed_.wait_for(lock, kPoll);
+      while (!wakes()) {
+        LogAbsent();
+        changed_.wait_for(lock, kPoll);
+      }
       if (stopping_) break;
     }
+    ChangeOutcome outcome;
     std::optional<RanksEnd> end = TakeEnd();
-    serving = end ? Restart(*std::move(end)) : absent_.empty() ? Change() : Rejoin();
+    serving = end ? Restart(*std::move(end)) : absent_.empty() ? Change() : Rejoin(&outcome);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -167,13 +172,14 @@ bool Supervisor::Restart(RanksEnd end) {
     layout_->Release();
     return true;
   }
-  return StartUntilServing(std::move(end));
+  return StartUntilServing(std::move(end), /*may_be_absent=*/true);
 }
 
 // Starts ranks, again if they end while they load, until they serve. Then resumes the front. `end`:
 // how the last ranks ended; nullopt: they ended as planned, and the front is already paused.
-// Returns true if ranks serve again.
-bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
+// `may_be_absent`: they may serve without the ranks that are started now. Returns true if ranks
+// serve again.
+bool Supervisor::StartUntilServing(std::optional<RanksEnd> end, bool may_be_absent) {
   for (int starts = 1;; ++starts) {
     const int no_output_ends = end ? front_.Pause(*end) : 0;
     if (end) {
@@ -195,7 +201,7 @@ bool Supervisor::StartUntilServing(std::optional<RanksEnd> end) {
       if (ranks_ && no_output_ends > kNoOutputEndsWithoutDelay) ranks_->ClearKept();
       Drop();
       if (end && !end->by_itself()) Delay(no_output_ends);
-      end = StartAgain(/*may_be_absent=*/end.has_value());
+      end = StartAgain(may_be_absent || end);
       if (stopping_) {
         Drop();  // ends ranks that may still load
         return false;

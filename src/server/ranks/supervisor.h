@@ -74,6 +74,7 @@ class Supervisor : public RankLink {
   bool Shutdown(std::chrono::milliseconds timeout);
 
  private:
+  static constexpr std::chrono::seconds kLogAbsentTime{30};  // between two lines of LogAbsent
   struct Pending {
     PlannedChange change;
     OnChanged done;
@@ -84,19 +85,21 @@ class Supervisor : public RankLink {
   std::optional<RanksEnd> TakeEnd();
   void Run();
   bool Restart(RanksEnd end);
-  bool StartUntilServing(std::optional<RanksEnd> end);
+  bool StartUntilServing(std::optional<RanksEnd> end, bool may_be_absent);
   RankHost::Ending Reap(RanksEnd* end);
   void Delay(int no_output_ends);
   std::unique_ptr<EngineRanks> Detach();
   void Drop() { Detach().reset(); }
   void Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<RankLayout> layout);
   std::optional<RanksEnd> StartAgain(bool may_be_absent = false);
-  bool Rejoin();
+  bool Rejoin(ChangeOutcome* outcome);
+  void LogAbsent();
   void Stop();
   // Planned changes (planned_change.cc, memory_change.cc). A bool result is true if ranks serve, or
   // if their memory is released.
   bool Change();
   bool RestartSome(const std::vector<int>& ranks, const std::string& why, ChangeOutcome* outcome);
+  bool AwaitAbsent(ChangeOutcome* outcome);
   bool SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome);
   bool SwitchTo(const PlannedChange& change, std::unique_ptr<EngineRanks> loaded, uint64_t number,
                 ChangeOutcome* outcome);
@@ -150,6 +153,8 @@ class Supervisor : public RankLink {
   // are no ranks. Without a cache there may be ranks.
   MemoryTags released_;
   std::vector<int> absent_;  // ranks that the present epoch runs without; used by thread_ only
+  // Since when ranks are absent, and when LogAbsent is next due. Used by thread_ only.
+  std::chrono::steady_clock::time_point absent_since_, log_absent_at_;
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended
   std::thread thread_;
 };

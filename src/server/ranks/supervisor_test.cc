@@ -88,6 +88,7 @@ TEST_F(AbsentRanksTest, ALostRankReturnsWhenItHasLoaded) {
                                 [&](const ChangeOutcome& outcome) { done.set_value(outcome); }));
   Host(2).Send(Token(id, 11));
   WaitForTokens(1);
+  absent = {};
   Host(2).absent_have_loaded = true;
   Host(3).Send(RankReady{});  // then the planned restart begins
   EXPECT_THAT(Begin(4), ElementsAre(0, 2, 2));
@@ -95,6 +96,55 @@ TEST_F(AbsentRanksTest, ALostRankReturnsWhenItHasLoaded) {
   EXPECT_EQ(front.history().absent, 0);
   EXPECT_EQ(front.history().deaths, 1);
   EXPECT_THAT(retired, ElementsAre(ElementsAre(), ElementsAre(0)));
+}
+
+// A planned restart of each rank: the others serve while its new process loads.
+TEST_F(AbsentRanksTest, TheOthersServeDuringAPlannedRestart) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  const uint64_t id = Submit(9);
+  for (int i = 0; i < 2; ++i) Submit(9);
+  Host(1).Receive();
+  absent = {1};
+  std::promise<ChangeOutcome> done;
+  ASSERT_TRUE(supervisor->Begin({.what = "the planned restart of rank 1, 2", .rounds = {{1}, {2}}},
+                                [&](const ChangeOutcome& outcome) { done.set_value(outcome); }));
+  EXPECT_THAT(Begin(2), ElementsAre(0, 2, 2));
+  EXPECT_EQ(front.history().absent, 1);
+  Host(2).Send(Token(id, 11));
+  WaitForTokens(1);
+  absent = {2};
+  Host(2).absent_have_loaded = true;
+  EXPECT_THAT(Begin(3), ElementsAre(0, 2, 2));  // all ranks
+  EXPECT_EQ(front.history().absent, 0);
+  Host(3).Send(Token(id, 12));  // then the next restart begins
+  EXPECT_THAT(Begin(4), ElementsAre(0, 0, 1));
+  // The rank that serves ends before the other one has loaded.
+  absent = {};
+  Host(4).End("rank 0 was killed", kKilled);
+  EXPECT_THAT(Begin(5), ElementsAre(0, 0, 1));
+  const ChangeOutcome outcome = done.get_future().get();
+  EXPECT_EQ(outcome.error, "");
+  EXPECT_EQ(outcome.pauses.size(), 3u);
+  EXPECT_EQ(front.history().deaths, 1);
+  EXPECT_THAT(retired, ElementsAre(ElementsAre(1), ElementsAre(), ElementsAre(2)));
+}
+
+// A shutdown does not wait for the rank that loads.
+TEST_F(AbsentRanksTest, ACancelledRestartLeavesTheAbsentRankToLoad) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  for (int i = 0; i < 3; ++i) Submit(9);
+  Host(1).Receive();
+  absent = {1};
+  std::promise<ChangeOutcome> done;
+  ASSERT_TRUE(supervisor->Begin({.what = "the planned restart of rank 1", .rounds = {{1}}},
+                                [&](const ChangeOutcome& outcome) { done.set_value(outcome); }));
+  EXPECT_THAT(Begin(2), ElementsAre(0, 2, 2));
+  supervisor->CancelChange();
+  EXPECT_THAT(done.get_future().get().error, HasSubstr("shutting down"));
+  Host(2).absent_have_loaded = true;
+  EXPECT_THAT(Begin(3), ElementsAre(0, 2, 2));
 }
 
 TEST_F(AbsentRanksTest, AnotherRankEndsBeforeTheAbsentOneHasLoaded) {

@@ -66,9 +66,14 @@ void RankChanges::AskPlacement(std::function<void()> begin, const Done& done) {
   if (!options_.config.eplb.enable) return next();
   front_.GetEplb(
       [this, next = std::move(next)](const EplbReport& report) {
-        if (report.refused.empty() && !report.slots.empty()) {
+        if (report.refused.empty()) {
           const std::lock_guard lock(mutex_);
-          location_ = LocationOf(report.slots, plan_.model.num_layers());
+          const ModelConfig& model = plan_.model;
+          const int64_t slots = model.num_layers() * (model.moe->router.num_experts +
+                                                      options_.config.moe.num_redundant_experts);
+          // While ranks are absent, the placement is that of a smaller layout.
+          if (std::ssize(report.slots) == slots)
+            location_ = LocationOf(report.slots, model.num_layers());
         }
         next();
       },
@@ -159,7 +164,7 @@ bool RankChanges::Release(MemoryTags tags, Done done) {
     const auto begin = [this, tags, done] {
       // Ranks keep their weights if the cache is in memory that outlives them (StartRanks), or on
       // GPUs (Supervisor::Options::ranks_free_cache).
-      const bool keeps = !options_.config.disable_radix_cache && !options_.config.eplb.enable;
+      const bool keeps = !options_.config.disable_radix_cache;
       std::vector<int> ending(keeps ? 0 : sizes().mesh.tp);
       std::iota(ending.begin(), ending.end(), 0);
       BeginWeights({.what = fmt::format("the release of {}", Names(tags)),

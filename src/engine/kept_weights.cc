@@ -1,0 +1,40 @@
+#include "engine/kept_weights.h"
+
+#include "comm/device/test_faults.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "engine/speculative/draft_model.h"
+#include "kernels/ops.h"
+
+namespace switchyard {
+
+LoadedWeights KeptWeights::ForEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
+                                    const std::vector<int>& active, SharedArena& arena) {
+  if (!model.has_weights()) return {};
+  const int arena_rank = active.empty() ? rank : active[rank];
+  const auto check = [&arena, arena_rank] {
+    arena.CountLoadStep(arena_rank);
+    if (arena.aborted()) throw Error(ErrorKind::kPeer, arena.AbortReason());
+  };
+  const auto weights = [&](KeptModel& kept, const ModelShard& shard) {
+    return active.empty() ? kept.Weights(shard, check) : kept.WeightsOfActive(shard, active, check);
+  };
+  LoadedWeights loaded{.model = weights(model, TargetShard(config, plan, rank))};
+  if (plan.draft && draft.has_weights())
+    loaded.draft = weights(draft, DraftShard(config, plan, rank));
+  return loaded;
+}
+
+void KeptWeights::LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank,
+                             SharedArena& arena) {
+  if (model.has_weights()) return;
+  kernels::SelectIsa(config.cpu_isa);
+  if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
+  const auto progress = [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); };
+  // The target comes last, because its weights show that the rank can serve.
+  if (plan.draft) draft.Load(DraftShard(config, plan, rank), progress);
+  model.Load(TargetShard(config, plan, rank), progress);
+  LOG_INFO("this rank has loaded its weights and waits");
+}
+
+}  // namespace switchyard

@@ -1,0 +1,34 @@
+// What a rank keeps from one epoch to the next: weights and caches of the target and the draft
+// model.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/device/symmetric_memory.h"
+#include "engine/config.h"
+#include "engine/kept_model.h"
+
+namespace switchyard {
+
+// Weights that are loaded already; null: those that are not.
+struct LoadedWeights {
+  std::shared_ptr<const ModelWeights> model, draft;
+};
+
+// Owned by the rank's loop. Used by the rank's thread.
+struct KeptWeights {
+  KeptModel model, draft;
+
+  // The weights of the present epoch, in which rank `rank` of the layout is active. Loads experts
+  // that the rank does not have in this layout, and counts each in `arena` (CountLoadStep).
+  // `active`: the ranks of the layout; empty if all ranks are active. Throws Error kPeer if the
+  // arena is aborted.
+  LoadedWeights ForEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
+                         const std::vector<int>& active, SharedArena& arena);
+  // Loads the weights of a rank without other ranks, unless there are any. Counts the steps in
+  // `arena` (SharedArena::CountLoadStep).
+  void LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
+};
+
+}  // namespace switchyard
