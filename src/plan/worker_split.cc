@@ -314,10 +314,12 @@ std::vector<Split> SearchSplits(const Question& q, const SplitLayout& numbers) {
       layout.decode = d.evaluation.layout;
       all.push_back(SplitOf(q, layout, p, d));
     }
-  // Most requests of the cluster; with a rate, the fewest devices and then the shortest ITL.
+  // Most requests of the cluster, unless a rate is given; then the fewest devices, then the
+  // shortest ITL.
   std::ranges::stable_sort(all, [&](const Split& a, const Split& b) {
     if (a.refused.empty() != b.refused.empty()) return a.refused.empty();
-    if (q.load.rate <= 0) return a.requests > b.requests;
+    if (q.load.rate <= 0)
+      return std::tuple(-a.requests, a.units(), a.itl) < std::tuple(-b.requests, b.units(), b.itl);
     if (a.refused.empty()) return std::pair(a.units(), a.itl) < std::pair(b.units(), b.itl);
     return false;
   });

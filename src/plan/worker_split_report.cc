@@ -45,7 +45,9 @@ std::string Details(const Question& q, const Split& s) {
   std::string text = fmt::format("\n{}", s.layout.Name());
   if (!s.refused.empty()) return text + ": " + s.refused + "\n";
   text += fmt::format("\n prefill worker, {}", s.layout.prefill.Name());
-  text += MemoryDetails(q, p.evaluation);
+  Question prompts = q;
+  prompts.load.output = 1;  // a prompt leaves the worker with its first token
+  text += MemoryDetails(prompts, p.evaluation);
   text += fmt::format("\n  step of {:.0f} prompt tokens, ms: {:.2f} ={}", p.rows,
                       1e3 * p.step.seconds, StepText(p.step));
   text += fmt::format("\n  {:.2f} requests/s and {:.0f} prompt tokens/s at most", p.requests,
