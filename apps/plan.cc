@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <tuple>
 
 #include "core/cpus.h"
 #include "core/error.h"
@@ -16,6 +17,7 @@
 #include "plan/report.h"
 #include "plan/search.h"
 #include "plan/simulate.h"
+#include "plan/worker_split.h"
 
 namespace switchyard {
 namespace {
@@ -87,6 +89,7 @@ plan::Question QuestionOf(const PlanArgs& args) {
             .max_itl = args.max_itl_ms * 1e-3,
             .imbalance = args.imbalance,
             .price = args.price};
+  q.stages = args.stages;
   if (args.input + args.output > q.model.longest_context())
     throw Invalid(
         "--input-len {} and --output-len {}: the sum exceeds the model's context length of {} "
@@ -95,13 +98,47 @@ plan::Question QuestionOf(const PlanArgs& args) {
   return q;
 }
 
+// The layout of --explain, with --pp-size if the name has no stages.
+plan::Layout LayoutToExplain(const PlanArgs& args) {
+  plan::Layout layout = plan::ParseLayout(args.explain);
+  if (args.stages > 0 && layout.mesh.pp > 1 && layout.mesh.pp != args.stages)
+    throw Invalid("--explain {}: --pp-size {} is another number of stages", args.explain,
+                  args.stages);
+  if (args.stages > 0) layout.mesh.pp = args.stages;
+  return layout;
+}
+
+// Prefill and decode workers.
+int RunSplits(const PlanArgs& args, const plan::Question& q) {
+  plan::SplitLayout numbers;
+  if (!args.explain.empty()) numbers = plan::ParseSplitLayout(args.explain);
+  for (const auto& [flag, given, number] :
+       {std::tuple("--prefill-workers", args.prefill_workers, &numbers.prefill_workers),
+        {"--decode-workers", args.decode_workers, &numbers.decode_workers}}) {
+    if (given > 0 && *number > 0 && given != *number)
+      throw Invalid("{} {}: --explain {} has another number", flag, given, args.explain);
+    if (given > 0) *number = given;
+  }
+  if (!args.explain.empty()) {
+    fmt::print("{}", plan::ExplainSplit(q, numbers));
+    return 0;
+  }
+  const std::vector<plan::Split> ranked = plan::SearchSplits(q, numbers);
+  fmt::print("{}",
+             args.json ? plan::SplitJson(q, ranked) : plan::SplitReport(q, ranked, args.rows));
+  return 0;
+}
+
 }  // namespace
 
 int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   plan::Question q = QuestionOf(args);
   q.config.backends = backends;
+  if (args.disaggregate) return RunSplits(args, q);
+  if (plan::IsSplitName(args.explain))
+    throw Invalid("--explain {}: --disaggregate is missing", args.explain);
   if (!args.explain.empty()) {
-    fmt::print("{}", plan::Explain(q, plan::ParseLayout(args.explain)));
+    fmt::print("{}", plan::Explain(q, LayoutToExplain(args)));
     return 0;
   }
   const std::vector<plan::Evaluation> ranked = plan::Search(q);
@@ -116,6 +153,14 @@ int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& back
 int RunSimulate(const SimulateArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   plan::Question q = QuestionOf(args.plan);
   q.config.backends = backends;
+  q.stages = 1;
+  if (const plan::Layout layout =
+          args.layout.empty() ? plan::Layout() : plan::ParseLayout(args.layout);
+      layout.mesh.pp > 1)
+    throw Invalid(
+        "--layout {}: pipeline stages are not simulated; want a layout without pp, or "
+        "`switchyard plan --explain {}`",
+        args.layout, args.layout);
   const double rate = args.plan.rate;
   const std::vector<plan::Arrival> arrivals =
       args.trace.empty() ? plan::PoissonArrivals(q.load, rate, args.seconds, args.seed)

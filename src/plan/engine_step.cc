@@ -147,8 +147,10 @@ void EngineStep::Advance(int rank) {
       // The first part leaves as soon as it is computed, and the last part after all of them.
       Send(rank, sends_[r.next], combine, r.start + time.compute / StepCosts::kCombineParts,
            r.clock + combine.transfer / StepCosts::kCombineParts);
-    } else if (time.transfer > 0 &&
+    } else if (costs_->exchanges() && costs_->model().layers[operation.layer].moe &&
+               BeginsExchange(operation) &&
                !(operation.phase == Phase::kCombine && costs_->down_under_combine())) {
+      // Also if it takes no time, because the other ranks wait for it.
       Send(rank, r.next, time, r.clock, r.clock);
     }
     if (spans_)

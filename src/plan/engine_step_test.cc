@@ -130,5 +130,19 @@ TEST(EngineStep, FewerNicsMakeExchangesOfHostsSlower) {
   EXPECT_GT(seconds(2), 1.5 * seconds(8));
 }
 
+// Exchanges without a cost, of ranks with and without rows.
+TEST(EngineStep, EndsIfExchangesTakeNoTime) {
+  for (const char* layout : {"tp2-ep2-dp2-dense1-deepep", "tp2-ep2-dp2-dense1-deepep-sbo"}) {
+    Question q = GpuQuestion("qwen3_30b_a3b", "h200", 2);
+    q.table.host = {.seconds = 0, .rate = 1e12};
+    const Planned planned(std::move(q), layout);
+    ASSERT_TRUE(planned.evaluation.accepted) << planned.evaluation.refused;
+    const StepShape all[] = {
+        {.sequences = 4, .rows = 4, .keys = 100, .logit_rows = 4, .mean_rows = 2},
+        {.sequences = 0, .rows = 0, .keys = 1, .logit_rows = 0, .mean_rows = 2}};
+    EXPECT_GT(planned.step().Run(all), 0);
+  }
+}
+
 }  // namespace
 }  // namespace switchyard::plan

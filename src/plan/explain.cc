@@ -28,6 +28,7 @@ class Tree {
     if (q_.model.has_moe()) Experts();
     Attention();
     if (q_.model.has_moe()) Exchange();
+    if (layout_.mesh.pp > 1) Stages();
     if (!e_.accepted) {
       Beyond();
       return text_;
@@ -44,13 +45,17 @@ class Tree {
   void Ask(const std::string& question) { text_ += fmt::format("\n{}. {}\n", ++number_, question); }
   void Tell(const std::string& answer) { text_ += "   " + answer + "\n"; }
 
-  // Bytes of weights of one rank; 0 if the sizes cannot be divided that way.
-  double Weights(const MeshShape& mesh) const {
+  // Bytes of weights of a rank of the stage with the most; 0 if the sizes cannot be divided that
+  // way.
+  double Weights(const Layout& layout) const {
+    double most = 0;
     try {
-      return WeightsOfRank(q_.model, mesh).total();
+      for (const ModelConfig& stage : ModelsOfStages(q_, layout, {}))
+        most = std::max(most, WeightsOfRank(stage, layout.mesh).total());
     } catch (const Error&) {
       return 0;
     }
+    return most;
   }
 
   void Memory() {
@@ -62,30 +67,32 @@ class Tree {
                     "(--mem-fraction-static {}): at least {:.0f}.",
                     whole / kGiB, q_.cluster.cuda ? "device" : "host", usable / kGiB,
                     q_.config.mem_fraction_static, least));
-    const double own = Weights(layout_.mesh);
+    const double own = Weights(layout_);
+    const int world = layout_.mesh.world();
     if (own > 0)
-      Tell(fmt::format("This layout: {} ranks with {:.1f} GiB each{}.", layout_.mesh.tp, own / kGiB,
+      Tell(fmt::format("This layout: {} ranks with {}{:.1f} GiB each{}.", world,
+                       layout_.mesh.pp > 1 ? "at most " : "", own / kGiB,
                        q_.cluster.cuda && own > usable ? ": too much" : ""));
-    if (least <= 1 && layout_.mesh.tp == 1)
+    if (least <= 1 && world == 1)
       Tell("One device is enough, so no rank waits for another: engines are replicated.");
-    if (least <= 1 && layout_.mesh.tp > 1)
+    if (least <= 1 && world > 1)
       Tell("One device would be enough. More ranks shorten a step, and cost exchanges.");
   }
 
   void WithinAHost() {
     Ask("Do the ranks of an engine stay within a host?");
     const CostTable& t = q_.table;
-    if (layout_.mesh.tp <= q_.cluster.per_node) {
+    if (layout_.mesh.world() <= q_.cluster.per_node) {
       Tell(fmt::format("Yes: {} of {} devices of a node. A rank sends {:.0f} GB/s.",
-                       layout_.mesh.tp, q_.cluster.per_node, t.host.rate / 1e9));
+                       layout_.mesh.world(), q_.cluster.per_node, t.host.rate / 1e9));
       return;
     }
     const double nic = q_.cluster.nics * q_.cluster.nic_gbit / 8 / q_.cluster.per_node;
     Tell(
         fmt::format("No: {} nodes. A rank sends {:.0f} GB/s over its share of the NICs and {:.0f} "
                     "GB/s within a host. Each exchange has a fixed cost of {:.0f} us.",
-                    layout_.mesh.tp / q_.cluster.per_node, nic * t.network_share, t.host.rate / 1e9,
-                    1e6 * t.network.seconds));
+                    layout_.mesh.world() / q_.cluster.per_node, nic * t.network_share,
+                    t.host.rate / 1e9, 1e6 * t.network.seconds));
   }
 
   void Experts() {
@@ -140,8 +147,8 @@ class Tree {
     if (e_.accepted)
       Tell(
           fmt::format("{} group{}: {:.0f} bytes of cache per token and rank, {:.0f} tokens in all.",
-                      layout_.mesh.dp, layout_.mesh.dp > 1 ? "s" : "", e_.memory.kv_per_token,
-                      e_.cache_tokens));
+                      layout_.mesh.dp, layout_.mesh.dp > 1 ? "s" : "",
+                      e_.largest().memory.kv_per_token, e_.cache_tokens));
   }
 
   void Exchange() {
@@ -160,28 +167,83 @@ class Tree {
                                : fmt::format("This layout exchanges rows, with {}.", layout_.a2a));
   }
 
-  // Predicts the steps of a layout that the engine refuses, as if exchange and memory had no
-  // limits.
-  void Beyond() {
-    const MeshShape& mesh = layout_.mesh;
-    if (q_.cluster.devices() % mesh.tp != 0 || !Divides()) return;
-    Ask("How long would its steps take, if the engine accepted it?");
+  // The time and the busy part of each pipeline stage.
+  void Stages() {
+    Ask("Are layers divided into pipeline stages?");
+    const int stages = layout_.mesh.pp;
+    if (!Divides()) return Tell(e_.refused);
+    const EnginePlan plan = e_.accepted ? e_.plan : PlanOnPaper();
+    const LayoutCosts costs(q_, layout_, plan);
+    const auto ranges = LayersOfStages(q_, layout_, plan);
+    const auto input = static_cast<double>(q_.load.input);
+    const double chunk = Chunk(plan), rows = std::min(chunk, layout_.mesh.dp * input);
+    const double running = e_.best ? e_.best->running : OnPaper();
+    const auto parts = costs.DecodeMicroBatches(running);
+    const PassTime prefill = costs.PassOf(costs.PrefillShape(rows, input));
+    const PassTime decode =
+        costs.PassOf(costs.DecodeShape(parts.running, input + q_.load.output / 2.0));
+    Tell(
+        fmt::format("Yes: {} stages. A token sends {:.1f} KB of hidden rows to the next stage; a "
+                    "stage has no collective with another one.",
+                    stages, q_.model.hidden * 4 / 1e3));
+    for (int i = 0; i < stages; ++i)
+      Tell(fmt::format(
+          "stage {}, layers {} to {}{}: {:.2f} ms of a prefill pass of {:.0f} tokens, "
+          "{:.2f} ms of a decode pass of {:.0f} requests",
+          i, ranges[i].begin, ranges[i].end - 1,
+          i == 0            ? ", embedding"
+          : i + 1 == stages ? ", head"
+                            : "",
+          1e3 * prefill.stages[i].seconds, rows, 1e3 * decode.stages[i].seconds, parts.running));
+    const double chunks = std::max(1.0, std::ceil(layout_.mesh.dp * input / chunk));
+    Tell(
+        fmt::format("A prompt of {:.0f} tokens is {:.0f} chunk{}: with equal stages they are busy "
+                    "m / (m + p - 1) = {:.0f} % of its prefill; here the slowest one {:.0f} %.",
+                    input, chunks, chunks > 1 ? "s" : "", 100 * chunks / (chunks + stages - 1),
+                    100 * chunks * prefill.slowest() / costs.PrefillSeconds(rows, input, chunks)));
+    const double period = costs.Decode(running, input + q_.load.output / 2.0).seconds;
+    Tell(fmt::format(
+        "{:.0f} decoding requests take turns in {:.0f} passes: {:.2f} ms between "
+        "tokens, the slowest stage is busy {:.0f} %.",
+        running, parts.passes, 1e3 * period, 100 * parts.passes * decode.slowest() / period));
+  }
+
+  // The plan of a layout that the engine refuses, as if exchange and memory had no limits.
+  EnginePlan PlanOnPaper() const {
     EnginePlan plan;
     plan.model = q_.model;
     plan.cuda = q_.cluster.cuda;
     plan.packs_experts = q_.cluster.card.starts_with("h");
-    plan.ranks_of_host = std::min(mesh.tp, q_.cluster.per_node);
+    plan.ranks_of_host = std::min(layout_.mesh.world(), q_.cluster.per_node);
     plan.kv_dtype = DType::kBF16;
     plan.context_length = q_.model.max_position;
     plan.max_running_requests = 256;
-    const double chunk = layout_.chunk > 0 ? layout_.chunk : 8192.0 * mesh.dp;
-    plan.max_batch_tokens = static_cast<int64_t>(chunk) / mesh.dp;
+    plan.chunked_prefill_size = layout_.chunk > 0 ? layout_.chunk / layout_.mesh.dp : kChunkOnPaper;
+    plan.max_batch_tokens = plan.chunked_prefill_size;
+    return plan;
+  }
+  // Prompt tokens of a prefill step of all groups.
+  double Chunk(const EnginePlan& plan) const {
+    return plan.chunked_prefill_size < 0
+               ? static_cast<double>(q_.load.input)
+               : static_cast<double>(layout_.mesh.dp) * plan.chunked_prefill_size;
+  }
+  // Concurrent requests of a layout that the engine refuses.
+  double OnPaper() const { return q_.load.batch > 0 ? q_.load.batch : 128.0 * layout_.mesh.dp; }
+
+  // Predicts the steps of a layout that the engine refuses, as if exchange and memory had no
+  // limits.
+  void Beyond() {
+    const MeshShape& mesh = layout_.mesh;
+    if (q_.cluster.devices() % mesh.world() != 0 || !Divides()) return;
+    Ask("How long would its steps take, if the engine accepted it?");
+    const EnginePlan plan = PlanOnPaper();
     const LayoutCosts costs(q_, layout_, plan);
-    const double running = q_.load.batch > 0 ? q_.load.batch : 128.0 * mesh.dp;
+    const double chunk = Chunk(plan), running = OnPaper();
     const auto input = static_cast<double>(q_.load.input);
     const StepTime prefill = costs.Prefill(chunk, input);
     const StepTime decode = costs.Decode(running, input + q_.load.output / 2.0);
-    const double nodes = std::max(1.0, static_cast<double>(mesh.tp) / q_.cluster.per_node);
+    const double nodes = std::max(1.0, static_cast<double>(mesh.world()) / q_.cluster.per_node);
     Tell(fmt::format("Prefill of {:.0f} tokens: {:.1f} ms, {:.0f} tokens/s for each node.", chunk,
                      1e3 * prefill.seconds, chunk / prefill.seconds / nodes));
     Tell("  ms:" + StepText(prefill));
@@ -193,6 +255,7 @@ class Tree {
   bool Divides() const {
     try {
       CheckSplits(q_.model, Mesh(layout_.mesh, 0), /*replicated_shared_expert=*/true);
+      LayersOfStages(q_, layout_, {});
       return true;
     } catch (const Error&) {
       return false;
@@ -225,6 +288,8 @@ class Tree {
                       p.running, 1e3 * p.decode.seconds, 1e3 * p.itl, 1e3 * p.ttft, p.output_rate));
     if (!e_.best) Tell("None meets the load: " + e_.refused);
   }
+
+  static constexpr int32_t kChunkOnPaper = 8192;  // of each attention group
 
   const Question& q_;
   const Layout layout_;

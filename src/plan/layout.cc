@@ -46,7 +46,22 @@ bool FitsNodes(int ranks, const Cluster& cluster) {
   return ranks % cluster.per_node == 0 && cluster.nodes % (ranks / cluster.per_node) == 0;
 }
 
+// The engine refuses two-batch overlap and redundant experts with pipeline stages. Smaller chunks
+// than the default keep more stages busy during a prompt.
+void AddStagedExchanges(Layout layout, std::vector<Layout>& all) {
+  constexpr int32_t kSmallChunk = 512;
+  for (const char* a2a : {"none", "deepep"}) {
+    if (layout.mesh.ep == 1 && std::string_view(a2a) != "none") continue;
+    layout.a2a = a2a;
+    for (const int32_t chunk : {0, kSmallChunk}) {
+      layout.chunk = chunk;
+      all.push_back(layout);
+    }
+  }
+}
+
 void AddExchanges(Layout layout, const Cluster& cluster, std::vector<Layout>& all) {
+  if (layout.mesh.pp > 1) return AddStagedExchanges(layout, all);
   layout.a2a = "none";
   all.push_back(layout);
   if (layout.mesh.ep == 1) return;
@@ -64,6 +79,7 @@ void AddExchanges(Layout layout, const Cluster& cluster, std::vector<Layout>& al
 
 std::string Layout::Name() const {
   std::string name = fmt::format("tp{}", mesh.tp);
+  if (mesh.pp > 1) name += fmt::format("-pp{}", mesh.pp);
   if (mesh.ep > 1) name += fmt::format("-ep{}", mesh.ep);
   if (mesh.dp > 1) name += fmt::format("-dp{}", mesh.dp);
   if (mesh.dense_tp == 1 && mesh.tp > 1) name += "-dense1";
@@ -84,9 +100,9 @@ Layout ParseLayout(const std::string& name) {
   for (const std::string& part : Split(name)) {
     int dense = 0;
     bool known =
-        TakeNumber(part, "tp", &layout.mesh.tp) || TakeNumber(part, "ep", &layout.mesh.ep) ||
-        TakeNumber(part, "dp", &layout.mesh.dp) || TakeNumber(part, "red", &layout.redundant) ||
-        TakeNumber(part, "chunk", &layout.chunk);
+        TakeNumber(part, "tp", &layout.mesh.tp) || TakeNumber(part, "pp", &layout.mesh.pp) ||
+        TakeNumber(part, "ep", &layout.mesh.ep) || TakeNumber(part, "dp", &layout.mesh.dp) ||
+        TakeNumber(part, "red", &layout.redundant) || TakeNumber(part, "chunk", &layout.chunk);
     if (!known && TakeNumber(part, "dense", &dense)) {
       layout.mesh.dense_tp = dense;
       known = true;
@@ -110,11 +126,11 @@ Layout ParseLayout(const std::string& name) {
     if (!known)
       throw Invalid(
           "layout {}: part \"{}\" is unknown; want parts like "
-          "tp8-ep8-dp8-dense1-deepep-low_latency-"
-          "red8-tbo-sbo-chunk8192 (pp and PD are not searched)",
+          "tp8-pp2-ep8-dp8-dense1-deepep-low_latency-red8-tbo-sbo-chunk8192",
           name, part);
   }
-  if (layout.mesh.tp < 1 || layout.mesh.ep < 1 || layout.mesh.dp < 1)
+  const MeshShape& mesh = layout.mesh;
+  if (mesh.tp < 1 || mesh.ep < 1 || mesh.dp < 1 || mesh.pp < 1)
     throw Invalid("layout {}: want sizes of at least 1", name);
   return layout;
 }
@@ -146,6 +162,7 @@ Layout LayoutOf(const EngineConfig& config) {
 std::string FlagsOf(const Layout& layout) {
   std::string flags;
   if (layout.mesh.tp > 1) flags += fmt::format(" --tp-size {}", layout.mesh.tp);
+  if (layout.mesh.pp > 1) flags += fmt::format(" --pp-size {}", layout.mesh.pp);
   if (layout.mesh.ep > 1) flags += fmt::format(" --ep-size {}", layout.mesh.ep);
   if (layout.mesh.dp > 1)
     flags += fmt::format(" --dp-size {} --enable-dp-attention", layout.mesh.dp);
@@ -162,21 +179,33 @@ std::string FlagsOf(const Layout& layout) {
   return flags;
 }
 
-std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model) {
-  std::vector<Layout> all;
-  for (const int tp : Divisors(cluster.devices())) {
-    if (!FitsNodes(tp, cluster)) continue;
-    for (const int ep : model.has_moe() ? Divisors(tp) : std::vector<int>{1}) {
-      for (const int dp : Divisors(tp)) {
-        Layout layout;
-        layout.mesh = {.tp = tp, .ep = ep, .dp = dp};
+namespace {
+
+void AddSizes(int tp, int pp, const Cluster& cluster, const ModelConfig& model,
+              std::vector<Layout>& all) {
+  for (const int ep : model.has_moe() ? Divisors(tp) : std::vector<int>{1}) {
+    for (const int dp : Divisors(tp)) {
+      Layout layout;
+      layout.mesh = {.tp = tp, .ep = ep, .dp = dp, .pp = pp};
+      AddExchanges(layout, cluster, all);
+      // Complete dense layers on each rank are faster if each rank has its own tokens.
+      if (dp == tp && tp > 1) {
+        layout.mesh.dense_tp = 1;
         AddExchanges(layout, cluster, all);
-        // Complete dense layers on each rank are faster if each rank has its own tokens.
-        if (dp == tp && tp > 1) {
-          layout.mesh.dense_tp = 1;
-          AddExchanges(layout, cluster, all);
-        }
       }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model, int stages) {
+  std::vector<Layout> all;
+  for (const int world : Divisors(cluster.devices())) {
+    if (!FitsNodes(world, cluster)) continue;
+    for (const int pp : Divisors(world)) {
+      if (stages > 0 ? pp != stages : pp > (cluster.cuda ? 1 : model.num_layers())) continue;
+      AddSizes(world / pp, pp, cluster, model, all);
     }
   }
   return all;

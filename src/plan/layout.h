@@ -30,7 +30,7 @@ struct Layout {
   bool tbo = false, sbo = false;  // two-batch overlap, single-batch overlap
   int32_t chunk = 0;              // 0: the engine's default
 
-  // "tp8-ep8-dp8-dense1-deepep-tbo": parts that equal their default are left out.
+  // "tp8-ep8-dp8-dense1-deepep-tbo", "tp2-pp4-ep2": parts that equal their default are left out.
   std::string Name() const;
 };
 
@@ -48,7 +48,9 @@ Layout LayoutOf(const EngineConfig& config);
 std::string FlagsOf(const Layout& layout);
 
 // Every layout whose sizes divide each other and the cluster. The engine's own checks decide later
-// which of them it accepts.
-std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model);
+// which of them it accepts. `stages`: number of pipeline stages of the layouts; 0: any number on
+// CPUs, and one on GPUs, because the engine has stages on CPUs only.
+std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model,
+                                     int stages = 0);
 
 }  // namespace switchyard::plan

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "plan/test_question.h"
 
@@ -11,14 +13,15 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(Layout, NamesReadBack) {
-  for (const char* name : {"tp1", "tp8-ep8", "tp8-ep4-dp2-deepep",
-                           "tp16-ep16-dp16-dense1-deepep-low_latency-red16-tbo",
-                           "tp2-ep2-mooncake-normal-run_masked_mlp-chunk4096"})
+  for (const char* name :
+       {"tp1", "tp8-ep8", "tp8-ep4-dp2-deepep",
+        "tp16-ep16-dp16-dense1-deepep-low_latency-red16-tbo",
+        "tp2-ep2-mooncake-normal-run_masked_mlp-chunk4096", "tp2-pp4-ep2-dp2-chunk512"})
     EXPECT_EQ(ParseLayout(name).Name(), name);
 }
 
 TEST(Layout, UnknownPartsAreNamed) {
-  for (const char* name : {"tp8-pp2", "tp8-", "8", "tpx", "tp8-ep8x", "tp0"}) {
+  for (const char* name : {"tp8-qq2", "tp8-", "8", "tpx", "tp8-ep8x", "tp0", "tp8-pp0"}) {
     try {
       ParseLayout(name);
       FAIL() << name;
@@ -33,6 +36,8 @@ TEST(Layout, FlagsAreThoseThatDifferFromServesDefaults) {
   EXPECT_EQ(FlagsOf(ParseLayout("tp8-ep8-dp8-dense1-deepep-tbo")),
             " --tp-size 8 --ep-size 8 --dp-size 8 --enable-dp-attention --moe-dense-tp-size 1"
             " --moe-a2a-backend deepep --enable-two-batch-overlap");
+  EXPECT_EQ(FlagsOf(ParseLayout("tp2-pp3-ep2-chunk512")),
+            " --tp-size 2 --pp-size 3 --ep-size 2 --chunked-prefill-size 512");
 }
 
 TEST(Layout, EnumeratedSizesDivideEachOtherAndTheNodes) {
@@ -47,6 +52,23 @@ TEST(Layout, EnumeratedSizesDivideEachOtherAndTheNodes) {
     EXPECT_EQ(24 % mesh.tp, 0) << layout.Name();
     EXPECT_EQ(ParseLayout(layout.Name()).Name(), layout.Name());
   }
+}
+
+TEST(Layout, StagesAreEnumeratedOnCpusAndOnRequest) {
+  Question q = GpuQuestion("qwen3_30b_a3b", "h200", 8);
+  const auto most = [&](int stages) {
+    int pp = 0;
+    for (const Layout& layout : EnumerateLayouts(q.cluster, q.model, stages))
+      pp = std::max(pp, layout.mesh.pp);
+    return pp;
+  };
+  EXPECT_EQ(most(0), 1);
+  EXPECT_EQ(most(4), 4);
+  EXPECT_TRUE(EnumerateLayouts(q.cluster, q.model, 3).empty());
+  q.cluster.cuda = false;
+  EXPECT_EQ(most(0), 8);
+  q.model.layers.resize(2);
+  EXPECT_EQ(most(0), 2);
 }
 
 }  // namespace

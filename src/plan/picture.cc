@@ -85,7 +85,7 @@ std::vector<Dot> Front(std::vector<Dot> dots) {
 std::string Picture(const Question& q, const std::vector<Evaluation>& ranked) {
   std::vector<Dot> dots;
   for (size_t i = 0; i < ranked.size(); ++i) {
-    const double devices = q.cluster.cuda ? ranked[i].layout.mesh.tp : 1;
+    const double devices = q.cluster.cuda ? ranked[i].layout.mesh.world() : 1;
     for (const Point& p : ranked[i].points) dots.push_back({p.itl, p.output_rate / devices, i});
   }
   std::string svg = fmt::format(

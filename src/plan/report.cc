@@ -15,36 +15,12 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::string Unit(const Question& q) { return q.cluster.cuda ? "GPU" : "host"; }
 
-std::string Assumptions(const Question& q) {
-  const Cluster& c = q.cluster;
-  std::string text =
-      fmt::format("model: {}, {} layers", q.model.architecture, q.model.num_layers());
-  if (q.model.has_moe())
-    text += fmt::format(", {} experts, top-{}", q.model.moe->router.num_experts,
-                        q.model.moe->router.top_k);
-  text += c.cuda ? fmt::format("\ncluster: {} node{} of {} x {}, {:.1f} GiB each", c.nodes,
-                               c.nodes > 1 ? "s" : "", c.per_node, c.card, c.memory / kGiB)
-                 : fmt::format("\nhost: {} CPUs, {:.1f} GiB", c.cpus, c.memory / kGiB);
-  if (c.nics > 0) text += fmt::format(", {} NICs of {:.0f} Gbit/s a node", c.nics, c.nic_gbit);
-  text += fmt::format("\ncosts: {}: {}", q.table.name, q.table.source);
-  text += fmt::format("\nload: {} prompt and {} output tokens", q.load.input, q.load.output);
-  if (q.load.rate > 0) text += fmt::format(", {} requests/s", q.load.rate);
-  if (q.load.batch > 0) text += fmt::format(", {:.0f} concurrent requests", q.load.batch);
-  if (q.load.max_ttft > 0) text += fmt::format(", TTFT at most {:.0f} ms", 1e3 * q.load.max_ttft);
-  if (q.load.max_itl > 0) text += fmt::format(", ITL at most {:.1f} ms", 1e3 * q.load.max_itl);
-  text += fmt::format(
-      "\nassumed: routing is random and even, and in addition the most loaded rank has {:.2f} "
-      "times the mean load; no prefix is cached; prefill and decode share the ranks\n",
-      q.load.imbalance);
-  return text;
-}
-
 std::string Row(const Question& q, int place, const Evaluation& e) {
   const Point& p = *e.best;
   return fmt::format(
       "{:>4}  {:<34} {:>7} {:>8.1f} {:>10.0f} {:>8.0f} {:>10.0f} {:>9.2f} {:>9.0f} "
       "{:>9.0f} {:>8.1f} {:>9}\n",
-      place, e.layout.Name(), e.replicas, e.memory.weights.total() / kGiB, e.cache_tokens,
+      place, e.layout.Name(), e.replicas, e.largest().memory.weights.total() / kGiB, e.cache_tokens,
       p.running * e.replicas, p.prefill_rate * e.replicas, 1e3 * p.decode.seconds, e.per_device,
       1e3 * p.ttft, 1e3 * p.itl, q.load.price > 0 ? fmt::format("{:.2f}", e.cost) : "-");
 }
@@ -60,7 +36,7 @@ std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b)
                             b.per_device);
   // Seconds of a decode step per request, so that batches of different sizes can be compared.
   const auto devices = [&](const Evaluation& e) {
-    return (q.cluster.cuda ? e.layout.mesh.tp : 1) / e.best->running;
+    return (q.cluster.cuda ? e.layout.mesh.world() : 1) / e.best->running;
   };
   const double devices_a = devices(a), devices_b = devices(b);
   size_t part = 0;
@@ -76,7 +52,7 @@ std::string Compare(const Question& q, const Evaluation& a, const Evaluation& b)
     text += fmt::format("; per token, {} takes {:.0f} instead of {:.0f} device-microseconds",
                         Name(static_cast<Part>(part)), 1e6 * p.decode.work.parts[part] * devices_a,
                         1e6 * o.decode.work.parts[part] * devices_b);
-  if (p.running > 1.2 * o.running && a.layout.mesh.tp == b.layout.mesh.tp)
+  if (p.running > 1.2 * o.running && a.layout.mesh.world() == b.layout.mesh.world())
     text +=
         fmt::format("; it runs {:.0f} instead of {:.0f} concurrent requests", p.running, o.running);
   return text;
@@ -101,22 +77,85 @@ ordered_json PointJson(const Evaluation& e, const Point& p) {
           {"decode", StepJson(p.decode)}};
 }
 
-ordered_json MemoryJson(const Evaluation& e) {
+ordered_json MemoryJson(const StageMemory& stage) {
+  const RankMemory& m = stage.memory;
   ordered_json weights;
-  for (const auto& [name, bytes] : e.memory.weights.Parts())
+  for (const auto& [name, bytes] : m.weights.Parts())
     if (bytes > 0) weights[name] = bytes;
-  return {{"weights", weights},
-          {"kv_per_token", e.memory.kv_per_token},
-          {"kv", e.plan.kv_bytes_per_rank},
-          {"activations", e.memory.activations},
-          {"experts_rows", e.memory.moe},
-          {"logits", e.memory.logits},
-          {"tables", e.memory.tables},
-          {"scratch", e.memory.scratch},
-          {"exchange", e.memory.exchange}};
+  return {
+      {"weights", weights},           {"kv_per_token", m.kv_per_token}, {"kv", stage.cache},
+      {"activations", m.activations}, {"experts_rows", m.moe},          {"logits", m.logits},
+      {"tables", m.tables},           {"scratch", m.scratch},           {"exchange", m.exchange}};
+}
+
+ordered_json StagesJson(const Evaluation& e) {
+  ordered_json stages = ordered_json::array();
+  for (const StageMemory& stage : e.stages)
+    stages.push_back({{"layers", {stage.layers.begin, stage.layers.end}},
+                      {"memory_per_rank", MemoryJson(stage)}});
+  return stages;
+}
+
+// Memory of a rank of one stage, by kind.
+std::string MemoryText(const StageMemory& stage) {
+  const RankMemory& m = stage.memory;
+  std::string text;
+  for (const auto& [name, bytes] : m.weights.Parts())
+    if (bytes > 0.005 * kGiB) text += fmt::format("  {} {:.2f}", name, bytes / kGiB);
+  return text + fmt::format(
+                    "  cache {:.2f}  activations {:.2f}  experts' rows {:.2f}  logits "
+                    "{:.2f}  exchange {:.2f}",
+                    stage.cache / kGiB, m.activations / kGiB, m.moe / kGiB, m.logits / kGiB,
+                    m.exchange / kGiB);
+}
+
+// The flags that shape the memory plan, and those that all layouts share.
+std::string SharedFlags(const EngineConfig& c, const Layout& layout) {
+  const EngineConfig defaults;
+  std::string flags;
+  if (c.dtype != "auto") flags += " --dtype " + c.dtype;
+  if (c.kv_cache_dtype != "auto") flags += " --kv-cache-dtype " + c.kv_cache_dtype;
+  if (!c.quantization.method.empty()) flags += " --quantization " + c.quantization.method;
+  if (!c.quantization.rules.empty())
+    flags += fmt::format(" --quantization-config '{}'", c.quantization.rules);
+  if (!c.model_override_args.empty())
+    flags += fmt::format(" --json-model-override-args '{}'", c.model_override_args);
+  if (c.context_length > 0) flags += fmt::format(" --context-length {}", c.context_length);
+  if (c.mem_fraction_static != defaults.mem_fraction_static)
+    flags += fmt::format(" --mem-fraction-static {}", c.mem_fraction_static);
+  if (c.page_size != defaults.page_size) flags += fmt::format(" --page-size {}", c.page_size);
+  if (layout.chunk == 0 && c.chunked_prefill_size != 0)
+    flags += fmt::format(" --chunked-prefill-size {}", c.chunked_prefill_size);
+  if (layout.mesh.pp > 1 && !c.pp_layer_partition.empty())
+    flags += " --pp-layer-partition " + c.pp_layer_partition;
+  return flags;
 }
 
 }  // namespace
+
+std::string Assumptions(const Question& q, const std::string& ranks) {
+  const Cluster& c = q.cluster;
+  std::string text =
+      fmt::format("model: {}, {} layers", q.model.architecture, q.model.num_layers());
+  if (q.model.has_moe())
+    text += fmt::format(", {} experts, top-{}", q.model.moe->router.num_experts,
+                        q.model.moe->router.top_k);
+  text += c.cuda ? fmt::format("\ncluster: {} node{} of {} x {}, {:.1f} GiB each", c.nodes,
+                               c.nodes > 1 ? "s" : "", c.per_node, c.card, c.memory / kGiB)
+                 : fmt::format("\nhost: {} CPUs, {:.1f} GiB", c.cpus, c.memory / kGiB);
+  if (c.nics > 0) text += fmt::format(", {} NICs of {:.0f} Gbit/s a node", c.nics, c.nic_gbit);
+  text += fmt::format("\ncosts: {}: {}", q.table.name, q.table.source);
+  text += fmt::format("\nload: {} prompt and {} output tokens", q.load.input, q.load.output);
+  if (q.load.rate > 0) text += fmt::format(", {} requests/s", q.load.rate);
+  if (q.load.batch > 0) text += fmt::format(", {:.0f} concurrent requests", q.load.batch);
+  if (q.load.max_ttft > 0) text += fmt::format(", TTFT at most {:.0f} ms", 1e3 * q.load.max_ttft);
+  if (q.load.max_itl > 0) text += fmt::format(", ITL at most {:.1f} ms", 1e3 * q.load.max_itl);
+  text += fmt::format(
+      "\nassumed: routing is random and even, and in addition the most loaded rank has {:.2f} "
+      "times the mean load; no prefix is cached; {}\n",
+      q.load.imbalance, ranks);
+  return text;
+}
 
 std::string StepText(const StepTime& time) {
   std::string text;
@@ -134,36 +173,26 @@ std::string ServeCommand(const Question& q, const Evaluation& e) {
   std::string command =
       fmt::format("switchyard serve --model-path {}{}", c.model_path.string(), FlagsOf(e.layout));
   if (!q.cluster.cuda) command += " --device cpu";
-  if (c.dtype != "auto") command += " --dtype " + c.dtype;
-  if (c.kv_cache_dtype != "auto") command += " --kv-cache-dtype " + c.kv_cache_dtype;
-  if (!c.quantization.method.empty()) command += " --quantization " + c.quantization.method;
-  if (c.context_length > 0) command += fmt::format(" --context-length {}", c.context_length);
-  if (c.mem_fraction_static != EngineConfig().mem_fraction_static)
-    command += fmt::format(" --mem-fraction-static {}", c.mem_fraction_static);
-  if (e.best) {
+  command += SharedFlags(c, e.layout);
+  if (e.accepted) {
     // The memory plan depends on this limit, so the command repeats the plan's value.
     command +=
         fmt::format(" --max-running-requests {}", e.plan.max_running_requests * e.layout.mesh.dp);
   }
-  const int nodes = std::max(1, e.layout.mesh.tp / std::max(1, q.cluster.per_node));
+  const int nodes = std::max(1, e.layout.mesh.world() / std::max(1, q.cluster.per_node));
   if (nodes > 1)
     command += fmt::format(" --nnodes {} --node-rank 0 --dist-init-addr HOST:PORT", nodes);
   return command;
 }
 
-std::string Details(const Question& q, const Evaluation& e) {
-  std::string text = fmt::format("\n{}", e.layout.Name());
-  if (!e.refused.empty()) return text + ": " + e.refused + "\n";
-  const RankMemory& m = e.memory;
-  text += "\n  memory of a rank, GiB:";
-  for (const auto& [name, bytes] : m.weights.Parts())
-    if (bytes > 0.005 * kGiB) text += fmt::format("  {} {:.2f}", name, bytes / kGiB);
-  text += fmt::format(
-      "  cache {:.2f}  activations {:.2f}  experts' rows {:.2f}  logits {:.2f}  "
-      "exchange {:.2f}",
-      static_cast<double>(e.plan.kv_bytes_per_rank) / kGiB, m.activations / kGiB, m.moe / kGiB,
-      m.logits / kGiB, m.exchange / kGiB);
-  const double planned = m.fixed() + static_cast<double>(e.plan.kv_bytes_per_rank);
+std::string MemoryDetails(const Question& q, const Evaluation& e) {
+  std::string text;
+  if (e.stages.size() == 1) text += "\n  memory of a rank, GiB:" + MemoryText(e.stages.front());
+  for (size_t i = 0; e.stages.size() > 1 && i < e.stages.size(); ++i)
+    text += fmt::format("\n  memory of a rank of stage {} (layers {} to {}), GiB: {:.2f} ={}", i,
+                        e.stages[i].layers.begin, e.stages[i].layers.end - 1,
+                        e.stages[i].total() / kGiB, MemoryText(e.stages[i]));
+  const double planned = e.largest().total();
   if (q.cluster.cuda)
     text += fmt::format(
         "\n  {:.1f} of {:.1f} GiB; the rest is for graphs, NCCL and scratch of "
@@ -173,6 +202,13 @@ std::string Details(const Question& q, const Evaluation& e) {
       "\n  the cache of an engine: {:.0f} tokens, {:.0f} requests of {} tokens; "
       "longest context {:.0f}",
       e.cache_tokens, e.most_requests, q.load.input + q.load.output, e.longest_context);
+  return text;
+}
+
+std::string Details(const Question& q, const Evaluation& e) {
+  std::string text = fmt::format("\n{}", e.layout.Name());
+  if (!e.refused.empty()) return text + ": " + e.refused + "\n";
+  text += MemoryDetails(q, e);
   const Point& p = *e.best;
   text += fmt::format("\n  prefill step of {:.0f} tokens, ms: {:.2f} ={}", p.prefill_rows,
                       1e3 * p.prefill.seconds, StepText(p.prefill));
@@ -188,7 +224,7 @@ std::string Details(const Question& q, const Evaluation& e) {
 }
 
 std::string Report(const Question& q, const std::vector<Evaluation>& ranked, int rows) {
-  std::string text = Assumptions(q);
+  std::string text = Assumptions(q, "prefill and decode share the ranks");
   text += fmt::format(
       "\n{:>4}  {:<34} {:>7} {:>8} {:>10} {:>8} {:>10} {:>9} {:>9} {:>9} {:>8} "
       "{:>9}\n",
@@ -213,6 +249,7 @@ std::string Report(const Question& q, const std::vector<Evaluation>& ranked, int
   int shown = 0;
   for (const Evaluation& e : ranked) {
     const bool other = e.layout.mesh.tp != first.layout.mesh.tp ||
+                       e.layout.mesh.pp != first.layout.mesh.pp ||
                        e.layout.mesh.ep != first.layout.mesh.ep ||
                        e.layout.mesh.dp != first.layout.mesh.dp || e.layout.a2a != first.layout.a2a;
     if (!e.best || !other || shown == 3) continue;
@@ -235,7 +272,8 @@ std::string ReportJson(const Question& q, const std::vector<Evaluation>& ranked)
     if (!e.refused.empty()) entry["refused"] = e.refused;
     if (e.accepted) {
       entry["engines"] = e.replicas;
-      entry["memory_per_rank"] = MemoryJson(e);
+      entry["memory_per_rank"] = MemoryJson(e.largest());
+      if (e.stages.size() > 1) entry["stages"] = StagesJson(e);
       entry["cache_tokens"] = e.cache_tokens;
       entry["most_requests"] = e.most_requests;
       entry["longest_context"] = e.longest_context;

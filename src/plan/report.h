@@ -12,6 +12,10 @@ namespace switchyard::plan {
 // steps, the reason why it is first, and its command line.
 std::string Report(const Question& question, const std::vector<Evaluation>& ranked, int rows);
 std::string ReportJson(const Question& question, const std::vector<Evaluation>& ranked);
+// The model, the cluster, the costs and the load. `ranks`: what is assumed about the ranks.
+std::string Assumptions(const Question& question, const std::string& ranks);
+// Memory of a rank by kind, and what the cache holds, in indented lines that each follow "\n".
+std::string MemoryDetails(const Question& question, const Evaluation& evaluation);
 // Memory and steps of one layout.
 std::string Details(const Question& question, const Evaluation& evaluation);
 // " attention 1.20 experts 3.40 ..." in ms.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "engine/machine.h"
@@ -21,7 +22,37 @@ Machine MachineOf(const Cluster& cluster) {
 }
 
 int RanksOfHost(const Layout& layout, const Cluster& cluster) {
-  return std::min(layout.mesh.tp, cluster.per_node);
+  return std::min(layout.mesh.world(), cluster.per_node);
+}
+
+// The memory of the stages, as MakePlan computes it.
+std::vector<StageMemory> StagesIn(const EngineConfig& config, const EnginePlan& plan) {
+  std::vector<StageMemory> stages;
+  for (int stage = 0; stage < config.mesh.pp; ++stage) {
+    const EnginePlan own = StagePlanOf(config, plan, stage);
+    stages.push_back({.layers = plan.stages[stage],
+                      .memory = PlanRankMemory(config, own),
+                      .cache = static_cast<double>(own.kv_bytes_per_rank)});
+  }
+  return stages;
+}
+
+// The smallest weights of a rank over the layouts of a search.
+double LeastWeights(const Question& q) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const Layout& layout : EnumerateLayouts(q.cluster, q.model, q.stages)) {
+    try {
+      double bytes = 0;  // of a rank of each stage
+      for (const ModelConfig& stage : ModelsOfStages(q, layout, {})) {
+        const double of_stage =
+            WeightsOfRank(stage, layout.mesh).total() * (q.cluster.cuda ? 1 : layout.mesh.tp);
+        bytes = q.cluster.cuda ? std::max(bytes, of_stage) : bytes + of_stage;
+      }
+      least = std::min(least, bytes);
+    } catch (const Error&) {
+    }
+  }
+  return least;
 }
 
 // The steady state of an engine with `running` requests. Each request occupies the engine for its
@@ -38,9 +69,10 @@ Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& pla
   // prefills one prompt at a time.
   p.prefill_rows = std::min(chunk, std::max<double>(dp, running) * input);
   p.prefill = costs.Prefill(p.prefill_rows, input);
-  p.prefill_rate = p.prefill_rows / p.prefill.seconds;
+  const double of_prefill =
+      costs.PrefillSeconds(p.prefill_rows, input, running * input / p.prefill_rows);
+  p.prefill_rate = running * input / of_prefill;
   p.decode = costs.Decode(running, input + output / 2);
-  const double of_prefill = running * input / p.prefill_rate;
   const double of_decode = output * p.decode.seconds;
   const double round = of_prefill + of_decode;  // time to serve `running` requests
   p.requests = running / round;
@@ -48,7 +80,7 @@ Point PointOf(const Question& q, const LayoutCosts& costs, const EnginePlan& pla
   p.itl = round / output;
   // A new prompt waits for half a decode step on average. Then its own rows take `alone` seconds.
   const double steps = std::max(1.0, std::ceil(input / std::max(1.0, chunk / dp)));
-  const double alone = costs.Prefill(std::min(chunk, dp * input), input).seconds * steps;
+  const double alone = costs.PrefillSeconds(std::min(chunk, dp * input), input, steps);
   p.ttft = alone + p.decode.seconds / 2;
   return p;
 }
@@ -156,66 +188,19 @@ void Choose(const Question& q, const LayoutCosts& costs, Evaluation* e) {
 
 }  // namespace
 
-Ranks LayoutCosts::RanksOf(const Question& q, const Layout& layout, const EnginePlan& plan,
-                           bool decode) const {
-  const ModelOptions options = MakeModelOptions(ConfigOf(layout, q.config), plan);
-  return {.mesh = layout.mesh,
-          .a2a = layout.a2a,
-          .low_latency = decode && layout.mode != "normal",
-          .redundant = layout.redundant,
-          .tbo = layout.tbo,
-          .sbo = layout.sbo,
-          .tbo_min_tokens = options.tbo_min_tokens,
-          .row_dtype = plan.dtype,
-          .kv_dtype = plan.kv_dtype,
-          .ranks_of_host = RanksOfHost(layout, q.cluster),
-          .nics = std::max(1, q.cluster.nics),
-          .nic_rate = q.cluster.nics * q.cluster.nic_gbit * 1e9 / 8};
+const StageMemory& Evaluation::largest() const {
+  return *std::ranges::max_element(stages, {}, &StageMemory::total);
 }
 
-LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePlan& plan)
-    : formats_(FormatsOf(q.model, q.cluster.cuda, plan.packs_experts)),
-      table_(q.cluster.cuda ? q.table : q.table.Shared(1.0 / layout.mesh.tp)),
-      ranks_(RanksOf(q, layout, plan, false)),
-      decode_ranks_(RanksOf(q, layout, plan, true)),
-      prefill_(q.model, formats_, table_, ranks_, {.imbalance = q.load.imbalance}),
-      decode_(q.model, formats_, table_, decode_ranks_, {.imbalance = q.load.imbalance}) {
-  if (q.model.has_states())
-    throw Invalid("{}: there are no costs of layers with recurrent states", q.model.architecture);
-}
-
-StepTime LayoutCosts::Of(const StepShape& shape) const {
-  return (shape.decode ? decode_ : prefill_).Of(shape);
-}
-
-StepTime LayoutCosts::Decode(double running, double keys) const {
-  const double group = running / decode_ranks_.mesh.dp;
-  return decode_.Of({.decode = true,
-                     .sequences = std::ceil(group),
-                     .rows = std::ceil(group),
-                     .keys = keys,
-                     .logit_rows = std::ceil(group)});
-}
-
-StepTime LayoutCosts::Prefill(double rows, double prompt) const {
-  const double group = std::max(1.0, rows / ranks_.mesh.dp);
-  const double sequences = std::max(1.0, group / prompt);
-  return prefill_.Of({.decode = false,
-                      .sequences = sequences,
-                      .rows = group,
-                      .keys = (prompt + 1) / 2,
-                      .logit_rows = std::min(sequences, group)});
-}
-
-Evaluation Evaluate(const Question& q, const Layout& layout) {
+Evaluation Admit(const Question& q, const Layout& layout) {
   Evaluation e{.layout = layout};
-  const int tp = layout.mesh.tp;
-  if (q.cluster.devices() % tp != 0) {
+  const int world = layout.mesh.world();
+  if (q.cluster.devices() % world != 0) {
     e.refused =
-        fmt::format("{} devices cannot be divided into engines of {}", q.cluster.devices(), tp);
+        fmt::format("{} devices cannot be divided into engines of {}", q.cluster.devices(), world);
     return e;
   }
-  e.replicas = q.cluster.cuda ? q.cluster.devices() / tp : 1;  // a host runs one engine
+  e.replicas = q.cluster.cuda ? q.cluster.devices() / world : 1;  // a host runs one engine
   e.memory_total = q.cluster.memory;
   EngineConfig config = ConfigOf(layout, q.config);
   config.device = q.cluster.cuda ? "cuda" : "cpu";
@@ -232,7 +217,7 @@ Evaluation Evaluate(const Question& q, const Layout& layout) {
           "such as deepep",
           layout.Name());
     e.plan = MakePlanOn(machine, q.model, config, RanksOfHost(layout, q.cluster));
-    e.memory = PlanRankMemory(config, e.plan);
+    e.stages = StagesIn(config, e.plan);
   } catch (const Error& error) {
     e.refused = error.what();
     return e;
@@ -248,12 +233,17 @@ Evaluation Evaluate(const Question& q, const Layout& layout) {
   if (e.most_requests < 1) {
     e.refused = fmt::format("the cache holds {:.0f} tokens, less than one request of {:.0f}",
                             of_group, per_request);
-    return e;
   }
+  return e;
+}
+
+Evaluation Evaluate(const Question& q, const Layout& layout) {
+  Evaluation e = Admit(q, layout);
+  if (!e.refused.empty()) return e;
   const LayoutCosts costs(q, layout, e.plan);
   Choose(q, costs, &e);
   if (!e.best) return e;
-  e.per_device = e.best->output_rate / (q.cluster.cuda ? tp : 1);
+  e.per_device = e.best->output_rate / (q.cluster.cuda ? layout.mesh.world() : 1);
   if (q.load.price > 0) e.cost = q.load.price / 3600 / e.per_device * 1e6;
   e.binds = Binds(e, q);
   return e;
@@ -261,8 +251,11 @@ Evaluation Evaluate(const Question& q, const Layout& layout) {
 
 std::vector<Evaluation> Search(const Question& q) {
   std::vector<Evaluation> all;
-  for (const Layout& layout : EnumerateLayouts(q.cluster, q.model))
+  for (const Layout& layout : EnumerateLayouts(q.cluster, q.model, q.stages))
     all.push_back(Evaluate(q, layout));
+  if (all.empty())
+    throw Invalid("--pp-size {}: {} devices cannot be divided into engines of that many stages",
+                  q.stages, q.cluster.devices());
   const bool latency = q.load.batch > 0 || q.load.rate > 0;
   std::ranges::stable_sort(all, [&](const Evaluation& a, const Evaluation& b) {
     if (a.best.has_value() != b.best.has_value()) return a.best.has_value();
@@ -274,15 +267,7 @@ std::vector<Evaluation> Search(const Question& q) {
     if (all.front().accepted)
       throw Invalid("no layout meets the load. The best one, {}: {}", all.front().layout.Name(),
                     all.front().refused);
-    // For the error: the smallest weights of a rank over all layouts.
-    double least = 1e300;
-    for (const Layout& layout : EnumerateLayouts(q.cluster, q.model)) {
-      try {
-        const double bytes = WeightsOfRank(q.model, layout.mesh).total();
-        least = std::min(least, bytes * (q.cluster.cuda ? 1 : layout.mesh.tp));
-      } catch (const Error&) {
-      }
-    }
+    const double least = LeastWeights(q);
     throw Error(
         ErrorKind::kResource,
         fmt::format("{} does not fit {} x {}: the weights take at least {:.1f} GiB per {}, "

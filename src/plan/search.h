@@ -1,13 +1,13 @@
 // Evaluates layouts of a model on a cluster, and ranks them.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/memory_plan.h"
 #include "plan/layout.h"
+#include "plan/layout_costs.h"
 #include "plan/step_cost.h"
 
 namespace switchyard::plan {
@@ -30,17 +30,26 @@ struct Question {
   Cluster cluster;
   CostTable table;
   Load load;
+  int stages = 0;  // pipeline stages of the layouts of a search; see EnumerateLayouts
 };
 
 // A number of concurrent requests of one engine, in a steady state.
 struct Point {
   double running = 0;        // concurrent requests of one engine
-  StepTime prefill, decode;  // one full prefill step; one decode step
+  StepTime prefill, decode;  // one full prefill step; one token of each request
   double prefill_rows = 0;   // rows of that step, all groups
   double prefill_rate = 0;   // prompt tokens per second of one engine, while it prefills
   double output_rate = 0;    // tokens per second of one engine, in the steady state
   double ttft = 0, itl = 0;  // seconds
   double requests = 0;       // requests per second of one engine
+};
+
+// What a rank of a pipeline stage holds.
+struct StageMemory {
+  schedule::LayerRange layers;
+  RankMemory memory;
+  double cache = 0;  // bytes
+  double total() const { return memory.fixed() + cache; }
 };
 
 struct Evaluation {
@@ -49,42 +58,28 @@ struct Evaluation {
   bool accepted = false;  // whether the engine accepts it: it fits, and all flags are valid
   int replicas = 1;
   EnginePlan plan;
-  RankMemory memory;
-  double memory_total = 0;     // bytes of the device, or of the host
-  double cache_tokens = 0;     // tokens in the cache of one engine
-  double longest_context = 0;  // tokens of one request
-  double most_requests = 0;    // maximum concurrent requests in the cache of one engine
-  std::vector<Point> points;   // ascending concurrency, as far as the cache allows
-  std::optional<Point> best;   // the best point within the load and the limits
-  double per_device = 0;       // output tokens per second per device; on CPUs: per host
-  double cost = 0;             // cost of a million output tokens; 0: unknown
-  std::string binds;           // what limits the best point, in words
+  std::vector<StageMemory> stages;  // at least one, if the engine accepts the layout
+  double memory_total = 0;          // bytes of the device, or of the host
+  double cache_tokens = 0;          // tokens in the cache of one engine
+  double longest_context = 0;       // tokens of one request
+  double most_requests = 0;         // maximum concurrent requests in the cache of one engine
+  std::vector<Point> points;        // ascending concurrency, as far as the cache allows
+  std::optional<Point> best;        // the best point within the load and the limits
+  double per_device = 0;            // output tokens per second per device; on CPUs: per host
+  double cost = 0;                  // cost of a million output tokens; 0: unknown
+  std::string binds;                // what limits the best point, in words
+
+  // The stage whose ranks need the most memory.
+  const StageMemory& largest() const;
 };
 
+// The memory and the cache of one layout, without its steps. A layout that the engine refuses has
+// the reason in `refused`.
+Evaluation Admit(const Question& question, const Layout& layout);
 // One layout. A layout that the engine refuses has the reason in `refused`, and no points.
 Evaluation Evaluate(const Question& question, const Layout& layout);
 // All layouts, best first; refused ones last. If no layout fits, an Error kResource states what
 // would be needed. If none meets the limits, an Error kInvalid states what is reachable.
 std::vector<Evaluation> Search(const Question& question);
-
-// The step costs of an evaluated layout.
-class LayoutCosts {
- public:
-  LayoutCosts(const Question& question, const Layout& layout, const EnginePlan& plan);
-  StepTime Decode(double running, double keys) const;  // `running`: of all groups
-  StepTime Prefill(double rows, double prompt) const;  // `rows`: of all groups
-  StepTime Of(const StepShape& shape) const;           // any step
-  // The costs of steps without and with prompts.
-  const StepCosts& steps(bool decode) const { return decode ? decode_ : prefill_; }
-  const Ranks& ranks() const { return ranks_; }
-
- private:
-  Ranks RanksOf(const Question& question, const Layout& layout, const EnginePlan& plan,
-                bool decode) const;
-  const ModelFormats formats_;
-  const CostTable table_;  // rates of one rank
-  const Ranks ranks_, decode_ranks_;
-  const StepCosts prefill_, decode_;
-};
 
 }  // namespace switchyard::plan

@@ -37,13 +37,15 @@ MatrixFormat FormatOf(const WeightView& w, ActivationFormat rows = ActivationFor
 }  // namespace
 
 const char* Name(Part part) {
-  constexpr const char* kNames[] = {"attention", "dense",   "router",      "dispatch", "experts",
-                                    "shared",    "combine", "collectives", "head",     "host"};
+  constexpr const char* kNames[] = {"attention", "dense",  "router",  "dispatch",
+                                    "experts",   "shared", "combine", "collectives",
+                                    "head",      "host",   "stages"};
   return kNames[static_cast<size_t>(part)];
 }
 
 const char* Name(Limit limit) {
-  constexpr const char* kNames[] = {"memory bandwidth", "arithmetic", "network", "starts of ops"};
+  constexpr const char* kNames[] = {"memory bandwidth", "arithmetic", "network", "starts of ops",
+                                    "waits for other ranks"};
   return kNames[static_cast<size_t>(limit)];
 }
 
@@ -111,6 +113,13 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
   if (format.fp8_rows && t_.cuda) Small(part, rows * k * 3, cost);  // quantization of the rows
 }
 
+UniformRouting StepCosts::UniformOf(const ModelConfig& model, const Ranks& ranks) {
+  if (!model.has_moe()) return {};
+  const RouterConfig& router = model.moe->router;
+  return {ExpertsOfToken(router), static_cast<double>(router.num_experts + ranks.redundant),
+          ranks.mesh.ep};
+}
+
 double StepCosts::Lane(const StepShape& shape) const {
   if (exchanges()) return shape.rows * r_.mesh.dp / r_.mesh.ep;  // a rank routes rows of its group
   return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
@@ -126,8 +135,7 @@ double StepCosts::DistinctRanks() const {
   return ranks * (1 - std::pow(1 - 1 / ranks, ExpertsOfToken()));
 }
 
-double StepCosts::ExpertsOfToken() const {
-  const RouterConfig& router = m_.moe->router;
+double StepCosts::ExpertsOfToken(const RouterConfig& router) {
   return static_cast<double>(router.top_k) * router.num_experts / router.num_logits();
 }
 
@@ -260,17 +268,14 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const RouterConfig& router = m_.moe->router;
   const double world = World(shape), physical = router.num_experts + r_.redundant;
   const double local = physical / r_.mesh.ep, k = ExpertsOfToken();
-  const double mean = world * k / r_.mesh.ep;  // rows of a rank
-  double rows = mean;
+  // All ranks wait for the one with the most rows, and for the one that reads the most experts.
+  const ExpertLoad load = uniform_.MostLoaded(world);
+  double rows = load.rows;
   if (r_.mesh.ep > 1) {
-    // Rows of the most loaded of `ep` ranks: the mean times the given imbalance, plus the expected
-    // excess of random routing.
-    const double random = std::sqrt(2 * std::log(r_.mesh.ep) * mean);
-    rows = std::min(world * std::min(k, local), mean * routing_.imbalance + random);
+    const double more = (routing_.imbalance - 1) * uniform_.Mean(world).rows;
+    rows = std::max(rows, std::min(world * std::min(k, local), rows + more));
   }
-  const double touched = std::max(std::min(local, rows),
-                                  std::min(rows, local * (1 - std::pow(1 - k / physical, world))));
-  const double used = std::min(touched, local * (1 - std::pow(1 - k / physical, world)));
+  const double used = load.experts;
   if (used <= 0) return;
   const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
   const auto hidden = static_cast<double>(m_.hidden);
@@ -467,14 +472,17 @@ Cost StepCosts::Ends(const StepShape& shape) const {
   const int ranks = split ? r_.mesh.tp : mesh_.attn_tp();
   const double rows = split ? shape.logit_rows * r_.mesh.dp : shape.logit_rows;
   const auto width = static_cast<double>(m_.output_width());
-  Small(Part::kHead, shape.rows * hidden * 2 * kFloat, &cost);  // embedding
-  AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), &cost);
+  cost.Add(Part::kHost, Limit::kStart, t_.step_seconds);
+  if (m_.has_embedding) {
+    Small(Part::kHead, shape.rows * hidden * 2 * kFloat, &cost);
+    AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), &cost);
+  }
+  if (!m_.has_head) return cost;
   Small(Part::kHead, rows * hidden * 4 * kFloat, &cost, 2);
   if (split) AllGather(rows * hidden * kFloat, r_.mesh.tp, &cost);
   Product(Part::kHead, f_.head, rows, width / ranks, hidden, &cost);
   AllGather(rows * width * kFloat, ranks, &cost);
   Small(Part::kHead, shape.logit_rows * width * kFloat, &cost);  // sampling
-  cost.Add(Part::kHost, Limit::kStart, t_.step_seconds);
   return cost;
 }
 

@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "plan/cost_table.h"
 #include "plan/layout.h"
+#include "plan/uniform_routing.h"
 #include "quant/formats.h"
 #include "schedule/serve.h"
 
@@ -27,12 +28,14 @@ enum class Part : uint8_t {
   kCollectives,
   kHead,
   kHost,
+  kStages,  // hidden rows between pipeline stages, and waits for other stages
   kCount
 };
 const char* Name(Part part);
 
-// What limits an op: the memory's bandwidth, arithmetic, links, or the time to start it.
-enum class Limit : uint8_t { kBandwidth, kFlops, kNetwork, kStart, kCount };
+// What limits an op: the memory's bandwidth, arithmetic, links, the time to start it, or ranks that
+// have not arrived.
+enum class Limit : uint8_t { kBandwidth, kFlops, kNetwork, kStart, kWait, kCount };
 const char* Name(Limit limit);
 
 struct Cost {
@@ -109,6 +112,7 @@ class StepCosts {
         r_(ranks),
         routing_(routing),
         mesh_(ranks.mesh, 0),
+        uniform_(UniformOf(model, ranks)),
         kinds_(KindsOf(model, mesh_)) {}
 
   // The time of a step in which all groups have this shape, apart from `mean_rows`.
@@ -177,7 +181,9 @@ class StepCosts {
   }
   double DistinctRanks() const;
   // Expected number of a token's slots whose experts compute, if routing is even.
-  double ExpertsOfToken() const;
+  static double ExpertsOfToken(const RouterConfig& router);
+  double ExpertsOfToken() const { return ExpertsOfToken(m_.moe->router); }
+  static UniformRouting UniformOf(const ModelConfig& model, const Ranks& ranks);
 
   const ModelConfig& m_;
   const ModelFormats& f_;
@@ -185,6 +191,7 @@ class StepCosts {
   const Ranks r_;
   const Routing routing_;
   const Mesh mesh_;
+  const UniformRouting uniform_;
   const std::vector<LayerKind> kinds_;
 };
 

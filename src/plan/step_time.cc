@@ -26,6 +26,8 @@ const std::vector<Operation>& StepCosts::Program(bool two_batches, bool decode) 
   key += decode ? 'd' : 'p';
   key += down_under_combine() ? 'b' : '-';
   key += m_.has_moe() && m_.moe->shared_intermediate > 0 ? 's' : '-';
+  key += m_.has_embedding ? 'e' : '-';
+  key += m_.has_head ? 'h' : '-';
   for (const LayerConfig& layer : m_.layers) key += layer.shortcut ? 'x' : layer.moe ? 'm' : '.';
   auto [entry, added] = known.try_emplace(std::move(key));
   if (added) {

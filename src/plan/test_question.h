@@ -32,4 +32,14 @@ inline Question GpuQuestion(const std::string& model, const std::string& card, i
   return q;
 }
 
+inline Question CpuQuestion(const std::string& model, int cpus, double gib) {
+  Question q{.model = PublishedModel(model), .table = CpuDefaults(cpus)};
+  q.config.model_path = model;
+  q.cluster = {.card = "host",
+               .per_node = cpus,
+               .cpus = cpus,
+               .memory = gib * static_cast<double>(int64_t{1} << 30)};
+  return q;
+}
+
 }  // namespace switchyard::plan

@@ -88,6 +88,46 @@ def test_plan_of_the_cpu_command_is_accepted_by_serve():
     assert "attention" in printed
 
 
+def commands(out):
+    return [line for line in out.splitlines() if line.startswith("switchyard ")]
+
+
+HOST = ["--cpu", "--cpus", 2, "--memory", 4, "--input-len", 100, "--output-len", 50]
+
+
+def test_planned_memory_of_stages_is_that_of_serve():
+    model = ROOT / "models/yardling"
+    layouts = json.loads(run("plan", "--model-path", model, *HOST, "--pp-size", 2, "--json"))["layouts"]
+    layout = next(entry for entry in layouts if entry["layout"] == "tp1-pp2-chunk512")
+    flags = layout["command"].split()[4:]
+    assert flags[:2] == ["--pp-size", "2"]
+    with server.Server(model, *flags, "--max-total-tokens", int(layout["cache_tokens"])) as running:
+        logged = re.findall(r"memory of a rank in full use: ([\d.]+) MiB: weights ([\d.]+) .*? cache ([\d.]+), "
+                            r"activations ([\d.]+)", running.text())
+    parts = [stage["memory_per_rank"] for stage in layout["stages"]]
+    expected = sorted([sum(part["weights"].values()) / 2**20, part["kv"] / 2**20, part["activations"] / 2**20]
+                      for part in parts)
+    found = sorted([float(mib) for mib in rank[1:]] for rank in logged)
+    assert len(found) == 2
+    for rank, wanted in zip(found, expected):
+        assert rank == pytest.approx(wanted, abs=0.06)
+
+
+def test_plans_of_stages_and_workers_are_accepted_by_serve():
+    staged = run("plan", "--model-path", ROOT / "models/yardling", *HOST, "--pp-size", 2)
+    assert "--pp-size 2" in commands(staged)[0]
+    run(*commands(staged)[0].split()[1:], "--dry-run")
+    out = run("plan", "--model-path", ROOT / "models/yardling", *HOST, "--nodes", 3, "--nics", "1x10", "--disaggregate")
+    prefill, decode, route = commands(out)
+    assert "--disaggregation-mode prefill" in prefill and "--disaggregation-mode decode" in decode
+    run(*prefill.split()[1:], "--dry-run")
+    run(*decode.split()[1:], "--dry-run")
+    assert "--prefill http://PREFILL1:30001 8998" in route and "--decode http://DECODE1:30002" in route
+    figures = json.loads(run("plan", "--model-path", ROOT / "models/yardling", *HOST, "--nodes", 3, "--nics", "1x10",
+                             "--disaggregate", "--decode-workers", 1, "--json"))
+    assert {split["decode"]["workers"] for split in figures["splits"] if "decode" in split} == {1}
+
+
 def test_explain_prints_the_decision_tree():
     out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
               "tp8-ep8-dp8-dense1-deepep")
@@ -102,7 +142,15 @@ def test_explain_prints_the_decision_tree():
     (["--gpus", "8xh200", "--nics", "8"], "--nics 8: want"),
     (["--gpus", "8xh200", "--input-len", "999999"], "the model's context length"),
     (["--gpus", "8xh200", "--rate", "1", "--batch", "1"], "exclude each other"),
-    (["--gpus", "8xh200", "--explain", "tp8-pp2"], "part \"pp2\" is unknown"),
+    (["--gpus", "8xh200", "--explain", "tp8-qq2"], "part \"qq2\" is unknown"),
+    (["--gpus", "8xh200", "--pp-size", "3"], "cannot be divided into engines of that many stages"),
+    (["--gpus", "8xh200", "--pp-layer-partition", "30,31"], "--pp-size is missing"),
+    (["--gpus", "8xh200", "--explain", "tp4-pp2", "--pp-size", "4"], "another number of stages"),
+    (["--gpus", "8xh200", "--decode-workers", "1"], "--disaggregate is missing"),
+    (["--gpus", "8xh200", "--explain", "tp4/tp4"], "--disaggregate is missing"),
+    (["--gpus", "8xh200", "--disaggregate", "--batch", "8"], "exclude each other"),
+    (["--cpu", "--cpus", "4", "--memory", "64", "--disaggregate"], "each worker has a host of its own"),
+    (["--cpu", "--nodes", "2", "--nics", "1x100"], "--cpu plans a single host"),
     ([], "want either --gpus"),
 ])
 def test_bad_input_says_what_would_be_needed(flags, wanted):

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <string_view>
+#include <utility>
 
 #include "core/command_line.h"
 #include "core/error.h"
@@ -59,6 +60,46 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
            "JSON of `switchyard bench calibrate`, instead of the shipped table");
 }
 
+void AddStages(CommandLine& app, PlanArgs& a) {
+  app.Flag(
+         "--pp-size,--pp,--pipeline-parallel-size", a.stages, kCluster,
+         "Pipeline stages of the layouts; 0: any number on CPUs, and 1 on GPUs, because serve has "
+         "stages on CPUs only")
+      .Range(0, 1024);
+  app.Flag("--pp-layer-partition", a.engine.pp_layer_partition, kCluster,
+           "Same as for serve; needs --pp-size");
+}
+
+void AddWorkers(CommandLine& app, PlanArgs& a) {
+  app.Switch("--disaggregate", a.disaggregate, kCluster,
+             "Plan separate workers for prefill and decode (serve --disaggregation-mode): layouts "
+             "and numbers of both, and the transfer of the cache. With --cpu, each worker has one "
+             "of --nodes hosts");
+  app.Flag("--prefill-workers", a.prefill_workers, kCluster,
+           "Number of prefill workers; 0: chosen by the rates of both kinds")
+      .Range(0, 4096);
+  app.Flag("--decode-workers", a.decode_workers, kCluster,
+           "Number of decode workers; 0: chosen by the rates of both kinds")
+      .Range(0, 4096);
+}
+
+void CheckWorkers(const PlanArgs& a) {
+  if (a.disaggregate) {
+    if (a.stages > 1)
+      throw Invalid("--pp-size {} and --disaggregate exclude each other, as for serve", a.stages);
+    if (!a.svg.empty()) throw Invalid("--svg {}: not drawn with --disaggregate", a.svg);
+    return;
+  }
+  for (const auto& [flag, number] :
+       {std::pair("--prefill-workers", a.prefill_workers), {"--decode-workers", a.decode_workers}})
+    if (number > 0) throw Invalid("{} {}: --disaggregate is missing", flag, number);
+  if (a.nodes > 1 && a.card.empty())
+    throw Invalid(
+        "--nodes {}: --cpu plans a single host; want --nodes 1, or --disaggregate with "
+        "a worker on each host",
+        a.nodes);
+}
+
 void AddLoad(CommandLine& app, PlanArgs& a) {
   app.Flag("--input-len", a.input, kLoad, "Prompt tokens of a request").Positive();
   app.Flag("--output-len", a.output, kLoad, "Output tokens of a request").Positive();
@@ -80,7 +121,8 @@ void AddOutput(CommandLine& app, PlanArgs& a) {
   app.Flag(
       "--explain", a.explain, kOutput,
       "Layout to explain, like tp8-ep8-dp8-dense1-deepep: prints its figures for each question "
-      "of the decision tree (docs/planning.md)");
+      "of the decision tree (docs/planning.md). Prefill and decode workers are written as "
+      "2xtp4/1xtp8-ep8");
   app.Flag("--svg", a.svg, kOutput, "Write the Pareto picture to this file");
   app.Switch("--json", a.json, kOutput, "Print all layouts as JSON");
   app.Flag("--top", a.rows, kOutput, "Rows of the table").Positive();
@@ -130,8 +172,6 @@ void Settle(const RawFlags& raw, PlanArgs& a) {
     throw Invalid("plan: want either --gpus, like 8xh200, or --cpu");
   if (!raw.cpu) SetGpus(raw.gpus, a);
   SetNics(raw.nics, a);
-  if (a.nodes > 1 && raw.cpu)
-    throw Invalid("--nodes {}: --cpu plans a single host; want --nodes 1", a.nodes);
   if (a.nodes > 1 && a.nics == 0)
     throw Invalid("--nodes {}: --nics is missing; set it, for example --nics 8x400", a.nodes);
   if (a.rate > 0 && a.batch > 0)
@@ -152,15 +192,21 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
       "switchyard plan");
   AddModel(app, a);
   AddCluster(app, a, raw.gpus, raw.nics, raw.cpu);
+  AddStages(app, a);
+  AddWorkers(app, a);
   AddLoad(app, a);
   AddOutput(app, a);
   app.Footer(
-      "A layout is a choice of tp, ep, dp attention, dense layers, exchange, redundant experts and "
-      "two-batch overlap.\nNo layout has pipeline stages (pp), or separate ranks for prefill and "
-      "decode (PD).\nIf a layout needs only a part of the GPUs, "
+      "A layout is a choice of tp, pp, ep, dp attention, dense layers, exchange, redundant experts "
+      "and two-batch overlap.\nWith --disaggregate, prefill and decode have separate workers.\nIf "
+      "a layout needs only a part of the GPUs, "
       "the other GPUs run replicas of the engine. docs/planning.md explains the figures.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(raw, a);
+  CheckWorkers(a);
+  if (!a.engine.pp_layer_partition.empty() && a.stages < 2)
+    throw Invalid("--pp-layer-partition {}: --pp-size is missing; set it to the number of stages",
+                  a.engine.pp_layer_partition);
   return a;
 }
 
@@ -194,6 +240,7 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
       "prefix is cached.");
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(raw, a.plan);
+  CheckWorkers(a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)
     throw Invalid(
         "simulate: the arrivals are missing; set --rate (requests per second) or --trace");

@@ -21,6 +21,10 @@ struct PlanArgs {
   int cpus = 0;  // --cpus; 0: the CPUs that this process may use
   // --memory: of each GPU, or of the host; 0: that of the card, or of this host.
   double memory_gib = 0;
+  int stages = 0;                          // --pp-size; 0: any number
+  bool disaggregate = false;               // --disaggregate
+  int prefill_workers = 0;                 // --prefill-workers; 0: chosen
+  int decode_workers = 0;                  // --decode-workers; 0: chosen
   std::string cost_table;                  // --cost-table FILE
   int64_t input = 1024, output = 512;      // --input-len, --output-len
   double rate = 0, batch = 0;              // --rate, --batch

@@ -1,0 +1,145 @@
+// Layouts with pipeline stages: memory and times of each stage.
+#include "plan/layout_costs.h"
+
+#include <gmock/gmock.h>
+
+#include "engine/memory_plan.h"
+#include "plan/report.h"
+#include "plan/search.h"
+#include "plan/test_question.h"
+
+namespace switchyard::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::Field;
+using ::testing::HasSubstr;
+
+constexpr double kInput = 4096;
+
+struct Staged {
+  Question question;
+  Evaluation evaluation;
+  std::unique_ptr<LayoutCosts> costs;
+
+  explicit Staged(const std::string& layout, Question q = CpuQuestion("qwen3_30b_a3b", 4, 256))
+      : question(std::move(q)), evaluation(Evaluate(question, ParseLayout(layout))) {
+    if (evaluation.accepted)
+      costs = std::make_unique<LayoutCosts>(question, evaluation.layout, evaluation.plan);
+  }
+};
+
+TEST(StagesOfALayout, HaveTheMemoryOfTheEnginesPlan) {
+  const Staged one("tp1"), staged("tp1-pp4");
+  ASSERT_TRUE(staged.evaluation.accepted) << staged.evaluation.refused;
+  const std::vector<StageMemory>& stages = staged.evaluation.stages;
+  ASSERT_EQ(stages.size(), 4u);
+  const EngineConfig config = ConfigOf(staged.evaluation.layout, staged.question.config);
+  const WeightBytes whole = one.evaluation.stages.front().memory.weights;
+  double layers = 0, kv = 0, total = 0;
+  for (int i = 0; i < 4; ++i) {
+    const RankMemory& memory = stages[i].memory;
+    layers += memory.weights.experts + memory.weights.attention;
+    kv += memory.kv_per_token;
+    total += stages[i].total();
+    EXPECT_EQ(memory.weights.embedding, i == 0 ? whole.embedding : 0) << i;
+    EXPECT_EQ(memory.weights.head, i == 3 ? whole.head : 0) << i;
+    EXPECT_DOUBLE_EQ(stages[i].cache,
+                     StagePlanOf(config, staged.evaluation.plan, i).kv_bytes_per_rank);
+  }
+  EXPECT_NEAR(layers, whole.experts + whole.attention, 1);
+  EXPECT_DOUBLE_EQ(kv, one.evaluation.stages.front().memory.kv_per_token);
+  EXPECT_LE(total, 0.85 * staged.question.cluster.memory);
+}
+
+TEST(StagesOfALayout, FirstAndLastStageHoldATiedEmbedding) {
+  Question q = CpuQuestion("qwen3_30b_a3b", 2, 256);
+  q.model.tie_embeddings = true;
+  const Staged staged("tp1-pp2", q);
+  ASSERT_TRUE(staged.evaluation.accepted) << staged.evaluation.refused;
+  const auto& stages = staged.evaluation.stages;
+  EXPECT_GT(stages[0].memory.weights.embedding, 0);
+  EXPECT_EQ(stages[1].memory.weights.head, stages[0].memory.weights.embedding);
+  EXPECT_EQ(stages[0].memory.weights.head, 0);
+}
+
+// m passes through p equal stages take the time of m + p − 1 passes of a stage.
+TEST(StagesOfALayout, PassesFillThePipeline) {
+  Question q = CpuQuestion("qwen3_30b_a3b", 4, 256);
+  q.table.host = {.seconds = 1e-9, .rate = 1e15};  // hidden rows cost nothing
+  q.model.vocab_size = 16;                         // nor does the head
+  const Staged staged("tp1-pp4-chunk512", q);
+  ASSERT_TRUE(staged.evaluation.accepted) << staged.evaluation.refused;
+  const double one = staged.costs->PrefillSeconds(512, kInput, 1);
+  for (const double m : {1, 4, 16})
+    EXPECT_NEAR(staged.costs->PrefillSeconds(512, kInput, m), one / 4 * (m + 3), 0.02 * one * m);
+  EXPECT_DOUBLE_EQ(staged.costs->Prefill(512, kInput).seconds, one);
+  const Staged whole("tp1", q);
+  EXPECT_DOUBLE_EQ(whole.costs->PrefillSeconds(512, kInput, 8),
+                   8 * whole.costs->Prefill(512, kInput).seconds);
+}
+
+TEST(StagesOfALayout, DecodingRequestsTakeTurns) {
+  const Staged staged("tp1-pp4");
+  ASSERT_TRUE(staged.evaluation.accepted) << staged.evaluation.refused;
+  const auto parts = [&](double running) {
+    const auto micro = staged.costs->DecodeMicroBatches(running);
+    return std::pair(micro.running, micro.passes);
+  };
+  EXPECT_EQ(parts(1), std::pair(1.0, 1.0));
+  EXPECT_EQ(parts(3), std::pair(1.0, 3.0));
+  EXPECT_EQ(parts(4), std::pair(1.0, 4.0));
+  EXPECT_EQ(parts(10), std::pair(3.0, 4.0));
+  EXPECT_EQ(parts(9), std::pair(3.0, 3.0));
+  // One request waits for all stages; four requests use them at the same time.
+  const StepTime one = staged.costs->Decode(1, kInput), four = staged.costs->Decode(4, kInput);
+  EXPECT_LT(four.seconds, 1.5 * one.seconds);
+  EXPECT_NEAR(one.work.sum(), one.seconds, 1e-9);
+  const auto waits = [](const StepTime& time) {
+    return time.work.limits[static_cast<size_t>(Limit::kWait)] / time.seconds;
+  };
+  EXPECT_GT(waits(one), 0.5);
+  EXPECT_LT(waits(four), 0.3);
+}
+
+TEST(StagesOfALayout, EachStageButTheEndsCopiesHiddenRowsTwice) {
+  Question q = CpuQuestion("qwen3_30b_a3b", 4, 256);
+  const Staged staged("tp1-pp4", q);
+  const PassTime pass = staged.costs->PassOf(staged.costs->PrefillShape(1000, kInput));
+  const double rows = 1000 * 2048 * 4;
+  const double send = q.table.host.seconds + rows / (q.table.host.rate / 4);
+  for (int i = 0; i < 4; ++i)
+    EXPECT_NEAR(pass.stages[i].work.parts[static_cast<size_t>(Part::kStages)],
+                i == 0 || i == 3 ? send : 2 * send, 1e-9);
+}
+
+TEST(StagesOfALayout, ASearchOnCpusHasThem) {
+  Question q = CpuQuestion("qwen3_30b_a3b", 2, 256);
+  q.load.batch = 1;
+  q.stages = 2;
+  const std::vector<Evaluation> all = Search(q);
+  EXPECT_THAT(all,
+              Each(Field(&Evaluation::layout, Field(&Layout::mesh, Field(&MeshShape::pp, 2)))));
+  ASSERT_TRUE(all.front().best.has_value());
+  EXPECT_THAT(ServeCommand(q, all.front()), HasSubstr(" --pp-size 2"));
+  EXPECT_THAT(ReportJson(q, all), HasSubstr("\"stages\""));
+  q.stages = 0;
+  q.config.pp_layer_partition = "20,28";
+  const Evaluation e = Evaluate(q, ParseLayout("tp1-pp2"));
+  ASSERT_TRUE(e.accepted) << e.refused;
+  EXPECT_EQ(e.stages.front().layers.end, 20);
+  EXPECT_THAT(Explain(q, e.layout), AllOf(HasSubstr("Are layers divided into pipeline stages?"),
+                                          HasSubstr("layers 0 to 19"), HasSubstr("m / (m + p - 1)"),
+                                          HasSubstr("--pp-layer-partition 20,28")));
+}
+
+TEST(StagesOfALayout, OnGpusAreExplainedOnPaper) {
+  const Question q = GpuQuestion("deepseek_v3", "h200", 8, 2);
+  EXPECT_THAT(Explain(q, ParseLayout("tp8-pp2-ep8-dp8-dense1-deepep")),
+              AllOf(HasSubstr("the engine refuses it: --pp-size 2: supported on CPUs only"),
+                    HasSubstr("stage 1, layers "), HasSubstr("if the engine accepted it?")));
+}
+
+}  // namespace
+}  // namespace switchyard::plan
