@@ -105,15 +105,14 @@ plan::Layout LayoutOf(const SimulateArgs& args) {
 }
 
 plan::SimulationOptions OptionsOf(const SimulateArgs& args) {
-  plan::SimulationOptions options{
-      .fidelity = plan::ParseFidelity(args.fidelity),
-      .expert_loads = {.source = args.expert_loads,
-                       .drift_seconds = args.drift_seconds,
-                       .seed = args.seed},
-      .failures = {.listed = {},
-                   .per_day = args.fail_rate,
-                   .seed = args.seed,
-                   .restart_seconds = args.restart_seconds}};
+  plan::SimulationOptions options{.fidelity = plan::ParseFidelity(args.fidelity),
+                                  .expert_loads = {.source = args.expert_loads,
+                                                   .drift_seconds = args.drift_seconds,
+                                                   .seed = args.seed},
+                                  .failures = {.listed = {},
+                                               .per_day = args.fail_rate,
+                                               .seed = args.seed,
+                                               .restart_seconds = args.restart_seconds}};
   for (const std::string& text : args.fail)
     options.failures.listed.push_back(plan::ParseFailure(text));
   return options;

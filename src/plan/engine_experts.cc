@@ -33,8 +33,7 @@ RankTopology TopologyOf(const Question& q, const Ranks& ranks) {
 }  // namespace
 
 double ExpertBytesOf(const Question& q, const Evaluation& layout) {
-  const MatrixFormat format =
-      FormatsOf(q.model, q.cluster.cuda, layout.plan.packs_experts).experts;
+  const MatrixFormat format = FormatsOf(q.model, q.cluster.cuda, layout.plan.packs_experts).experts;
   const double width = static_cast<double>(q.model.moe->intermediate) * layout.layout.mesh.ep /
                        layout.layout.mesh.tp;
   return 3.0 * static_cast<double>(q.model.hidden) * width * format.bytes;
@@ -58,8 +57,9 @@ EngineExperts::EngineExperts(std::shared_ptr<const ExpertLoads> loads, const Que
   agree_ = whole_.nodes > 1 ? steps.table().network.seconds : steps.table().host.seconds;
   copy_ = 2 * expert_bytes_ / steps.table().bandwidth;
   figures_.imbalance.assign(moe_layers_.size(), 0);
-  if (eplb_.enable) alone_ = RankComm::Create(SharedArena::Create(1, RankComm::BytesPerRank({})),
-                                              MeshShape{}, /*rank=*/0);
+  if (eplb_.enable)
+    alone_ = RankComm::Create(SharedArena::Create(1, RankComm::BytesPerRank({})), MeshShape{},
+                              /*rank=*/0);
   Restart();
 }
 
@@ -81,8 +81,7 @@ void EngineExperts::ServeWith(std::span<const int> active) {
   const ExpertPlacement one =
       ExpertPlacement::Trivial(loads_->experts(), physical_ - loads_->experts());
   const std::vector<ExpertPlacement> whole(static_cast<size_t>(loads_->layers()), one);
-  const std::vector<ExpertPlacement> placements =
-      PlacementsOfActive(whole, whole_.ranks, active);
+  const std::vector<ExpertPlacement> placements = PlacementsOfActive(whole, whole_.ranks, active);
   Placement placement(loads_->layers(), placements[0].num_physical(), loads_->experts());
   for (int i = 0; i < placement.layers; ++i)
     std::ranges::copy(placements[i].physical_to_logical(), placement.Layer(i).begin());
@@ -135,8 +134,8 @@ EngineExperts::State EngineExperts::Compute() {
     const double mean = std::max(1.0, all) / static_cast<double>(ranks);
     double most = 0;
     for (size_t r = 0; r < ranks; ++r) {
-      const double own = std::accumulate(rows.begin() + of_rank[r].begin,
-                                         rows.begin() + of_rank[r].end, 0.0);
+      const double own =
+          std::accumulate(rows.begin() + of_rank[r].begin, rows.begin() + of_rank[r].end, 0.0);
       s.shares[moe_layers_[layer] * ranks + r] = static_cast<float>(own / mean);
       most = std::max(most, own / mean);
     }
@@ -152,6 +151,7 @@ const ExpertShares& EngineExperts::Shares(double now) {
   if (state_ && !changed) return state_->shares;
   if (state_) Count();  // tokens of the steps so far
   if (loads_->recorded().steps == 0 && changed) states_.erase(before);
+  if (states_.size() >= kKeptStates) states_.clear();
   auto known = states_.find(popularity_.version());
   if (known == states_.end()) known = states_.emplace(popularity_.version(), Compute()).first;
   state_ = &known->second;
@@ -226,8 +226,7 @@ void EngineExperts::Plan(const RebalanceTrigger::Due& due, double now) {
   if (!balancedness || *balancedness > eplb_.min_utilization) return window_->OnPlanned();
   const LoadHistory history = window_->History(due.steps);
   window_->OnPlanned(due.steps);
-  const EplbAlgorithm algorithm =
-      ParseEplbAlgorithm(PlannerFor(eplb_, physical_, topology_.ranks));
+  const EplbAlgorithm algorithm = ParseEplbAlgorithm(PlannerFor(eplb_, physical_, topology_.ranks));
   next_ = PlanPlacement(algorithm, {.history = &history,
                                     .topology = topology_,
                                     .physical = physical_,
@@ -250,8 +249,8 @@ void EngineExperts::Plan(const RebalanceTrigger::Due& due, double now) {
   const size_t of_chunk =
       eplb_.layers_per_chunk < 0 ? layers.size() : static_cast<size_t>(eplb_.layers_per_chunk);
   for (size_t begin = 0; begin < layers.size(); begin += of_chunk)
-    chunks_.push_back(ChunkOf(
-        std::span(layers).subspan(begin, std::min(of_chunk, layers.size() - begin))));
+    chunks_.push_back(
+        ChunkOf(std::span(layers).subspan(begin, std::min(of_chunk, layers.size() - begin))));
 }
 
 EngineExperts::Chunk EngineExperts::ChunkOf(std::span<const int> layers) const {

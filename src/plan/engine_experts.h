@@ -56,7 +56,8 @@ double ExpertBytesOf(const Question& question, const Evaluation& layout);
 // With --enable-eplb, counts are recorded in the engine's LoadWindow, RebalanceTrigger decides when
 // to plan, and the engine's planner plans. A plan is carried out as `eplb/manager.h` does: chunk by
 // chunk, where ranks send pieces of ExpertCourier::kPieceBytes between two passes. The passes wait
-// for these pieces, and for the copies of a switch. Planning takes one pass.
+// for these pieces, and for the copies of a switch. Planning takes no time: the engine plans on a
+// thread of its own.
 class EngineExperts {
  public:
   // `costs`: of the layout; not kept.
@@ -96,6 +97,7 @@ class EngineExperts {
     double balancedness = 1;
   };
   static constexpr int32_t kTokens = 1 << 16;
+  static constexpr size_t kKeptStates = 256;
 
   void Use(Placement placement, const RankTopology& topology);
   void ResetDividers(std::span<const int> layers);
@@ -106,10 +108,10 @@ class EngineExperts {
   void Migrate(int64_t steps, double now);
 
   const std::shared_ptr<const ExpertLoads> loads_;
-  const size_t all_layers_;       // of the model
-  std::vector<int> moe_layers_;   // index in the model
-  const RankTopology whole_;      // of all ranks
-  const int physical_;            // experts on all ranks
+  const size_t all_layers_;      // of the model
+  std::vector<int> moe_layers_;  // index in the model
+  const RankTopology whole_;     // of all ranks
+  const int physical_;           // experts on all ranks
   const EplbOptions eplb_;
   const EpDispatchAlgorithm dispatch_;
   const double expert_bytes_;  // on one rank

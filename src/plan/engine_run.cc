@@ -44,8 +44,7 @@ void EngineRun::Run(std::span<const Arrival> arrivals, size_t first, size_t stri
 
 // The engine's groups exchange whether they decode before they plan, as of the last step.
 bool EngineRun::Plan() {
-  const int64_t limit =
-      parts_.pace ? parts_.pace->rows() : std::numeric_limits<int64_t>::max();
+  const int64_t limit = parts_.pace ? parts_.pace->rows() : std::numeric_limits<int64_t>::max();
   bool any = false, decodes = false;
   int64_t waiting = 0;
   for (size_t i = 0; i < active_.size(); ++i) {

@@ -90,10 +90,10 @@ class EngineRun {
   size_t turn_ = 0;              // of the next arrival
   bool decodes_ = false;         // whether any group decoded in the last step
   double now_ = 0, busy_ = 0, request_seconds_ = 0;
-  size_t failed_ = 0;         // failures so far
-  std::vector<int> absent_;   // ranks that load
-  double loaded_ = 0;         // when they have loaded
-  double absent_since_ = 0;   // the end of the last pause
+  size_t failed_ = 0;        // failures so far
+  std::vector<int> absent_;  // ranks that load
+  double loaded_ = 0;        // when they have loaded
+  double absent_since_ = 0;  // the end of the last pause
   std::vector<Simulation::Pause> pauses_;
 };
 

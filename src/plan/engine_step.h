@@ -124,8 +124,8 @@ class EngineStep {
   std::vector<const Phases*> of_loads_;
   std::map<std::pair<int, double>, Phases> by_share_;  // by group and StepShape::expert_share
   const ExpertShares* loads_ = nullptr;
-  std::vector<Rank> ranks_;   // [tp]
-  std::vector<int> ready_;    // ranks to advance
+  std::vector<Rank> ranks_;  // [tp]
+  std::vector<int> ready_;   // ranks to advance
   std::vector<Meeting> exchanges_, collectives_;
   std::vector<SharedLink> links_;  // [tp] to the host, then [hosts, nics]
   std::vector<uint64_t> versions_;

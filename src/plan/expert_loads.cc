@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
 #include "core/error.h"
@@ -32,8 +33,7 @@ std::vector<double> Inclusion(std::span<const double> weights, double sum) {
 double ExponentOf(const std::string& source) {
   const char* const end = source.data() + source.size();
   double exponent = 0;
-  const auto [last, error] =
-      std::from_chars(source.data() + source.find(':') + 1, end, exponent);
+  const auto [last, error] = std::from_chars(source.data() + source.find(':') + 1, end, exponent);
   if (error != std::errc() || last != end || !(exponent >= 0 && exponent <= 10))
     throw Invalid("--expert-loads {}: want an exponent of 0 to 10, like zipf:1", source);
   return exponent;
@@ -82,6 +82,9 @@ ExpertLoads::ExpertLoads(const ExpertLoadOptions& options, const ModelConfig& mo
     if (options.drift_seconds > 0)
       throw Invalid("--expert-drift {} is a flag of zipf:EXPONENT; recorded loads have their own",
                     options.drift_seconds);
+    if (!std::filesystem::exists(options.source))
+      throw NotFound("--expert-loads {}: want uniform, zipf:EXPONENT, or a file that exists",
+                     options.source);
     recorded_ = OfMoeLayers(ReadLoads(ArrayFile(options.source)), model, options.source);
     return;
   }
@@ -126,8 +129,7 @@ bool ExpertPopularity::Advance(double seconds, int64_t step) {
     Exchange();
     ++version_;
     // Not by a sum, whose rounding would depend on the number of changes.
-    next_change_ =
-        static_cast<double>(version_ + 1) * loads_->drift_seconds() / kChangesOfDrift;
+    next_change_ = static_cast<double>(version_ + 1) * loads_->drift_seconds() / kChangesOfDrift;
   }
   return version_ != before;
 }

@@ -1,13 +1,19 @@
 // Expert loads and rebalances in simulations.
+#include "plan/expert_loads.h"
+
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
+#include <tuple>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "plan/engine_experts.h"
-#include "plan/simulate.h"
+#include "plan/step_clock.h"
 #include "plan/test_question.h"
 
 namespace switchyard::plan {
@@ -72,8 +78,8 @@ TEST(ExpertLoads, PopularExpertsDriftAndSeedsRepeat) {
 }
 
 TEST(ExpertLoads, RecordedStepsAreReplayedInOrder) {
-  const auto file = std::filesystem::temp_directory_path() /
-                    ("loads_" + std::to_string(getpid()) + ".json");
+  const auto file =
+      std::filesystem::temp_directory_path() / ("loads_" + std::to_string(getpid()) + ".json");
   const ModelConfig model = PublishedModel("qwen3_30b_a3b");
   std::vector<int> hot(128, 0), even(128, 1);
   hot[7] = 5;
@@ -146,9 +152,9 @@ TEST(ExpertShares, TheMostLoadedRankDeterminesTheTime) {
 // The engine's planner balances the loads, and its migration takes the time of the links.
 TEST(EngineExperts, ARebalanceBalancesAndCosts) {
   for (const char* algorithm : {"deepseek", "yard"}) {
-    const Planned planned("tp4-ep4-dp4-dense1-deepep-red8",
-                          {.enable = true, .algorithm = algorithm, .num_iterations = 100,
-                           .dispatch = "balanced"});
+    const Planned planned(
+        "tp4-ep4-dp4-dense1-deepep-red8",
+        {.enable = true, .algorithm = algorithm, .num_iterations = 100, .dispatch = "balanced"});
     ASSERT_TRUE(planned.evaluation.accepted) << planned.evaluation.refused;
     EngineExperts experts = planned.experts({.source = "zipf:1", .seed = 1});
     double now = 0;

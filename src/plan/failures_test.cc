@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "core/error.h"
+#include "model/test_layouts.h"
 #include "plan/simulate.h"
 #include "plan/test_question.h"
 
@@ -89,9 +90,8 @@ TEST(Failures, TheCacheOfCpuRanksStays) {
   ASSERT_TRUE(e.accepted) << e.refused;
   std::vector<Arrival> arrivals(4, Arrival{0, 60, 60, {}});
   const Simulation whole = Simulate(q, e, arrivals);
-  const Simulation s =
-      Simulate(q, e, arrivals,
-               {.failures = {.listed = {{1, whole.seconds / 2}}, .restart_seconds = 1}});
+  const Simulation s = Simulate(
+      q, e, arrivals, {.failures = {.listed = {{1, whole.seconds / 2}}, .restart_seconds = 1}});
   EXPECT_EQ(s.lost, 0);
   EXPECT_EQ(s.failures.failures, 1);
   // Each request computes at most its last page again, and not its prompt.

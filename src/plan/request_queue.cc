@@ -116,12 +116,14 @@ int64_t RequestQueue::EqualSteps() const {
 void RequestQueue::Advance(int64_t steps, double now) {
   for (const auto& [sequence, count] : plan_) {
     auto& open = static_cast<Open&>(*sequence);
-    redone_rows_ += std::max<int64_t>(0, std::min(open.computed + count, open.state.redo) -
-                                             open.computed);
+    redone_rows_ +=
+        std::max<int64_t>(0, std::min(open.computed + count, open.state.redo) - open.computed);
     open.computed += count + steps - 1;
     open.settled = open.computed;
     if (open.pending() > 0) continue;
-    if (steps > 1) CHECK(cache_.Grow(open.computed, open.cache));
+    if (steps > 1) {
+      CHECK(cache_.Grow(open.computed, open.cache));  // EqualSteps
+    }
     const Arrival& a = arrivals_[open.state.index];
     if (open.output_length() == 0) {
       open.state.first = now;

@@ -32,11 +32,11 @@ struct Latencies {
 struct QueueLimits {
   int64_t running = 1;       // requests
   int64_t most_running = 1;  // while other groups are absent
-  int64_t pages = 1;      // pages of the cache
-  int32_t page_size = 1;  // tokens
-  int64_t chunk = 1;      // prompt rows of a step
+  int64_t pages = 1;         // pages of the cache
+  int32_t page_size = 1;     // tokens
+  int64_t chunk = 1;         // prompt rows of a step
   bool whole_prompts = false;
-  int64_t logit_rows = 1;  // rows of a step with logits
+  int64_t logit_rows = 1;       // rows of a step with logits
   bool reuses_prefixes = true;  // false: all tokens are zero, which is faster
 
   int64_t tokens() const { return pages * page_size; }

@@ -105,8 +105,7 @@ class Clocks : public EngineClocks {
     if (const int ranks = layout.mesh.tp; active < ranks) {
       std::vector<int> first(static_cast<size_t>(active));
       std::iota(first.begin(), first.end(), 0);
-      const ActiveLayout smaller =
-          LayoutOfActive(ConfigOf(layout, q.config), layout_.plan, first);
+      const ActiveLayout smaller = LayoutOfActive(ConfigOf(layout, q.config), layout_.plan, first);
       layout.mesh = smaller.config.mesh;
       layout.redundant = smaller.config.moe.num_redundant_experts;
       plan = smaller.plan;
@@ -141,8 +140,8 @@ double BytesToLoad(const Question& q, const Evaluation& layout, std::span<const 
   }
   const auto layers =
       static_cast<double>(std::ranges::count(q.model.layers, true, &LayerConfig::moe));
-  return static_cast<double>(std::ranges::count(held, false)) * layers *
-         ExpertBytesOf(q, layout) / static_cast<double>(active.size());
+  return static_cast<double>(std::ranges::count(held, false)) * layers * ExpertBytesOf(q, layout) /
+         static_cast<double>(active.size());
 }
 
 std::string Describe(const Recovery& recovery) {
@@ -184,9 +183,8 @@ Simulation Simulate(const Question& q, const Evaluation& layout,
   std::shared_ptr<const ExpertLoads> loads;
   if (options.expert_loads.enabled())
     loads = std::make_shared<ExpertLoads>(options.expert_loads, q.model);
-  const auto failures =
-      FailuresOf(options.failures, layout.replicas, ranks,
-                 arrivals.empty() ? 0 : arrivals.back().seconds);
+  const auto failures = FailuresOf(options.failures, layout.replicas, ranks,
+                                   arrivals.empty() ? 0 : arrivals.back().seconds);
   const bool fails = options.failures.enabled();
   const Recovery recovery = RecoveryOf(options.failures, q, layout);
   if (fails) out.recovery = Describe(recovery);
@@ -202,8 +200,8 @@ Simulation Simulate(const Question& q, const Evaluation& layout,
   for (const Arrival& a : arrivals) tokens += static_cast<double>(a.output);
   for (int engine = 0; engine < layout.replicas; ++engine) {
     if (!clocks || loads) clocks.emplace(q, layout, options.fidelity);
-    EngineParts parts{.ranks = ranks, .pace = pace, .failures = failures[engine],
-                      .recovery = recovery};
+    EngineParts parts{
+        .ranks = ranks, .pace = pace, .failures = failures[engine], .recovery = recovery};
     if (fails && recovery.serves_without) {
       for (int active = 0; active <= ranks; ++active)
         parts.running.push_back(active > 0 ? clocks->RunningOf(active) : 0);
@@ -214,8 +212,7 @@ Simulation Simulate(const Question& q, const Evaluation& layout,
     }
     for (int g = 0; g < layout.layout.mesh.dp; ++g)
       parts.groups.push_back(std::make_unique<RequestQueue>(arrivals, limits, &latencies));
-    if (loads)
-      parts.experts = std::make_unique<EngineExperts>(loads, q, layout, clocks->costs());
+    if (loads) parts.experts = std::make_unique<EngineExperts>(loads, q, layout, clocks->costs());
     EngineRun run(std::move(parts), *clocks, &out);
     if (engine == 0) {
       FirstEngine first(clocks->operations(), &out);

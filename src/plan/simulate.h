@@ -102,8 +102,9 @@ Simulation Simulate(const Question& question, const Evaluation& layout,
                     const std::vector<Arrival>& arrivals, const SimulationOptions& options = {});
 
 std::string SimulationText(const Evaluation& layout, const Simulation& simulation);
-// A Chrome trace of the first engine: its steps, pauses and rebalances (process 0), the balancedness
-// of its experts (a counter), and the operations of each rank (process 1, a thread for each rank).
+// A Chrome trace of the first engine: its steps, pauses and rebalances (process 0), the
+// balancedness of its experts (a counter), and the operations of each rank (process 1, a thread for
+// each rank).
 std::string SimulationTrace(const Simulation& simulation);
 // An SVG of the first engine as far as Simulation::first_engine goes: the fractions of time in
 // steps with and without prompts and in pauses, decoding requests, and balancedness.

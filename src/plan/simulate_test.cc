@@ -37,8 +37,7 @@ TEST(Simulate, TheSameSeedGivesTheSameOperations) {
   const Evaluation e = Evaluate(q, ParseLayout("tp2-ep2-dp2-dense1-deepep-tbo"));
   const auto run = [&](uint64_t seed) {
     return SimulationTrace(
-        Simulate(q, e, PoissonArrivals(q.load, 20, 1, seed),
-                                    {.fidelity = Fidelity::kOperation}));
+        Simulate(q, e, PoissonArrivals(q.load, 20, 1, seed), {.fidelity = Fidelity::kOperation}));
   };
   const std::string once = run(1);
   EXPECT_THAT(once, HasSubstr("\"name\": \"dispatch\""));

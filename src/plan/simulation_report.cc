@@ -22,10 +22,9 @@ std::string ImbalanceOfLayers(const Evaluation& layout, const std::vector<double
   const size_t of_range = (imbalance.size() + kRanges - 1) / kRanges;
   for (size_t begin = 0; begin < imbalance.size(); begin += of_range) {
     const size_t end = std::min(begin + of_range, imbalance.size());
-    const double mean =
-        std::accumulate(imbalance.begin() + static_cast<std::ptrdiff_t>(begin),
-                        imbalance.begin() + static_cast<std::ptrdiff_t>(end), 0.0) /
-        static_cast<double>(end - begin);
+    const double mean = std::accumulate(imbalance.begin() + static_cast<std::ptrdiff_t>(begin),
+                                        imbalance.begin() + static_cast<std::ptrdiff_t>(end), 0.0) /
+                        static_cast<double>(end - begin);
     text += end - begin == 1 ? fmt::format(" {}: {:.2f}", moe[begin], mean)
                              : fmt::format(" {}-{}: {:.2f}", moe[begin], moe[end - 1], mean);
     if (end < imbalance.size()) text += ",";
@@ -68,7 +67,8 @@ std::string FailureText(const Simulation& s) {
   if (s.recovery.empty()) return {};
   const FailureFigures& f = s.failures;
   return fmt::format(
-      "{} ranks ended ({}): engines paused for {:.2f} s in all, at most {:.2f} s; {:.2f} s of steps "
+      "{} ranks ended ({}): engines paused for {:.2f} s in all, at most {:.2f} s; {:.2f} s of "
+      "steps "
       "were aborted, {} rows computed again; ranks were absent for {:.2f} s; {} requests lost\n",
       f.failures, s.recovery, f.pause_seconds, f.longest_pause, f.aborted_seconds, f.redone_rows,
       f.absent_seconds, s.lost);
@@ -110,8 +110,7 @@ std::string SimulationTrace(const Simulation& s) {
         fmt::format("\"prompt rows\": {}, \"decode rows\": {}", step.prompt_rows,
                     step.decode_rows));
   for (const Simulation::Pause& pause : s.pauses)
-    add("pause", 0, 1, pause.start, pause.seconds,
-        fmt::format("\"reason\": \"{}\"", pause.reason));
+    add("pause", 0, 1, pause.start, pause.seconds, fmt::format("\"reason\": \"{}\"", pause.reason));
   for (const Rebalance& r : s.experts.rebalances)
     add("rebalance", 0, 2, r.start, std::max(0.0, r.end - r.start),
         fmt::format("\"layers\": {}, \"before\": {:.4f}, \"after\": {:.4f}, \"bytes\": {:.0f}",

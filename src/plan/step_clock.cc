@@ -56,9 +56,8 @@ StepShape ShapeOf(const GroupRows& rows, bool decode, double mean_rows) {
 
 size_t ShapeClock::Hash::operator()(const Key& key) const {
   uint64_t hash = 0;
-  for (const int64_t part :
-       {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean, key.version,
-        int64_t{key.decodes}})
+  for (const int64_t part : {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean,
+                             key.version, int64_t{key.decodes}})
     hash = (hash ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (hash >> 29);
   return hash ^ hash >> 32;
 }
@@ -68,9 +67,13 @@ ShapeClock::Key ShapeClock::KeyOf(std::span<const GroupRows> groups, const Exper
   int64_t keys = most.decode_keys;
   if (Decodes(groups))  // reads of keys determine the slowest group
     keys = std::ranges::max_element(groups, {}, &GroupRows::decode_keys)->decode_keys;
-  return {Rounded(most.prompt),      Rounded(most.decode),
-          Rounded(most.prompt_keys), Rounded(DividedUp(keys, most.decode)),
-          Rounded(MeanRows(groups)), loads ? loads->version : -1, Decodes(groups)};
+  return {Rounded(most.prompt),
+          Rounded(most.decode),
+          Rounded(most.prompt_keys),
+          Rounded(DividedUp(keys, most.decode)),
+          Rounded(MeanRows(groups)),
+          loads ? loads->version : -1,
+          Decodes(groups)};
 }
 
 double ShapeClock::Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) {

@@ -25,8 +25,8 @@ class StepClock {
   virtual ~StepClock() = default;
   // Seconds of a step. `groups` [dp]; at least one group has rows. `loads`: the rows of experts of
   // the EP ranks, all from one engine; null: equal ones.
-  virtual double Seconds(std::span<const GroupRows> groups,
-                         const ExpertShares* loads = nullptr) = 0;
+  virtual double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) = 0;
+  double Seconds(std::span<const GroupRows> groups) { return Seconds(groups, nullptr); }
   // For how many steps like this one, without prompts and with one more key in each sequence each
   // time, the time stays the same; at least 1.
   virtual int64_t EqualSteps(std::span<const GroupRows> groups) const = 0;
@@ -37,7 +37,8 @@ class StepClock {
 class ShapeClock : public StepClock {
  public:
   explicit ShapeClock(const LayoutCosts& costs) : costs_(costs) {}
-  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads = nullptr) override;
+  using StepClock::Seconds;
+  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows> groups) const override;
 
  private:
@@ -61,7 +62,8 @@ class OperationClock : public StepClock {
  public:
   explicit OperationClock(const LayoutCosts& costs)
       : engine_(costs.steps(/*decode=*/false), costs.steps(/*decode=*/true)) {}
-  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads = nullptr) override;
+  using StepClock::Seconds;
+  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows>) const override { return 1; }
   // Appends the operations of the next steps to *spans. Null: does not.
   void Record(std::vector<OperationSpan>* spans) { spans_ = spans; }

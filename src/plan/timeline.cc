@@ -100,9 +100,10 @@ std::string DecodeRows(const Timeline& timeline, double top) {
                         timeline.X((static_cast<double>(i) + 0.5) * timeline.of_column()),
                         top + kPanel * (1 - rows[i] / most));
   return Frame(top, "requests that decode") +
-         fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{:.0f}</text><polyline "
-                     "points=\"{}\" fill=\"none\" stroke=\"#1e8449\"/>\n",
-                     kLeft - 8, top + 10, most, line);
+         fmt::format(
+             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{:.0f}</text><polyline "
+             "points=\"{}\" fill=\"none\" stroke=\"#1e8449\"/>\n",
+             kLeft - 8, top + 10, most, line);
 }
 
 std::string Balancedness(const Timeline& timeline, const Simulation& s, double top) {
