@@ -1,18 +1,22 @@
 #include "plan/engine_experts.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "core/check.h"
-#include "eplb/courier.h"
+#include "eplb/migration.h"
 #include "eplb/plan_job.h"
 #include "eplb/transfers.h"
 #include "moe/placement/active_placement.h"
 
 namespace switchyard::plan {
 namespace {
+
+// Bytes of experts that a rank loads per pass.
+constexpr auto kBytesOfPass = static_cast<double>(MigrationOptions{}.bytes_per_step);
 
 std::vector<int> MoeLayers(const ModelConfig& model) {
   std::vector<int> all;
@@ -51,9 +55,8 @@ EngineExperts::EngineExperts(std::shared_ptr<const ExpertLoads> loads, const Que
       expert_bytes_(ExpertBytesOf(q, layout)),
       popularity_(loads_) {
   const StepCosts& steps = costs.steps(false);
-  constexpr auto kPiece = static_cast<double>(ExpertCourier::kPieceBytes);
-  near_piece_ = kPiece / std::max(1.0, steps.table().host.rate);
-  far_piece_ = kPiece * steps.ranks().ranks_of_host / std::max(1.0, steps.nic_rate());
+  near_rate_ = std::max(1.0, steps.table().host.rate);
+  far_rate_ = std::max(1.0, steps.nic_rate() / steps.ranks().ranks_of_host);
   agree_ = whole_.nodes > 1 ? steps.table().network.seconds : steps.table().host.seconds;
   copy_ = 2 * expert_bytes_ / steps.table().bandwidth;
   figures_.imbalance.assign(moe_layers_.size(), 0);
@@ -254,25 +257,26 @@ void EngineExperts::Plan(const RebalanceTrigger::Due& due, double now) {
 }
 
 EngineExperts::Chunk EngineExperts::ChunkOf(std::span<const int> layers) const {
-  constexpr auto kPiece = static_cast<double>(ExpertCourier::kPieceBytes);
-  const auto pieces = static_cast<int64_t>(std::ceil(expert_bytes_ / kPiece));
   Chunk chunk{.layers = {layers.begin(), layers.end()}};
-  double seconds = 0;
-  std::vector<int64_t> received(static_cast<size_t>(topology_.ranks), 0);
+  // Experts that each rank receives from its own host, and from other ones.
+  std::vector<std::array<double, 2>> received(static_cast<size_t>(topology_.ranks));
   for (const int layer : layers) {
     const LayerTransfers transfers =
         PlanTransfers(placement_.Layer(layer), next_.Layer(layer), topology_);
-    for (const std::vector<Transfer>& batch : transfers.batches) {
-      const bool far = std::ranges::any_of(batch, [&](const Transfer& t) {
-        return topology_.NodeOf(t.from_rank) != topology_.NodeOf(t.to_rank);
-      });
-      chunk.passes += pieces;
-      seconds += static_cast<double>(pieces) * (far ? far_piece_ : near_piece_);
-      for (const Transfer& t : batch) ++received[t.to_rank];
-    }
+    for (const std::vector<Transfer>& batch : transfers.batches)
+      for (const Transfer& t : batch)
+        ++received[t.to_rank][topology_.NodeOf(t.from_rank) != topology_.NodeOf(t.to_rank)];
   }
-  if (chunk.passes > 0) chunk.piece_seconds = seconds / static_cast<double>(chunk.passes);
-  chunk.switch_seconds = copy_ * static_cast<double>(std::ranges::max(received));
+  for (const auto& [near, far] : received) {
+    const double bytes = expert_bytes_ * (near + far);
+    if (bytes == 0) continue;
+    const auto passes = static_cast<int64_t>(std::ceil(bytes / kBytesOfPass));
+    chunk.passes = std::max(chunk.passes, passes);
+    chunk.piece_seconds =
+        std::max(chunk.piece_seconds, expert_bytes_ * (near / near_rate_ + far / far_rate_) /
+                                          static_cast<double>(passes));
+    chunk.switch_seconds = std::max(chunk.switch_seconds, copy_ * (near + far));
+  }
   return chunk;
 }
 

@@ -54,10 +54,10 @@ double ExpertBytesOf(const Question& question, const Evaluation& layout);
 // random variation (ExpertShares::Variation).
 //
 // With --enable-eplb, counts are recorded in the engine's LoadWindow, RebalanceTrigger decides when
-// to plan, and the engine's planner plans. A plan is carried out as `eplb/manager.h` does: chunk by
-// chunk, where ranks send pieces of ExpertCourier::kPieceBytes between two passes. The passes wait
-// for these pieces, and for the copies of a switch. Planning takes no time: the engine plans on a
-// thread of its own.
+// to plan, and the engine's planner plans. A plan is carried out as `eplb/migration.h` does: chunk
+// by chunk, with a limit of bytes per pass. Experts come over the links from a rank that holds
+// them, and steps wait for these transfers, and for the copies of a switch. Planning takes no time:
+// the engine plans on a thread of its own.
 class EngineExperts {
  public:
   // `costs`: of the layout; not kept.
@@ -85,7 +85,7 @@ class EngineExperts {
   // Layers that switch together.
   struct Chunk {
     std::vector<int> layers;
-    int64_t passes = 0;         // in which pieces are sent
+    int64_t passes = 0;         // in which experts are loaded
     double piece_seconds = 0;   // by which each of them is longer
     double switch_seconds = 0;  // by which the step after them is longer
   };
@@ -115,9 +115,9 @@ class EngineExperts {
   const EplbOptions eplb_;
   const EpDispatchAlgorithm dispatch_;
   const double expert_bytes_;  // on one rank
-  // Seconds to send a piece to a rank of the same and of another host, to agree on progress, and to
-  // copy an expert to its slot.
-  double near_piece_ = 0, far_piece_ = 0, agree_ = 0, copy_ = 0;
+  // Bytes per second of a rank from its own host and from other ones; seconds in which ranks agree
+  // on the progress before a pass, and to copy an expert to its slot.
+  double near_rate_ = 1, far_rate_ = 1, agree_ = 0, copy_ = 0;
 
   ExpertPopularity popularity_;
   RankTopology topology_;

@@ -144,9 +144,9 @@ def test_simulate_counts_cached_prefixes_of_a_trace(tmp_path):
 
 def test_simulate_draws_rebalances_and_failures(tmp_path):
     picture, file = tmp_path / "timeline.svg", tmp_path / "trace.json"
-    out = simulate("--input-len", 500, "--output-len", 100, "--rate", 4, "--seconds", 8, "--expert-loads", "zipf:0.8",
+    out = simulate("--input-len", 500, "--output-len", 100, "--rate", 4, "--seconds", 60, "--expert-loads", "zipf:0.8",
                    "--ep-num-redundant-experts", 8, "--enable-eplb", "--eplb-rebalance-num-iterations", 60,
-                   "--fail", "3@6", "--restart-seconds", 2, "--svg", picture, "--chrome-trace", file,
+                   "--fail", "3@50", "--restart-seconds", 2, "--svg", picture, "--chrome-trace", file,
                    layout="tp8-ep8-dp8-dense1-deepep")
     assert re.search(r"the most loaded rank has [\d.]+ times the mean rows", out)
     before, after = map(float, re.search(r"balancedness ([\d.]+) -> ([\d.]+), \d+ experts received", out).groups())
