@@ -1,12 +1,11 @@
 #include "plan/layout_costs.h"
 
-#include "core/error.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "core/error.h"
 #include "engine/pipeline/stage_links.h"
 #include "model/stages.h"
 #include "plan/search.h"

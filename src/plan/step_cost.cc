@@ -272,8 +272,12 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const ExpertLoad load = uniform_.MostLoaded(world);
   double rows = load.rows;
   if (r_.mesh.ep > 1) {
-    const double more = (routing_.imbalance - 1) * uniform_.Mean(world).rows;
-    rows = std::max(rows, std::min(world * std::min(k, local), rows + more));
+    const double most = world * std::min(k, local), mean = uniform_.Mean(world).rows;
+    if (shape.expert_share > 0) {
+      rows = std::min(most, mean * shape.expert_share);
+    } else {
+      rows = std::max(rows, std::min(most, rows + (routing_.imbalance - 1) * mean));
+    }
   }
   const double used = load.experts;
   if (used <= 0) return;
@@ -328,14 +332,19 @@ void StepCosts::Shared(const StepShape& shape, Cost* cost) const {
   if (!t_.cuda) Small(Part::kShared, rows * hidden * 3 * kFloat, cost);
 }
 
-// Each of `tokens` tokens sends `rows_per_token` rows, evenly over the ranks of the EP group.
-void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
+// Each token that the rank routes sends `rows_per_token` rows, evenly over the ranks of the EP
+// group. A rank whose experts have more rows receives more, and returns as many: the longer of the
+// two directions counts.
+void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, const StepShape& shape,
                          PhaseCost* cost) const {
   const double ep = r_.mesh.ep;
   // Ranks of this host in an EP group, which is strided over the world.
   const double near =
       std::max(1.0, std::min(ep, static_cast<double>(r_.ranks_of_host) / mesh_.moe_tp()));
-  const double bytes = tokens * rows_per_token * row_bytes;
+  // In dispatch, a rank gets a token once, however many of its experts the token has.
+  const double most = part == Part::kDispatch ? ep / rows_per_token : ep;
+  const double experts = World(shape) / ep * std::min(shape.expert_share, most);
+  const double bytes = std::max(Lane(shape), experts) * rows_per_token * row_bytes;
   Sent& sent = cost->sent;
   sent = {
       .start = t_.host.seconds, .near = bytes * (near - 1) / ep, .far = bytes * (ep - near) / ep};
@@ -428,7 +437,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       if (exchanges()) {
         const bool fp8 = f_.experts.fp8_rows && t_.cuda;
         const double row = hidden * (fp8 ? 1 + kFloat / 128 : SizeOf(r_.row_dtype));
-        Exchange(Part::kDispatch, DistinctRanks(), row, Lane(shape), &cost);
+        Exchange(Part::kDispatch, DistinctRanks(), row, shape, &cost);
       } else if (scatters()) {
         AllGather(World(shape) * hidden * kFloat, r_.mesh.tp, &cost.compute);
       }
@@ -450,8 +459,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       break;
     case Phase::kCombine:
       if (exchanges())
-        Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), Lane(shape),
-                 &cost);
+        Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), shape, &cost);
       break;
     case Phase::kDown: {
       Cost up;
