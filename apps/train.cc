@@ -213,11 +213,12 @@ int RunTrain(const TrainArgs& args) {
     fmt::print("{}", train::ScheduleText(OptionsOf(args)));
     return 0;
   }
-  train::FrontOptions front{.training = WithLayout(OptionsOf(args)),
-                            .statement = StatementOf(args),
-                            .max_restarts = args.max_restarts,
-                            .stall_timeout = Milliseconds(args.rank_stall_seconds.value_or(10)),
-                            .spec = [&](const std::string& resume) { return SpecOf(args, resume); }};
+  train::FrontOptions front{
+      .training = WithLayout(OptionsOf(args)),
+      .statement = StatementOf(args),
+      .max_restarts = args.max_restarts,
+      .stall_timeout = Milliseconds(args.rank_stall_seconds.value_or(10)),
+      .spec = [&](const std::string& resume) { return SpecOf(args, resume); }};
   front.launch = train::PlanLaunch({.nnodes = args.nnodes,
                                     .node_rank = args.node_rank,
                                     .dist_init_addr = args.dist_init_addr,

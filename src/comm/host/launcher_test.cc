@@ -42,10 +42,13 @@ TEST(LauncherTest, FindsItsPlace) {
 }
 
 TEST(LauncherTest, TorchrunNamesTheAddressOfRank0) {
-  std::map<std::string, std::string> environment = {
-      {"RANK", "3"},          {"WORLD_SIZE", "4"},          {"LOCAL_WORLD_SIZE", "2"},
-      {"MASTER_ADDR", "n0"},  {"MASTER_PORT", "29500"},     {"SLURM_PROCID", "1"},
-      {"SLURM_STEP_NUM_TASKS", "2"}};
+  std::map<std::string, std::string> environment = {{"RANK", "3"},
+                                                    {"WORLD_SIZE", "4"},
+                                                    {"LOCAL_WORLD_SIZE", "2"},
+                                                    {"MASTER_ADDR", "n0"},
+                                                    {"MASTER_PORT", "29500"},
+                                                    {"SLURM_PROCID", "1"},
+                                                    {"SLURM_STEP_NUM_TASKS", "2"}};
   EXPECT_EQ(In(environment)->launcher, "srun");  // another program's variables
   environment["TORCHELASTIC_RUN_ID"] = "none";
   const auto place = In(environment);

@@ -126,7 +126,8 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
   inherited.insert(inherited.begin(), spec.get());
   std::vector<std::string> variables = environment;
   variables.push_back(RankFdsEntry(inherited));
-  Child child{.rank = rank, .pid = SpawnSelf({"switchyard", options.command}, variables, inherited)};
+  Child child{.rank = rank,
+              .pid = SpawnSelf({"switchyard", options.command}, variables, inherited)};
   child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0)));
   return child;
 }

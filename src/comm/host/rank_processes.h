@@ -43,9 +43,9 @@ struct RankExit {
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with the
-// argument vector {"switchyard", Options::command}. A rank inherits only the descriptors of stdout, stderr,
-// the arena and its spec (see RankSpec), and, with several nodes, of its listener. The kernel kills
-// the rank when the parent dies.
+// argument vector {"switchyard", Options::command}. A rank inherits only the descriptors of stdout,
+// stderr, the arena and its spec (see RankSpec), and, with several nodes, of its listener. The
+// kernel kills the rank when the parent dies.
 //
 // Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
 // and a service manager sends SIGTERM to every process of a service. But the front must first drain

@@ -164,12 +164,14 @@ void AddHostFlags(CommandLine& app, TrainArgs& a) {
       .NonNegative();
   app.Flag("--dist-init-addr", a.dist_init_addr, kGroup,
            "HOST:PORT of host 0, at which the hosts meet");
-  app.Flag("--dist-secret-file", a.dist_secret_file, kGroup,
-           "File with a secret of at least 16 bytes, equal on all hosts, for mutual authentication. "
-           "Without it, any host that reaches --dist-init-addr can join or end the run");
-  app.Flag("--max-restarts", a.max_restarts, kGroup,
-           "Restarts after the death of a rank: all ranks go on from the last checkpoint. Ranks are "
-           "then processes; by default, ranks of a single host are threads of this process")
+  app.Flag(
+      "--dist-secret-file", a.dist_secret_file, kGroup,
+      "File with a secret of at least 16 bytes, equal on all hosts, for mutual authentication. "
+      "Without it, any host that reaches --dist-init-addr can join or end the run");
+  app.Flag(
+         "--max-restarts", a.max_restarts, kGroup,
+         "Restarts after the death of a rank: all ranks go on from the last checkpoint. Ranks are "
+         "then processes; by default, ranks of a single host are threads of this process")
       .NonNegative();
   app.Flag("--rank-stall-timeout", a.rank_stall_seconds, kGroup,
            "Seconds for which a rank process of this host may be stopped (SIGSTOP) before it is "

@@ -58,9 +58,9 @@ void PutBytes(std::string* out, int field, std::string_view bytes) {
 // Field numbers of tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 namespace field {
 constexpr int kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;  // Event
-constexpr int kValue = 1;                                                               // Summary
-constexpr int kTag = 1, kSimpleValue = 2;                                         // Summary.Value
-constexpr int kStatus = 1;                                                           // SessionLog
+constexpr int kValue = 1;                                                                 // Summary
+constexpr int kTag = 1, kSimpleValue = 2;  // Summary.Value
+constexpr int kStatus = 1;                 // SessionLog
 }  // namespace field
 constexpr int64_t kSessionStart = 1;  // SessionLog.START
 

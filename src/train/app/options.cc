@@ -62,10 +62,11 @@ void Write(const fs::path& path, const std::string& text) {
 void CheckFound(const fs::path& path, const std::string& text) {
   std::error_code missing;
   if (fs::exists(path, missing) && Read(path) == text) return;
-  throw Error(ErrorKind::kInvalid,
-              fmt::format("{}: is not the file that rank 0 has written for this run", path.string()),
-              "--output must be one directory that all hosts share, and --model and "
-              "--tokenizer-path must have the same content on all hosts");
+  throw Error(
+      ErrorKind::kInvalid,
+      fmt::format("{}: is not the file that rank 0 has written for this run", path.string()),
+      "--output must be one directory that all hosts share, and --model and "
+      "--tokenizer-path must have the same content on all hosts");
 }
 
 // The id of a token such as "eos_token"; null: none.

@@ -100,8 +100,7 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
 
 // Sets the sizes of buffers, which follow from the options and the config.
 void SetSizes(Setup* setup) {
-  const int64_t pass_tokens =
-      setup->options.trainer.rows_per_pass * setup->options.packing.length;
+  const int64_t pass_tokens = setup->options.trainer.rows_per_pass * setup->options.packing.length;
   setup->link_floats = static_cast<size_t>(pass_tokens * setup->files.config.hidden);
   setup->exchange = {.tokens = pass_tokens, .synchronous = setup->options.synchronous};
 }

@@ -40,11 +40,11 @@ Layout PrepareRun(const TrainingOptions& options);
 // Bytes of each rank in the arena of the run's ranks. Reads only the model's config.json.
 size_t ArenaBytesPerRank(const TrainingOptions& options);
 
-// Main function of rank `rank`, after PrepareRun. `arena` has options.layout.ranks() ranks, to which
-// this one is connected. All ranks resume from the checkpoint that rank 0 has found. Rank 0 alone
-// writes the log and `progress`. Throws what RunTraining throws; the caller aborts the arena. Throws
-// kInvalid if the ranks have read different data. Errors of other ranks, and waits that exceed
-// options.timeout, are thrown as kPeer and kTimeout and name the rank.
+// Main function of rank `rank`, after PrepareRun. `arena` has options.layout.ranks() ranks, to
+// which this one is connected. All ranks resume from the checkpoint that rank 0 has found. Rank 0
+// alone writes the log and `progress`. Throws what RunTraining throws; the caller aborts the arena.
+// Throws kInvalid if the ranks have read different data. Errors of other ranks, and waits that
+// exceed options.timeout, are thrown as kPeer and kTimeout and name the rank.
 TrainingEnd RunTrainingRank(const TrainingOptions& options, int rank,
                             const std::shared_ptr<SharedArena>& arena,
                             const std::function<bool()>& stop, Progress& progress);

@@ -53,8 +53,7 @@ class Events {
   }
   void Lost(const std::string& why, bool cause) {
     const std::lock_guard lock(mutex_);
-    lost_ = Ending{
-        .failed = true, .cause = cause, .final = why.ends_with(kFinal), .why = why};
+    lost_ = Ending{.failed = true, .cause = cause, .final = why.ends_with(kFinal), .why = why};
     changed_.notify_all();
   }
   void End() {
@@ -260,8 +259,8 @@ namespace {
 
 // MPI_Init cannot be interrupted, so the process ends.
 [[noreturn]] void AbandonStart(const std::string& why) {
-  std::fputs(
-      fmt::format("switchyard: {}\n", why.empty() ? "stopped in MPI_Init" : why).c_str(), stderr);
+  std::fputs(fmt::format("switchyard: {}\n", why.empty() ? "stopped in MPI_Init" : why).c_str(),
+             stderr);
   _exit(1);
 }
 
@@ -284,10 +283,10 @@ std::string Connect(const FrontOptions& options, SharedArena& arena,
   *mpi = MpiSession::Start(
       *launch.launched,
       {.timeout = options.training.timeout, .give_up = stop, .abandon = AbandonStart});
-  const auto decision = (*mpi)->Agree(
-      EncodeStatement(options.statement), [&](const std::vector<std::string>& statements) {
-        return DecideJob(statements, options.training.resume);
-      });
+  const auto decision = (*mpi)->Agree(EncodeStatement(options.statement),
+                                      [&](const std::vector<std::string>& statements) {
+                                        return DecideJob(statements, options.training.resume);
+                                      });
   if (!decision) throw stopped();
   std::string resume = DecodeJob(*decision);
   (*mpi)->Attach(arena);

@@ -21,10 +21,8 @@ Launch FromLauncher(const LaunchFlags& flags, int ranks, const LaunchedRank& lau
                             launched.launcher),
                 "the same command continues from the last checkpoint");
   }
-  Launch launch{.ranks = Launch::Ranks::kThis,
-                .nodes = ranks,
-                .node = launched.rank,
-                .launched = launched};
+  Launch launch{
+      .ranks = Launch::Ranks::kThis, .nodes = ranks, .node = launched.rank, .launched = launched};
   if (!flags.dist_init_addr.empty()) {
     launch.address = HostPort::Parse("--dist-init-addr", flags.dist_init_addr);
   } else if (!launched.address.empty()) {
@@ -59,7 +57,8 @@ Launch FromFlags(const LaunchFlags& flags, int ranks) {
 
 Launch PlanLaunch(const LaunchFlags& flags, int ranks,
                   const std::optional<LaunchedRank>& launched) {
-  if (flags.max_restarts < 0) throw Invalid("--max-restarts {}: want 0 or more", flags.max_restarts);
+  if (flags.max_restarts < 0)
+    throw Invalid("--max-restarts {}: want 0 or more", flags.max_restarts);
   Launch launch = flags.nnodes == 1 && launched ? FromLauncher(flags, ranks, *launched)
                                                 : FromFlags(flags, ranks);
   if (launch.nodes == 1) {

@@ -11,11 +11,11 @@ namespace switchyard::train {
 
 // The flags that decide it.
 struct LaunchFlags {
-  int nnodes = 1, node_rank = 0;  // --nnodes, --node-rank
-  std::string dist_init_addr;     // --dist-init-addr
-  std::string dist_secret_file;   // --dist-secret-file
-  int max_restarts = 0;           // --max-restarts
-  bool early_sums = false;        // --early-sums
+  int nnodes = 1, node_rank = 0;    // --nnodes, --node-rank
+  std::string dist_init_addr;       // --dist-init-addr
+  std::string dist_secret_file;     // --dist-secret-file
+  int max_restarts = 0;             // --max-restarts
+  bool early_sums = false;          // --early-sums
   bool rank_stall_timeout = false;  // whether --rank-stall-timeout is given
 };
 

@@ -27,9 +27,10 @@ std::string DescribeSpike(const char* what, double value, double sigmas,
   if (before.size() < StepHistory::kLeast) return {};
   const Spread spread = SpreadOf(before);
   if (value - spread.mean <= sigmas * spread.deviation) return {};
-  return fmt::format("{} {:.4g} exceeds the mean {:.4g} of the last {} steps by more than {:g} "
-                     "standard deviations ({:.2g})",
-                     what, value, spread.mean, before.size(), sigmas, spread.deviation);
+  return fmt::format(
+      "{} {:.4g} exceeds the mean {:.4g} of the last {} steps by more than {:g} "
+      "standard deviations ({:.2g})",
+      what, value, spread.mean, before.size(), sigmas, spread.deviation);
 }
 
 void Remember(double value, std::vector<double>* values) {
@@ -41,9 +42,9 @@ void Remember(double value, std::vector<double>* values) {
 
 std::string DescribeNonfinite(double loss, const std::string& not_finite) {
   if (std::isfinite(loss) && not_finite.empty()) return {};
-  return fmt::format("the loss is {}{}", loss,
-                     not_finite.empty() ? std::string()
-                                        : ", the gradient of " + not_finite + " is not finite");
+  return fmt::format(
+      "the loss is {}{}", loss,
+      not_finite.empty() ? std::string() : ", the gradient of " + not_finite + " is not finite");
 }
 
 std::string ReasonToSkip(const StepRuleOptions& options, double loss, double norm,

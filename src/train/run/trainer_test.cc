@@ -204,8 +204,9 @@ TEST_F(TrainerTest, AnErrorWaitsForTheCheckpointInTheBackground) {
   ThreadPool pool(1);
   Trainer trainer(model, corpus, options, nullptr, pool);
   model.break_at = 5;
-  EXPECT_THAT(ErrorOf([&] { trainer.Run({}, {}, {}); }),
-              HasSubstr("the last good checkpoint is " + CheckpointPath(options.output, 4).string()));
+  EXPECT_THAT(
+      ErrorOf([&] { trainer.Run({}, {}, {}); }),
+      HasSubstr("the last good checkpoint is " + CheckpointPath(options.output, 4).string()));
   EXPECT_EQ(LatestStep(options.output), 4);
 }
 
