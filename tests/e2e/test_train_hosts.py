@@ -2,7 +2,9 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -23,17 +25,24 @@ def hosts(address, count=2):
     return [["--nnodes", count, "--node-rank", node, "--dist-init-addr", address] for node in range(count)]
 
 
-def run_all(commands, env=()):
-    """Runs the commands at the same time. Returns the exit code and stderr of each."""
-    processes = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                  env={**os.environ, **dict(env[i] if env else {})})
-                 for i, words in enumerate(commands)]
+def start(words, env=()):
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, **dict(env)})
+
+
+def endings(processes):
+    """The exit code and stderr of each process."""
     try:
         said = [process.communicate(timeout=60)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
     return [(process.returncode, text) for process, text in zip(processes, said)]
+
+
+def run_all(commands, env=()):
+    """Runs the commands at the same time. Returns the exit code and stderr of each."""
+    return endings([start(words, env[i] if env else {}) for i, words in enumerate(commands)])
 
 
 def finishes(commands, env=()):
@@ -94,6 +103,50 @@ def test_a_dead_rank_is_replaced(folder, threads, tmp_path, nodes, fault, how):
     assert how + "; restart 1 of 1 (--max-restarts)" in said[-1]
     assert "rank 3" in said[0] and "after step 5" in said[0]
     same(output, threads)
+
+
+@pytest.fixture
+def held(folder, tmp_path):
+    """Two hosts, which wait at step 8: the commands, the processes and the file whose removal lets them go on."""
+    hold = tmp_path / "faults" / "3.step8"
+    hold.parent.mkdir()
+    hold.write_text("hold")
+    words = [command(folder, tmp_path / "out", *host, "--max-restarts", 1)
+             for host in hosts(f"127.0.0.1:{free_port()}")]
+    processes = [start(host, {"SWITCHYARD_TEST_FAULTS": str(hold.parent)}) for host in words]
+    log = tmp_path / "out" / "log.jsonl"
+    end = time.time() + 30
+    while not (log.exists() and log.read_text().count("\n") == 8):
+        assert time.time() < end, "step 8 was not reached"
+        time.sleep(0.01)
+    yield words, processes, hold
+    for process in processes:
+        process.kill()
+
+
+def test_a_lost_host_is_replaced(held, threads, tmp_path):
+    words, processes, hold = held
+    processes[1].kill()
+    hold.unlink()
+    (code, said), (other_code, other) = endings([processes[0], start(words[1])])
+    assert code == 0 and other_code == 0, said + other
+    assert "restart 1 of 1" in said and "node 1 (127.0.0.1)" in said and "after step 5" in said
+    same(tmp_path / "out", threads)
+
+
+def test_a_signal_to_one_host_ends_all_of_them(held, threads, tmp_path):
+    """All save a checkpoint, from which the same commands continue."""
+    words, processes, hold = held
+    processes[1].send_signal(signal.SIGTERM)
+    assert any("stopping after this step" in line for line in processes[1].stderr)
+    time.sleep(0.3)  # until its ranks have the message
+    hold.unlink()
+    (code, said), (other_code, other) = endings(processes)
+    assert code == 0 and other_code == 0, said + other
+    assert "stopped after step" in said and "the same command continues" in said
+    assert len(test_train.steps_of(tmp_path / "out")) < STEPS
+    finishes(words)
+    same(tmp_path / "out", threads)
 
 
 def test_too_many_deaths_end_the_run(folder, tmp_path):
