@@ -42,7 +42,7 @@ void PrintFeatures(const MoeBackends& backends) {
   std::vector<Feature> all = {
       {.section = section, .flag = "`serve`, with OpenAI's API and the native one"},
       {.section = section, .flag = "`generate`, `bench one-batch`", .reach = {.hosts = false}},
-      {.section = section, .flag = "`train`", .reach = {.gpus = false, .hosts = false}}};
+      {.section = section, .flag = "`train`", .reach = {.gpus = false}}};
   const std::vector<Feature> engine = EngineFeatures(&backends);
   all.insert(all.end(), engine.begin(), engine.end());
   fmt::print("{}", FeatureTable(all));

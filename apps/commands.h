@@ -28,6 +28,8 @@ int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& ba
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate
 int RunQuantize(const QuantizeArgs& args);
 int RunTrain(const TrainArgs& args);
+// `train-rank`: a rank process of RunTrain. The arguments are those of main().
+int RunTrainRank(int argc, char** argv);
 int RunTrainScore(const TrainScoreArgs& args);
 int RunTrainPicture(const TrainPictureArgs& args);
 int RunTrainTokenizer(const TrainTokenizerArgs& args);

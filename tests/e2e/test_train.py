@@ -142,10 +142,12 @@ def test_config_file(folder):
     """Flags are read from a file. The command line has priority. Errors for unknown keys suggest the nearest key."""
     (folder / "train.yaml").write_text(f"model: {folder}/config.json\ntokenizer-path: {folder}/tokenizer\n"
                                        f"data: [{folder}/data.jsonl]\nlength: 64\nsteps: 9\nschedule: overlapped\n"
-                                       "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\n")
+                                       "rows-per-pass: 2\nrows_per_step: 8\nexchange: sync\nep: 2\ntensorboard: true\n")
     done = switchyard("train", "--config", folder / "train.yaml", "--steps", 2, "--output", folder / "from_file")
     assert done.returncode == 0, done.stderr
     assert len(steps_of(folder / "from_file")) == 2
+    [events] = (folder / "from_file" / "tensorboard").iterdir()
+    assert events.name.startswith("events.out.tfevents.") and b"balancedness" in events.read_bytes()
     (folder / "wrong.yaml").write_text("lenght: 64\n")
     assert "there is no key lenght; the nearest is length" in fails("train", "--config", folder / "wrong.yaml")
 
@@ -177,6 +179,16 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(folder):
     good = sorted(out.glob("checkpoint-*"))
     assert good and str(good[-1]) in error
     assert len(steps_of(out)) == int(good[-1].name[-6:])
+
+
+def test_steps_that_are_not_finite_are_skipped_up_to_a_limit(folder):
+    out = folder / "skips"
+    error = fails(*command(folder, out, 200, "--save-every", 1, "--clip-grad-norm", 0, "--lr-schedule", "constant",
+                           "--learning-rate", 1e30, "--warmup-steps", 2, "--on-nonfinite", "skip",
+                           "--max-skipped-steps", 2))
+    assert "skipped steps in a row: 3 (--max-skipped-steps 2)" in error and "the update is skipped" in error
+    skipped = [line for line in steps_of(out) if "skipped" in line]
+    assert len(skipped) >= 2 and skipped[-1]["skipped"].startswith("the loss is")
 
 
 def test_a_full_disk_loses_no_checkpoint(folder):

@@ -54,6 +54,18 @@ void CheckSame(const Statement& reference, const Statement& theirs,
 std::string EncodeJob(std::string_view job) { return EncodeAnswer(true, job); }
 std::string EncodeRefusal(std::string_view why) { return EncodeAnswer(false, why); }
 
+std::string DecideJob(const std::vector<std::string>& statements, std::string_view job) {
+  const Statement node0 = DecodeStatement(statements[0]);
+  try {
+    for (size_t rank = 1; rank < statements.size(); ++rank) {
+      CheckSame(node0, DecodeStatement(statements[rank]), "node 0", fmt::format("rank {}", rank));
+    }
+  } catch (const Error& error) {
+    return EncodeRefusal(error.what());
+  }
+  return EncodeJob(job);
+}
+
 std::string DecodeJob(std::string_view answer) {
   WireReader reader(answer);
   const bool is_job = reader.Get<bool>();

@@ -21,5 +21,8 @@ void CheckSame(const Statement& reference, const Statement& theirs,
 std::string EncodeJob(std::string_view job);
 std::string EncodeRefusal(std::string_view why);
 std::string DecodeJob(std::string_view answer);  // the job; throws a refusal as Error kInvalid
+// The answer of rank 0 to the encoded statements of all ranks, in order of rank: the job, or a
+// refusal that names the first difference. For ranks of a launcher (MpiSession::Agree).
+std::string DecideJob(const std::vector<std::string>& statements, std::string_view job);
 
 }  // namespace switchyard

@@ -5,19 +5,25 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "comm/net/tcp.h"
 #include "core/error.h"
 
 namespace switchyard {
 namespace {
 
+constexpr std::string_view kTorchrun = "torchrun";
+
 struct Variables {
   const char *launcher, *rank, *world, *ranks_of_host;
 };
 
-// OpenMPI's variables have priority: under Slurm, mpirun passes on the variables of the step that
-// runs its daemons. A batch script has SLURM_PROCID and SLURM_NTASKS although it is not a task;
+// The variables of torchrun have the short names that other programs use too, so torchrun counts
+// only with its run id. It has priority, since srun or mpirun may start one torchrun per host.
+// OpenMPI's variables come next: under Slurm, mpirun passes on the variables of the step that runs
+// its daemons. A batch script has SLURM_PROCID and SLURM_NTASKS although it is not a task;
 // only a step has SLURM_STEP_NUM_TASKS.
-constexpr std::array<Variables, 3> kLaunchers = {{
+constexpr std::array<Variables, 4> kLaunchers = {{
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"mpiexec", "PMI_RANK", "PMI_SIZE", nullptr},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr},
@@ -33,6 +39,16 @@ int ParseNumber(const char* name, std::string_view text) {
   return value;
 }
 
+// The address at which rank 0 of torchrun's processes can listen.
+std::string TorchrunAddress(const GetVariable& get) {
+  const char* host = get("MASTER_ADDR");
+  const char* port = get("MASTER_PORT");
+  if (host == nullptr || port == nullptr) return {};
+  const char* agent = get("TORCHELASTIC_USE_AGENT_STORE");
+  const bool taken = agent != nullptr && std::string_view(agent) == "True";
+  return HostPort{host, ParseNumber("MASTER_PORT", port) + (taken ? 1 : 0)}.Text();
+}
+
 }  // namespace
 
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get) {
@@ -40,6 +56,8 @@ std::optional<LaunchedRank> FindLauncher(const GetVariable& get) {
     const char* rank = get(names.rank);
     const char* world = get(names.world);
     if (rank == nullptr || world == nullptr) continue;
+    const bool torchrun = names.launcher == kTorchrun;
+    if (torchrun && get("TORCHELASTIC_RUN_ID") == nullptr) continue;
     LaunchedRank place{.rank = ParseNumber(names.rank, rank),
                        .world = ParseNumber(names.world, world),
                        .launcher = names.launcher};
@@ -49,6 +67,7 @@ std::optional<LaunchedRank> FindLauncher(const GetVariable& get) {
     }
     const char* local = names.ranks_of_host != nullptr ? get(names.ranks_of_host) : nullptr;
     if (local != nullptr) place.ranks_of_host = ParseNumber(names.ranks_of_host, local);
+    if (torchrun) place.address = TorchrunAddress(get);
     return place;
   }
   return std::nullopt;

@@ -1,4 +1,4 @@
-// Detects ranks started by mpirun or srun.
+// Detects ranks started by mpirun, srun or torchrun.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,14 @@ struct LaunchedRank {
   int rank = 0;
   int world = 1;
   int ranks_of_host = 0;  // 0: the launcher does not report it
-  std::string launcher;   // "mpirun", "srun"
+  std::string launcher;   // "mpirun", "srun", "torchrun"
+  std::string address;    // HOST:PORT on the host of rank 0; empty: the launcher names none
 };
 
-// This process's rank among those started by a launcher, from the variables of OpenMPI, PMI or a
-// Slurm step. Nullopt if there are no such variables, or only one process. Error kInvalid names a
-// malformed variable.
+// This process's rank among those started by a launcher, from the variables of torchrun, OpenMPI,
+// PMI or a Slurm step. Nullopt if there are no such variables, or only one process. Error kInvalid
+// names a malformed variable. The address is that of torchrun: MASTER_ADDR:MASTER_PORT, with the
+// next port if torchrun's own store listens at MASTER_PORT.
 using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get);
 std::optional<LaunchedRank> FindLauncher();  // reads the environment

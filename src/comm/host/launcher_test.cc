@@ -41,6 +41,27 @@ TEST(LauncherTest, FindsItsPlace) {
   EXPECT_EQ(slurm->launcher, "srun");
 }
 
+TEST(LauncherTest, TorchrunNamesTheAddressOfRank0) {
+  std::map<std::string, std::string> environment = {{"RANK", "3"},
+                                                    {"WORLD_SIZE", "4"},
+                                                    {"LOCAL_WORLD_SIZE", "2"},
+                                                    {"MASTER_ADDR", "n0"},
+                                                    {"MASTER_PORT", "29500"},
+                                                    {"SLURM_PROCID", "1"},
+                                                    {"SLURM_STEP_NUM_TASKS", "2"}};
+  EXPECT_EQ(In(environment)->launcher, "srun");  // another program's variables
+  environment["TORCHELASTIC_RUN_ID"] = "none";
+  const auto place = In(environment);
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->launcher, "torchrun");
+  EXPECT_EQ(place->rank, 3);
+  EXPECT_EQ(place->world, 4);
+  EXPECT_EQ(place->ranks_of_host, 2);
+  EXPECT_EQ(place->address, "n0:29500");
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";  // its store listens at the port
+  EXPECT_EQ(In(environment)->address, "n0:29501");
+}
+
 TEST(LauncherTest, AloneIsNotLaunched) {
   EXPECT_FALSE(In({}));
   EXPECT_FALSE(In({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}));

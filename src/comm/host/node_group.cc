@@ -164,7 +164,7 @@ bool NodeGroup::Gather(TcpListener& door, const Options& options) {
                     options.address.Text(), Missing(options), options.nodes,
                     refusals.empty() ? "" : "; refused: ", Joined(refusals, "; ")),
         refusals.empty()
-            ? "start switchyard serve on each missing node, with the --node-rank of that node"
+            ? "run the same command on each missing node, with the --node-rank of that node"
             : kSecretHint);
   }
   return true;

@@ -127,7 +127,8 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
   std::vector<std::string> variables = environment;
   variables.push_back(RankFdsEntry(inherited));
   Child child;
-  child.exit = {.rank = rank, .pid = SpawnSelf({"switchyard", "rank"}, variables, inherited)};
+  child.exit = {.rank = rank,
+                .pid = SpawnSelf({"switchyard", options.command}, variables, inherited)};
   child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
   return child;
 }

@@ -46,9 +46,9 @@ struct RankExit {
 };
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with the
-// argument vector {"switchyard", "rank"}. A rank inherits only the descriptors of stdout, stderr,
-// the arena and its spec (see RankSpec), and, with several nodes, of its listener. The kernel kills
-// the rank when the parent dies.
+// argument vector {"switchyard", Options::command}. A rank inherits only the descriptors of stdout,
+// stderr, the arena and its spec (see RankSpec), and, with several nodes, of its listener. The
+// kernel kills the rank when the parent dies.
 //
 // Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
 // and a service manager sends SIGTERM to every process of a service. But the front must first drain
@@ -59,7 +59,8 @@ class RankProcesses {
  public:
   struct Options {
     int world = 1;     // ranks of all nodes
-    std::string spec;  // opaque bytes for every rank: the serialized server arguments
+    std::string spec;  // opaque bytes for every rank, such as the serialized server arguments
+    std::string command = "rank";  // the sub-command that reads the spec
     std::string control_endpoint;
     std::optional<NodeNetwork> network;  // none if all ranks are on this node
     std::chrono::milliseconds join_timeout{300'000};

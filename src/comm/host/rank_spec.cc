@@ -21,9 +21,9 @@ namespace {
 
 constexpr uint64_t kSpecMagic = 0x434550534b4e4152;  // "RANKSPEC"
 
-Error NotStartedByServe(std::string_view why) {
-  return Error(ErrorKind::kInvalid, fmt::format("'switchyard rank' cannot start alone: {}", why),
-               "ranks are started by 'switchyard serve'");
+Error NotStartedByFront(std::string_view why) {
+  return Error(ErrorKind::kInvalid, fmt::format("a rank process cannot start alone: {}", why),
+               "ranks are started by 'switchyard serve' and 'switchyard train'");
 }
 
 // Parses the value of SWITCHYARD_RANK_FDS: "5,7" or "5,7,8".
@@ -36,13 +36,13 @@ std::vector<int> ParseFds(std::string_view text) {
     const auto parsed = std::from_chars(next, end, fd);
     more = parsed.ptr != end && *parsed.ptr == ',';
     if (parsed.ec != std::errc() || fd < 0 || (!more && parsed.ptr != end)) {
-      throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+      throw NotStartedByFront(fmt::format("{} is malformed", kRankFdsVariable));
     }
     fds.push_back(fd);
     next = parsed.ptr + 1;
   }
   if (fds.size() < 2 || fds.size() > 3) {
-    throw NotStartedByServe(fmt::format("{} is malformed", kRankFdsVariable));
+    throw NotStartedByFront(fmt::format("{} is malformed", kRankFdsVariable));
   }
   return fds;
 }
@@ -50,14 +50,14 @@ std::vector<int> ParseFds(std::string_view text) {
 std::string ReadAll(int fd) {
   struct stat status {};
   if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw NotStartedByServe("its spec is missing");
+    throw NotStartedByFront("its spec is missing");
   }
   std::string bytes(static_cast<size_t>(status.st_size), '\0');
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw NotStartedByServe("its spec cannot be read");
+    if (n <= 0) throw NotStartedByFront("its spec cannot be read");
     done += static_cast<size_t>(n);
   }
   return bytes;
@@ -98,7 +98,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
 
 RankSpec InheritRankSpec() {
   const char* variable = std::getenv(kRankFdsVariable);
-  if (variable == nullptr) throw NotStartedByServe(fmt::format("no {}", kRankFdsVariable));
+  if (variable == nullptr) throw NotStartedByFront(fmt::format("no {}", kRankFdsVariable));
   const std::vector<int> fds = ParseFds(variable);
   const int spec_fd = fds[0], arena_fd = fds[1];
   const std::string bytes = ReadAll(spec_fd);
@@ -115,7 +115,7 @@ RankSpec InheritRankSpec() {
     const std::string network = reader.GetString();
     if (!network.empty()) spec.network = TcpWorld::Decode(network);
   } catch (const Error&) {
-    throw NotStartedByServe("its spec is malformed");
+    throw NotStartedByFront("its spec is malformed");
   }
   // The parent may have died before this process set its parent-death signal.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent_pid) {
@@ -124,10 +124,10 @@ RankSpec InheritRankSpec() {
   }
   spec.arena = SharedArena::FromFd(arena_fd);
   if (spec.arena->world() != spec.world || spec.rank < 0 || spec.rank >= spec.world) {
-    throw NotStartedByServe("its spec does not match its shared memory");
+    throw NotStartedByFront("its spec does not match its shared memory");
   }
   if (spec.network.has_value() != (fds.size() == 3)) {
-    throw NotStartedByServe("its spec does not match its descriptors");
+    throw NotStartedByFront("its spec does not match its descriptors");
   }
   if (spec.network) {
     spec.listener = TcpListener(FileDescriptor(fds[2]));

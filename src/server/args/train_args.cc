@@ -86,6 +86,17 @@ void AddStepFlags(CommandLine& app, TrainArgs& a) {
   app.Flag("--clip-grad-norm", a.clip_grad_norm, kGroup,
            "Maximum norm of the global gradient; 0: no clipping")
       .NonNegative();
+  app.Flag("--on-nonfinite", a.on_nonfinite, kGroup,
+           "If the loss or a gradient of a step is not finite: stop (end the run), or skip (leave "
+           "the weights as they are and continue)")
+      .OneOf({"stop", "skip"});
+  app.Flag("--spike-sigmas", a.spike_sigmas, kGroup,
+           "Skips the update of a step whose loss or gradient norm exceeds the mean of the last "
+           "128 steps by more than this many standard deviations; 0: off")
+      .NonNegative();
+  app.Flag("--max-skipped-steps", a.max_skipped_steps, kGroup,
+           "Skipped steps in a row; more end the run")
+      .NonNegative();
   app.Flag("--compute-dtype", a.compute_dtype, kGroup,
            "Format of matrix product operands: float32, or bfloat16 (sums, weights, norms, softmax "
            "and routers stay float32). bfloat16 is faster on CPUs with AVX512_BF16 and slower on "
@@ -113,7 +124,7 @@ void AddBalanceFlags(CommandLine& app, TrainArgs& a) {
 }
 
 void AddRankFlags(CommandLine& app, TrainArgs& a) {
-  constexpr const char* kGroup = "Ranks (threads of this process)";
+  constexpr const char* kGroup = "Ranks (tp x dp x pp)";
   app.Flag("--tp,--tp-size", a.tp, kGroup,
            "Tensor-parallel ranks, which shard attention heads and dense layers")
       .Positive();
@@ -137,8 +148,35 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
   app.Switch("--print-schedule", a.print_schedule, kGroup,
              "Prints the operations of a step in this layout and exits");
   app.Flag("--dist-timeout", a.timeout_seconds, kGroup,
-           "Timeout in seconds of a rank that waits for another rank")
+           "Timeout in seconds of a rank that waits for another rank, and of a host that waits for "
+           "the other hosts")
       .Positive();
+}
+
+void AddHostFlags(CommandLine& app, TrainArgs& a) {
+  constexpr const char* kGroup = "Hosts and restarts";
+  app.Flag("--nnodes", a.nnodes, kGroup,
+           "Hosts, each with an equal share of the ranks; run the same command on each. Ranks are "
+           "also found in the environment of mpirun, srun and torchrun, one per process")
+      .Positive();
+  app.Flag("--node-rank", a.node_rank, kGroup,
+           "Index of this host, 0 to nnodes - 1; host 0 writes the log")
+      .NonNegative();
+  app.Flag("--dist-init-addr", a.dist_init_addr, kGroup,
+           "HOST:PORT of host 0, at which the hosts meet");
+  app.Flag(
+      "--dist-secret-file", a.dist_secret_file, kGroup,
+      "File with a secret of at least 16 bytes, equal on all hosts, for mutual authentication. "
+      "Without it, any host that reaches --dist-init-addr can join or end the run");
+  app.Flag(
+         "--max-restarts", a.max_restarts, kGroup,
+         "Restarts after the death of a rank: all ranks go on from the last checkpoint. Ranks are "
+         "then processes; by default, ranks of a single host are threads of this process")
+      .NonNegative();
+  app.Flag("--rank-stall-timeout", a.rank_stall_seconds, kGroup,
+           "Seconds for which a rank process of this host may be stopped (SIGSTOP) before it is "
+           "killed, 10 by default. 0: only --dist-timeout limits the time")
+      .Range(0.0, 1e6);
 }
 
 void AddOutputFlags(CommandLine& app, TrainArgs& a) {
@@ -149,6 +187,12 @@ void AddOutputFlags(CommandLine& app, TrainArgs& a) {
            "Steps between checkpoints; 0: only after the last step")
       .NonNegative();
   app.Flag("--keep", a.keep, kGroup, "Number of checkpoints to keep; 0: all").NonNegative();
+  app.Switch("--async-save", a.async_save, kGroup,
+             "Writes the checkpoints of --save-every in the background, from a copy in memory (12 "
+             "bytes per parameter)");
+  app.Switch("--tensorboard", a.tensorboard, kGroup,
+             "Also writes the numbers of log.jsonl to TensorBoard event files, in "
+             "<output>/tensorboard");
   app.Flag("--dtype", a.dtype, kGroup, "Format of saved weights: bf16 or float32")
       .OneOf({"bf16", "float32"});
   app.Flag("--resume", a.resume, kGroup,
@@ -178,6 +222,18 @@ A YAML file has the same names without dashes:
 SIGINT or SIGTERM saves a checkpoint and ends the run; the same command resumes it. A second signal ends it immediately.
 )";
 
+std::vector<std::string> WithoutConfig(const std::vector<std::string>& words) {
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--config") {
+      ++i;  // its value
+    } else if (!words[i].starts_with("--config=")) {
+      kept.push_back(words[i]);
+    }
+  }
+  return kept;
+}
+
 // Checks the required flags.
 void CheckGiven(const TrainArgs& a) {
   const auto want = [](bool given, const char* flag, const char* what) {
@@ -201,6 +257,7 @@ std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args) {
   AddStepFlags(app, a);
   AddBalanceFlags(app, a);
   AddRankFlags(app, a);
+  AddHostFlags(app, a);
   AddOutputFlags(app, a);
   std::string file;
   app.Option("--config", file,
@@ -212,6 +269,7 @@ std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args) {
   RefuseUnknownFlags(app, ConfigPath(args), {words.begin(), words.begin() + own}, args);
   if (!ParseWords(app, words)) return std::nullopt;
   CheckGiven(a);
+  a.words = WithoutConfig(words);
   return a;
 }
 

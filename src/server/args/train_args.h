@@ -40,6 +40,9 @@ struct TrainArgs {
   double adam_beta1 = 0.9, adam_beta2 = 0.95, adam_epsilon = 1e-8;
   double weight_decay = 0.1;              // --weight-decay
   double clip_grad_norm = 1.0;            // --clip-grad-norm; 0: none
+  std::string on_nonfinite = "stop";      // --on-nonfinite: stop, skip
+  double spike_sigmas = 0;                // --spike-sigmas; 0: no rule for spikes
+  int max_skipped_steps = 10;             // --max-skipped-steps in a row
   std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16
   // Balance of experts
   double balance_loss = 0.0;  // --balance-loss: weight of the loss over a micro-batch of all ranks
@@ -56,14 +59,27 @@ struct TrainArgs {
   bool early_sums = false;         // --early-sums
   bool print_schedule = false;     // --print-schedule
   double timeout_seconds = 300;    // --dist-timeout
+  // Hosts and restarts
+  int nnodes = 1, node_rank = 0;  // --nnodes, --node-rank
+  std::string dist_init_addr;     // --dist-init-addr: HOST:PORT of node 0
+  std::string dist_secret_file;   // --dist-secret-file
+  int max_restarts = 0;           // --max-restarts after the death of a rank
+  // --rank-stall-timeout of rank processes; 0: no limit; absent: 10
+  std::optional<double> rank_stall_seconds;
   // Output
   std::string output;                    // --output
   int64_t save_every = 0;                // --save-every steps; 0: only after the last step
   int keep = 2;                          // --keep checkpoints; 0: all
+  bool async_save = false;               // --async-save
+  bool tensorboard = false;              // --tensorboard
   std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
   std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
   int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, for the final checkpoint
   bool export_only = false;              // --export-only
+
+  // The command line with the entries of --config as flags, and without --config. Rank processes
+  // parse it, so they have the same flags even if the file has changed.
+  std::vector<std::string> words;
 };
 
 // Returns nothing after printing the help for --help. Throws kInvalid that names the flag.

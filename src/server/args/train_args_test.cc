@@ -70,6 +70,26 @@ TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
   EXPECT_EQ(ParseTrain(kLeast)->compute_dtype, "float32");
 }
 
+TEST_F(TrainArgsTest, WordsGiveTheSameFlagsWithoutTheFile) {
+  const std::string yaml = "model: m\ndata: [a, b]\nsteps: 7\noutput: o\nlearning-rate: 0.5\n";
+  for (const bool joined : {false, true}) {
+    std::vector<std::string> words = WithYaml(yaml, {"--steps", "9", "--async-save"});
+    if (joined) {
+      words[1] = words[0] + "=" + words[1];
+      words.erase(words.begin());
+    }
+    const auto args = ParseTrain(words);
+    std::filesystem::remove(file_);
+    const auto again = ParseTrain(args->words);
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->steps, 9);
+    EXPECT_EQ(again->learning_rate, 0.5);
+    EXPECT_THAT(again->data, ElementsAre("a", "b"));
+    EXPECT_TRUE(again->async_save);
+    EXPECT_EQ(again->words, args->words);
+  }
+}
+
 TEST_F(TrainArgsTest, UnknownNamesAreRefusedWithTheNearest) {
   const std::string of_file = ErrorOf([&] { ParseTrain(WithYaml("lenght: 5\n")); });
   EXPECT_THAT(of_file, HasSubstr(file_.string()));

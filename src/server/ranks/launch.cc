@@ -54,6 +54,8 @@ Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
                 .launched = launched};
   if (!args.dist_init_addr.empty()) {
     launch.address = HostPort::Parse("--dist-init-addr", args.dist_init_addr);
+  } else if (!launched.address.empty()) {
+    launch.address = HostPort::Parse(launched.launcher, launched.address);
   }
   return launch;
 }

@@ -40,20 +40,6 @@ NodeGroup::Options GroupOptions(const Launch& launch, const EngineConfig& config
           .give_up = [&find_signal] { return find_signal() != 0; }};
 }
 
-// Computes the reply of rank 0 to the statements of all ranks: the job, or a refusal with the
-// reason.
-std::string DecideJob(const std::vector<std::string>& statements, const std::string& job) {
-  const Statement node0 = DecodeStatement(statements[0]);
-  try {
-    for (size_t rank = 1; rank < statements.size(); ++rank) {
-      CheckSame(node0, DecodeStatement(statements[rank]), "node 0", fmt::format("rank {}", rank));
-    }
-  } catch (const Error& error) {
-    return EncodeRefusal(error.what());
-  }
-  return EncodeJob(job);
-}
-
 // Ends the process. Called from another thread, because MPI_Init cannot be interrupted.
 [[noreturn]] void AbandonStart(const std::string& why, int signal) {
   if (why.empty()) {

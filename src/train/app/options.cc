@@ -58,6 +58,17 @@ void Write(const fs::path& path, const std::string& text) {
   if (!out) throw Resource("{}: cannot be written", path.string());
 }
 
+// Throws unless the file of the run, which rank 0 has written, has this content.
+void CheckFound(const fs::path& path, const std::string& text) {
+  std::error_code missing;
+  if (fs::exists(path, missing) && Read(path) == text) return;
+  throw Error(
+      ErrorKind::kInvalid,
+      fmt::format("{}: is not the file that rank 0 has written for this run", path.string()),
+      "--output must be one directory that all hosts share, and --model and "
+      "--tokenizer-path must have the same content on all hosts");
+}
+
 // The id of a token such as "eos_token"; null: none.
 Json IdOf(const char* name, const Tokenizer& tokenizer) {
   const std::optional<int32_t> id = tokenizer.NamedToken(name);
@@ -123,7 +134,7 @@ TrainedConfig ReadTrainedConfig(const TrainingOptions& options) {
   return out;
 }
 
-ModelFiles PrepareModelFiles(const TrainingOptions& options) {
+ModelFiles PrepareModelFiles(const TrainingOptions& options, RunFiles run_files) {
   const TrainedConfig model = ReadTrainedConfig(options);
   const fs::path model_dir = model.path.parent_path();
   const fs::path tokenizer_dir = options.tokenizer.empty() ? model_dir : options.tokenizer;
@@ -153,11 +164,16 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   ids.AddTo(&config);
 
   const fs::path dir = options.trainer.output / ".files";
+  const bool writes = run_files == RunFiles::kWrite;
   std::error_code failed;
-  fs::create_directories(dir, failed);
+  if (writes) fs::create_directories(dir, failed);
   if (failed) throw Resource("--output {}: {}", options.trainer.output.string(), failed.message());
   const auto add = [&](const char* name, const std::string& text) {
-    Write(dir / name, text);
+    if (writes) {
+      Write(dir / name, text);
+    } else {
+      CheckFound(dir / name, text);
+    }
     out.files.push_back(dir / name);
   };
   add("config.json", config.dump(2) + "\n");
@@ -170,7 +186,7 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options) {
   for (const char* name : kTokenizerFiles) {
     if (fs::exists(tokenizer_dir / name)) {
       add(name, Read(tokenizer_dir / name));
-    } else {
+    } else if (writes) {
       // May be left over from an earlier run with another tokenizer.
       fs::remove(dir / name, failed);
     }

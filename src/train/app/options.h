@@ -43,6 +43,7 @@ struct TrainingOptions {
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
+  bool tensorboard = false;                        // event files in output/tensorboard
 };
 
 // The layout with dp filled in. Throws errors of CheckLayout.
@@ -73,7 +74,11 @@ struct ModelFiles {
 // tokens. Also writes the tokenizer's files, and generation_config.json: that of the model, or else
 // one with the end-of-sequence ids. Throws Error that names the file or flag: errors of
 // LoadModelConfig, a missing tokenizer, kResource if the folder cannot be written.
-ModelFiles PrepareModelFiles(const TrainingOptions& options);
+// kFound: another process of the run has written the files. Then this process only compares them,
+// so that processes do not write them at the same time. Throws kInvalid if one differs or is
+// missing: the process has another model, or the hosts do not share --output.
+enum class RunFiles { kWrite, kFound };
+ModelFiles PrepareModelFiles(const TrainingOptions& options, RunFiles run_files = RunFiles::kWrite);
 
 // Throws Error kInvalid, naming the keys, if the checkpoint in `dir` was made from a config.json
 // that differs in more than dtype and special tokens.

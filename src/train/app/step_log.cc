@@ -40,6 +40,7 @@ nlohmann::ordered_json ToJson(const StepReport& report) {
       {"seconds", report.seconds},
       {"tokens_per_second", static_cast<double>(report.tokens) / std::max(report.seconds, 1e-9)}};
   for (const auto& [name, value] : report.figures) json[name] = value;
+  if (!report.skipped.empty()) json["skipped"] = report.skipped;
   return json;
 }
 
@@ -146,6 +147,7 @@ void Progress::Show() {
 }
 
 void Progress::Step(const StepReport& report) {
+  if (out_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   last_ = report;
   tokens_ += report.tokens;
@@ -155,6 +157,7 @@ void Progress::Step(const StepReport& report) {
 }
 
 void Progress::Say(const std::string& text) {
+  if (out_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   fmt::print(out_, "{}{}\n", line_open_ ? "\n" : "", text);
   std::fflush(out_);
@@ -162,6 +165,7 @@ void Progress::Say(const std::string& text) {
 }
 
 void Progress::Finish() {
+  if (out_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   if (!shown_) Show();
   if (line_open_) fmt::print(out_, "\n");

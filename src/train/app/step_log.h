@@ -20,7 +20,8 @@ namespace switchyard::train {
 
 // An object of step, loss (the total that the step minimizes) and its parts main, mtp and balance,
 // learning_rate, gradient_norm, tokens, seconds, tokens_per_second, and the model's metrics
-// (balancedness, balancedness_worst, dead_experts).
+// (balancedness, balancedness_worst, dead_experts). If the update was skipped also skipped, the
+// reason. Numbers that are not finite become null.
 nlohmann::ordered_json ToJson(const StepReport& report);
 
 // Appends to a log. Used by one thread.
@@ -56,7 +57,7 @@ class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Borrows `out`. `in_place`: whether it is a terminal.
+  // Borrows `out`; null: nothing is printed. `in_place`: whether it is a terminal.
   Progress(std::FILE* out, bool in_place);
   ~Progress() { Finish(); }
 

@@ -13,10 +13,12 @@
 #include "core/format.h"
 #include "model/families/family.h"
 #include "schedule/print.h"
+#include "train/app/event_log.h"
 #include "train/app/options.h"
 #include "train/app/step_log.h"
 #include "train/exchange/expert_exchange.h"
 #include "train/model.h"
+#include "train/optimizer/catalog.h"
 #include "train/run/layout.h"
 
 namespace switchyard::train {
@@ -96,20 +98,31 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
                 "name their checkpoint with --init-from");
 }
 
-Setup Prepare(const TrainingOptions& options, Progress& progress) {
+// Sets the sizes of buffers, which follow from the options and the config.
+void SetSizes(Setup* setup) {
+  const int64_t pass_tokens = setup->options.trainer.rows_per_pass * setup->options.packing.length;
+  setup->link_floats = static_cast<size_t>(pass_tokens * setup->files.config.hidden);
+  setup->exchange = {.tokens = pass_tokens, .synchronous = setup->options.synchronous};
+}
+
+// What is known without reading the data.
+Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   Setup setup{.options = options};
   CheckSchedule(options.trainer.schedule);
   CheckMtpOnly(options, ReadTrainedConfig(options));
-  setup.files = PrepareModelFiles(options);
+  setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
   if (setup.resumed) CheckSameConfig(*setup.resumed, setup.files.files.front());
-  setup.documents = ReadCorpus(options, setup.files);
   setup.options.losses.mtp_layers = setup.files.mtp_layers;
   setup.options.trainer.files.copied = setup.files.files;
-  const int64_t pass_tokens = options.trainer.rows_per_pass * options.packing.length;
-  setup.link_floats = static_cast<size_t>(pass_tokens * setup.files.config.hidden);
-  setup.exchange = {.tokens = pass_tokens, .synchronous = options.synchronous};
+  SetSizes(&setup);
+  return setup;
+}
+
+Setup Prepare(const TrainingOptions& options, RunFiles run_files, Progress& progress) {
+  Setup setup = PrepareWithoutData(options, run_files);
+  setup.documents = ReadCorpus(options, setup.files);
   const Corpus corpus(setup.documents, options.packing);  // throws if the corpus is empty
   const auto replayed = std::ranges::count_if(
       setup.documents, [](const EncodedDocument& d) { return d.experts != nullptr; });
@@ -121,6 +134,12 @@ Setup Prepare(const TrainingOptions& options, Progress& progress) {
   return setup;
 }
 
+TrainingEnd EndAt(const TrainingOptions& options, int64_t step) {
+  return {.step = step,
+          .stopped = step < options.trainer.schedule.steps,
+          .checkpoint = CheckpointPath(options.trainer.output, step)};
+}
+
 constexpr size_t kSlack = 4096;  // bytes for alignment
 
 size_t BytesPerRank(const Setup& setup) {
@@ -130,9 +149,27 @@ size_t BytesPerRank(const Setup& setup) {
   return bytes + ExpertExchange::BytesPerRank(layout.ep, setup.files.config, setup.exchange);
 }
 
+// All ranks must have the same rows. If they are processes, each has read the data itself.
+void CheckSameData(Collectives& world, const Corpus& corpus) {
+  const std::vector<std::string> all = GatherStrings(&world, corpus.fingerprint());
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("--data: rank {} has read other documents than rank 0", rank),
+                "the files need the same content on all hosts");
+  }
+}
+
+// A process may see another checkpoint than rank 0, if another host's directory is shared late.
+std::optional<fs::path> CheckpointOfRank0(Collectives& world,
+                                          const std::optional<fs::path>& resumed) {
+  const std::string path = GatherStrings(&world, resumed ? resumed->string() : "").front();
+  return path.empty() ? std::nullopt : std::optional<fs::path>(path);
+}
+
 // Main function of one rank. Only rank 0 reports progress.
-void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
-             const std::function<bool()>& stop, Progress& progress, TrainingEnd* end) {
+TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
+                    const std::function<bool()>& stop, Progress& progress) {
   const TrainingOptions& options = setup.options;
   const auto ranks = LayoutRanks::Create(arena, options.layout, rank, {.timeout = options.timeout});
   ThreadPool pool(options.threads);
@@ -141,25 +178,29 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products);
-  if (!setup.resumed) {
+  Corpus corpus(setup.documents, options.packing);
+  CheckSameData(*ranks->world, corpus);
+  const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);
+  if (!resumed) {
     // Initialises all parameters first, because Load does not set MTP modules that the checkpoint
     // lacks.
     model.Initialise(options.seed, options.init_deviation);
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
   Learner learner(model, options.learner, links.ranks());
-  Corpus corpus(setup.documents, options.packing);
   Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
-  if (setup.resumed) trainer.Resume(*setup.resumed);
+  if (resumed) trainer.Resume(*resumed);
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
+  std::optional<EventLog> events;
   if (first) {
     const auto say = [&](const std::string& text) { progress.Say(text); };
     log.emplace(options.trainer.output / "log.jsonl", trainer.state().step, say);
-    if (setup.resumed) {
-      say(fmt::format("resuming from {}, after step {}", setup.resumed->string(),
-                      trainer.state().step));
+    if (options.tensorboard)
+      events.emplace(options.trainer.output / "tensorboard", trainer.state().step, say);
+    if (resumed) {
+      say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
@@ -167,23 +208,24 @@ void RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& a
       [&](const StepReport& report) {
         if (!first) return;
         log->Write(report);
+        if (events) events->Write(report);
         progress.Step(report);
       },
-      stop,
+      [&] {
+        ranks->memory->TestFault(fmt::format("step{}", trainer.state().step));
+        return stop && stop();
+      },
       [&](const std::string& warning) {
         if (first) progress.Say(warning);
       });
-  if (!first) return;
-  end->step = trainer.state().step;
-  end->stopped = end->step < options.trainer.schedule.steps;
-  end->checkpoint = CheckpointPath(options.trainer.output, end->step);
+  return EndAt(options, trainer.state().step);
 }
 
 }  // namespace
 
 TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
                         Progress& progress) {
-  Setup setup = Prepare(options, progress);
+  Setup setup = Prepare(options, RunFiles::kWrite, progress);
   const Layout& layout = setup.options.layout;
   if (options.early_sums && layout.ranks() > 1) {
     setup.sums = SharedArena::Create(layout.ranks(), LayoutRanks::BytesPerRank(layout) + kSlack);
@@ -191,10 +233,38 @@ TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool
   TrainingEnd end;
   RunRankThreads(layout.ranks(), BytesPerRank(setup),
                  [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-                   RunRank(setup, rank, arena, stop, progress, &end);
+                   const TrainingEnd mine = RunRank(setup, rank, arena, stop, progress);
+                   if (rank == 0) end = mine;
                  });
   progress.Finish();
   return end;
+}
+
+Layout PrepareRun(const TrainingOptions& options) {
+  return PrepareWithoutData(options, RunFiles::kWrite).options.layout;
+}
+
+size_t ArenaBytesPerRank(const TrainingOptions& options) {
+  Setup setup{.options = options};
+  setup.files.config = ReadTrainedConfig(options).config;
+  setup.options.layout = LayoutOf(options, setup.files.config);
+  SetSizes(&setup);
+  return BytesPerRank(setup);
+}
+
+TrainingEnd RunTrainingRank(const TrainingOptions& options, int rank,
+                            const std::shared_ptr<SharedArena>& arena,
+                            const std::function<bool()>& stop, Progress& progress) {
+  const Setup setup = Prepare(options, RunFiles::kFound, progress);
+  const TrainingEnd end = RunRank(setup, rank, arena, stop, progress);
+  progress.Finish();
+  return end;
+}
+
+TrainingEnd EndOfRun(const TrainingOptions& options) {
+  const std::optional<int64_t> step = LatestStep(options.trainer.output);
+  if (!step) throw NotFound("{}: the run left no checkpoint", options.trainer.output.string());
+  return EndAt(options, *step);
 }
 
 std::string ScheduleText(const TrainingOptions& options) {

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 
+#include "comm/device/symmetric_memory.h"
 #include "train/app/options.h"
 #include "train/app/step_log.h"
 
@@ -27,6 +29,28 @@ struct TrainingEnd {
 // and errors of Trainer.
 TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool()>& stop,
                         Progress& progress);
+
+// Runs whose ranks are processes. Each process has one rank.
+
+// Checks the options as far as possible without reading the data, and writes the run's files other
+// than weights (PrepareModelFiles). Called once per run, before the ranks of any host start. Throws
+// errors as RunTraining does. Returns the layout.
+Layout PrepareRun(const TrainingOptions& options);
+
+// Bytes of each rank in the arena of the run's ranks. Reads only the model's config.json.
+size_t ArenaBytesPerRank(const TrainingOptions& options);
+
+// Main function of rank `rank`, after PrepareRun. `arena` has options.layout.ranks() ranks, to
+// which this one is connected. All ranks resume from the checkpoint that rank 0 has found. Rank 0
+// alone writes the log and `progress`. Throws what RunTraining throws; the caller aborts the arena.
+// Throws kInvalid if the ranks have read different data. Errors of other ranks, and waits that
+// exceed options.timeout, are thrown as kPeer and kTimeout and name the rank.
+TrainingEnd RunTrainingRank(const TrainingOptions& options, int rank,
+                            const std::shared_ptr<SharedArena>& arena,
+                            const std::function<bool()>& stop, Progress& progress);
+
+// The last checkpoint of the run, after its ranks have ended. Throws NotFound if there is none.
+TrainingEnd EndOfRun(const TrainingOptions& options);
 
 // Prints the schedule of a run.
 

@@ -2,16 +2,21 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+#include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/safetensors_writer.h"
@@ -56,9 +61,9 @@ struct AssembledTensors {
   std::deque<std::vector<float>> room;  // owns the assembled partitioned tensors
 };
 
-// Collects the tensors that this rank writes. Collective over each TP group that writes a
-// partitioned tensor.
-AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
+// Collects the tensors that this rank writes; `copies`: copies tensors that are not partitioned,
+// too. Collective over each TP group that writes a partitioned tensor.
+AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
     const Parameter<float>& p = *optimizer->parameters()[i];
@@ -70,8 +75,8 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer) {
     const bool mine = tensor.writer == catalog.rank();
     if (tensor.cut() ? !catalog.GroupWrites(p->name) : !mine) continue;
     const auto whole = [&](const std::vector<float>& part) -> const float* {
-      if (!tensor.cut()) return part.data();
-      out.room.push_back(catalog.Assemble(*p, part));
+      if (!tensor.cut() && !copies) return part.data();
+      out.room.push_back(tensor.cut() ? catalog.Assemble(*p, part) : part);
       return out.room.back().data();
     };
     AssembledTensor each{p->name, &tensor, whole(p->value)};
@@ -185,7 +190,10 @@ Json ToJson(const TrainerState& state, int64_t optimizer_steps) {
           {"corpus", state.corpus},
           {"tokens", state.tokens},
           {"seconds", state.seconds},
-          {"optimizer_steps", optimizer_steps}};
+          {"optimizer_steps", optimizer_steps},
+          {"skipped_in_a_row", state.history.skipped},
+          {"recent_losses", state.history.losses},
+          {"recent_gradient_norms", state.history.norms}};
 }
 
 // Makes the file names of a folder durable against power loss.
@@ -211,40 +219,130 @@ void Publish(const fs::path& part, const fs::path& dir) {
   fs::remove_all(old);
 }
 
+void RemovePart(const fs::path& part) {
+  std::error_code ignored;
+  fs::remove_all(part, ignored);
+}
+
+// A checkpoint between its collective steps. Prepare, Write and Publish are called once, in this
+// order. Write involves no other rank.
+class Save {
+ public:
+  Save(const fs::path& dir, const Catalog& catalog, AdamW* optimizer, const TrainerState& state,
+       CheckpointFiles files)
+      : dir_(dir),
+        part_(dir.parent_path() / ("." + dir.filename().string() + ".part")),
+        catalog_(catalog),
+        state_(state),
+        files_(std::move(files)),
+        writers_(WritersOf(catalog)),
+        has_optimizer_(optimizer != nullptr),
+        optimizer_steps_(has_optimizer_ ? optimizer->steps() : 0) {}
+
+  // `copies`: whether all tensors are copied, so that Write may run while the model changes.
+  void Prepare(AdamW* optimizer, bool copies) {
+    aliases_ = GatherAliases(catalog_, files_);
+    wholes_ = Collect(catalog_, optimizer, copies);
+    RunOnAllRanks(catalog_.all(), [&] {
+      if (!first()) return;
+      fs::remove_all(part_);
+      fs::create_directories(part_);
+    });
+  }
+  void Write() const {
+    if (writers_.index < 0) return;
+    WriteWeights(part_, wholes_, files_, aliases_, writers_);
+    if (has_optimizer_) WriteOptimizer(part_, wholes_, writers_);
+  }
+  void Publish() const {
+    RunOnAllRanks(catalog_.all(), [&] {
+      if (!first()) return;
+      WriteIndex(part_, catalog_, files_, aliases_, writers_);
+      for (const fs::path& file : files_.copied) {
+        fs::copy_file(file, part_ / file.filename(), fs::copy_options::overwrite_existing);
+      }
+      if (has_optimizer_) WriteJson(part_ / "trainer.json", ToJson(state_, optimizer_steps_));
+      switchyard::train::Publish(part_, dir_);
+    });
+  }
+  void Discard() const {
+    if (first()) RemovePart(part_);
+  }
+  const Catalog& catalog() const { return catalog_; }
+
+ private:
+  bool first() const { return catalog_.rank() == 0; }
+
+  const fs::path dir_, part_;
+  const Catalog& catalog_;
+  const TrainerState state_;
+  const CheckpointFiles files_;
+  const Writers writers_;
+  const bool has_optimizer_;
+  const int64_t optimizer_steps_;
+  std::map<std::string, std::string> aliases_;
+  AssembledTensors wholes_;
+};
+
 }  // namespace
 
 void SaveCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer,
                     const TrainerState& state, const CheckpointFiles& files) {
-  const Writers writers = WritersOf(catalog);
-  const bool first = catalog.rank() == 0;
-  const fs::path part = dir.parent_path() / ("." + dir.filename().string() + ".part");
-  const std::map<std::string, std::string> aliases = GatherAliases(catalog, files);
-  const AssembledTensors wholes = Collect(catalog, optimizer);
+  Save save(dir, catalog, optimizer, state, files);
   try {
-    RunOnAllRanks(catalog.all(), [&] {
-      if (!first) return;
-      fs::remove_all(part);
-      fs::create_directories(part);
-    });
-    RunOnAllRanks(catalog.all(), [&] {
-      if (writers.index < 0) return;
-      WriteWeights(part, wholes, files, aliases, writers);
-      if (optimizer != nullptr) WriteOptimizer(part, wholes, writers);
-    });
-    RunOnAllRanks(catalog.all(), [&] {
-      if (!first) return;
-      WriteIndex(part, catalog, files, aliases, writers);
-      for (const fs::path& file : files.copied) {
-        fs::copy_file(file, part / file.filename(), fs::copy_options::overwrite_existing);
-      }
-      if (optimizer != nullptr) WriteJson(part / "trainer.json", ToJson(state, optimizer->steps()));
-      Publish(part, dir);
-    });
+    save.Prepare(optimizer, /*copies=*/false);
+    RunOnAllRanks(catalog.all(), [&] { save.Write(); });
+    save.Publish();
   } catch (const Error&) {
-    std::error_code ignored;
-    if (first) fs::remove_all(part, ignored);
+    save.Discard();
     throw;
   }
+}
+
+struct CheckpointWrite::Impl {
+  Save save;
+  bool published = false;
+  std::exception_ptr error;  // of the thread; read it after the join
+  std::atomic<bool> written{false};
+  std::thread thread;
+};
+
+CheckpointWrite::CheckpointWrite(const fs::path& dir, const Catalog& catalog, AdamW* optimizer,
+                                 const TrainerState& state, const CheckpointFiles& files)
+    : impl_(new Impl{.save = Save(dir, catalog, optimizer, state, files)}) {
+  Impl& my = *impl_;
+  try {
+    my.save.Prepare(optimizer, /*copies=*/true);
+  } catch (const Error&) {
+    my.save.Discard();
+    throw;
+  }
+  my.thread = std::thread([&my] {
+    pthread_setname_np(pthread_self(), "checkpoint");
+    try {
+      my.save.Write();
+    } catch (...) {
+      my.error = std::current_exception();
+    }
+    my.written = true;
+  });
+}
+
+CheckpointWrite::~CheckpointWrite() {
+  if (impl_->thread.joinable()) impl_->thread.join();
+  if (!impl_->published) impl_->save.Discard();
+}
+
+bool CheckpointWrite::written() const { return impl_->written; }
+
+void CheckpointWrite::Publish() {
+  Impl& my = *impl_;
+  my.thread.join();
+  RunOnAllRanks(my.save.catalog().all(), [&my] {
+    if (my.error != nullptr) std::rethrow_exception(my.error);
+  });
+  my.save.Publish();
+  my.published = true;
 }
 
 }  // namespace switchyard::train

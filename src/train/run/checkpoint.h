@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "train/data/corpus.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
+#include "train/run/step_rule.h"
 
 namespace switchyard::train {
 
@@ -24,6 +26,7 @@ struct TrainerState {
   std::string corpus;       // see Corpus::fingerprint
   int64_t tokens = 0;       // tokens processed so far
   double seconds = 0;       // training time so far
+  StepHistory history;      // of the rule for spikes
 };
 
 struct CheckpointFiles {
@@ -47,6 +50,28 @@ struct CheckpointFiles {
 void SaveCheckpoint(const std::filesystem::path& dir, const Catalog& catalog, AdamW* optimizer,
                     const TrainerState& state, const CheckpointFiles& files);
 
+// A checkpoint that is written in the background, while the run goes on. Collective, like
+// SaveCheckpoint: all ranks make the same calls in the same order, on the rank's thread. Files and
+// errors are those of SaveCheckpoint.
+class CheckpointWrite {
+ public:
+  // Copies the tensors that this rank writes (12 bytes per parameter) and starts a thread that
+  // writes them to the temporary folder. The model may change when the constructor returns.
+  // `catalog` is borrowed.
+  CheckpointWrite(const std::filesystem::path& dir, const Catalog& catalog, AdamW* optimizer,
+                  const TrainerState& state, const CheckpointFiles& files);
+  // Without Publish, the checkpoint does not exist, and rank 0 removes the temporary folder.
+  ~CheckpointWrite();
+
+  bool written() const;  // whether this rank's thread has ended; does not wait
+  // Waits for the threads of all ranks, and renames the folder to `dir`. Call it once.
+  void Publish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 // Fills parameters and moments of this rank by name, whatever the number of ranks and the layout
 // that wrote them. Throws Error that names the file and tensor: a missing or corrupt file, a tensor
 // that only the model or only the checkpoint has, or a tensor of another shape, which means that
@@ -58,6 +83,7 @@ TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& cat
 std::filesystem::path CheckpointPath(const std::filesystem::path& output, int64_t step);
 // The last complete checkpoint; nullopt if there is none.
 std::optional<std::filesystem::path> LatestCheckpoint(const std::filesystem::path& output);
+std::optional<int64_t> LatestStep(const std::filesystem::path& output);  // its step
 // Removes all but the last `keep` checkpoints (0: keeps all). Called by rank 0 only.
 void RemoveOldCheckpoints(const std::filesystem::path& output, int keep);
 

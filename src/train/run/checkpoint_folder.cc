@@ -46,6 +46,12 @@ std::optional<fs::path> LatestCheckpoint(const fs::path& output) {
   return all.back().second;
 }
 
+std::optional<int64_t> LatestStep(const fs::path& output) {
+  const auto all = Checkpoints(output);
+  if (all.empty()) return std::nullopt;
+  return all.back().first;
+}
+
 void RemoveOldCheckpoints(const fs::path& output, int keep) {
   if (keep < 1) return;
   const auto all = Checkpoints(output);

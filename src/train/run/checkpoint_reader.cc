@@ -111,6 +111,10 @@ TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
                        .corpus = json.at("corpus"),
                        .tokens = json.at("tokens"),
                        .seconds = json.at("seconds")};
+    // Absent in checkpoints of earlier versions.
+    state.history.skipped = json.value("skipped_in_a_row", 0);
+    state.history.losses = json.value("recent_losses", std::vector<double>{});
+    state.history.norms = json.value("recent_gradient_norms", std::vector<double>{});
     if (state.step < 0 || state.position.epoch < 0 || state.position.row < 0) {
       throw Invalid("{}: has a negative step or position", path.string());
     }

@@ -41,6 +41,9 @@ class TrainedModel {
   // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the
   // step. Returns metrics for the log, the same on every rank: "balancedness", …
   virtual std::map<std::string, double> AfterStep(double /*rate_part*/) { return {}; }
+  // Called instead of AfterStep if the update of the step is skipped. Forgets what the step has
+  // counted.
+  virtual void SkipStep() {}
 };
 
 // Balance of expert loads.
@@ -114,6 +117,7 @@ class Learner : public TrainedModel {
   // batch gives experts: the fraction of tokens that would have selected the same ones, over the
   // layers.
   std::map<std::string, double> AfterStep(double rate_part) override;
+  void SkipStep() override { model_.ClearLoads(); }
 
   // The shape and schedule of the last step.
   const schedule::StepShape& shape() const { return shape_; }

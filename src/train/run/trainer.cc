@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <functional>
+#include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -24,6 +26,21 @@ void Check(const TrainerOptions& options) {
                   options.rows_per_step, options.rows_per_pass);
   }
   if (!(options.clip >= 0)) throw Invalid("--clip-grad-norm {}: want 0 or more", options.clip);
+  if (!(options.rule.spike_sigmas >= 0))
+    throw Invalid("--spike-sigmas {}: want 0 or more", options.rule.spike_sigmas);
+  if (options.rule.max_skipped < 0)
+    throw Invalid("--max-skipped-steps {}: want 0 or more", options.rule.max_skipped);
+}
+
+// A checkpoint that cannot be written is a warning: the run goes on with the earlier one.
+void WarnOfFullDisk(const std::function<void(const std::string&)>& warn,
+                    const std::function<void()>& save) {
+  try {
+    save();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource) throw;
+    if (warn) warn(error.what());
+  }
 }
 
 }  // namespace
@@ -78,12 +95,11 @@ Losses Trainer::SumOverRanks(const Losses& mine) {
   return sum;
 }
 
-bool Trainer::AnyRank(bool mine) {
+uint8_t Trainer::AnyRank(uint8_t mine) {
   if (ranks_.all == nullptr) return mine;
-  const uint8_t flag = mine ? 1 : 0;
   std::vector<uint8_t> flags(static_cast<size_t>(ranks_.all->size()));
-  ranks_.all->AllGatherV(&flag, flags.data(), std::vector<size_t>(flags.size(), 1));
-  return std::ranges::count(flags, 1) > 0;
+  ranks_.all->AllGatherV(&mine, flags.data(), std::vector<size_t>(flags.size(), 1));
+  return std::accumulate(flags.begin(), flags.end(), uint8_t{0}, std::bit_or<uint8_t>());
 }
 
 StepReport Trainer::Step() {
@@ -118,20 +134,24 @@ StepReport Trainer::Step() {
   report.losses = SumOverRanks(model_.Learn(batches, size));
   model_.SumGradients();
   const GradientNorm gradient = NormOfGradients(catalog_, pool_);
-  if (!std::isfinite(report.losses.total()) || !gradient.not_finite.empty()) {
-    throw Error(ErrorKind::kInvalid,
-                fmt::format("step {}: the loss is {}{}", report.step, report.losses.total(),
-                            gradient.not_finite.empty()
-                                ? std::string()
-                                : ", the gradient of " + gradient.not_finite + " is not finite"),
-                saved_step_ ? "the last good checkpoint is " +
-                                  CheckpointPath(options_.output, *saved_step_).string()
-                            : "there is no checkpoint yet");
+  const double loss = report.losses.total();
+  const std::string nonfinite = DescribeNonfinite(loss, gradient.not_finite);
+  if (!nonfinite.empty() && !options_.rule.skip_nonfinite)
+    EndRun(fmt::format("step {}: {}", report.step, nonfinite));
+  report.skipped =
+      ReasonToSkip(options_.rule, loss, gradient.norm, gradient.not_finite, &state_.history);
+  if (state_.history.skipped > options_.rule.max_skipped) {
+    EndRun(fmt::format("step {}: {}; skipped steps in a row: {} (--max-skipped-steps {})",
+                       report.step, report.skipped, state_.history.skipped,
+                       options_.rule.max_skipped));
   }
   report.gradient_norm = gradient.norm;
   report.rate = LearningRate(options_.schedule, state_.step);
-  adam_.Step(report.rate, ClipScale(gradient.norm, options_.clip), pool_);
-  report.figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
+  if (report.skipped.empty()) {
+    Apply(gradient.norm, &report);
+  } else {
+    Skip();
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   state_.position = position;
   state_.step = report.step;
@@ -140,9 +160,46 @@ StepReport Trainer::Step() {
   return report;
 }
 
-void Trainer::Save() {
-  SaveCheckpoint(CheckpointPath(options_.output, state_.step), catalog_, &adam_, state_,
-                 options_.files);
+void Trainer::Apply(double norm, StepReport* report) {
+  adam_.Step(report->rate, ClipScale(norm, options_.clip), pool_);
+  report->figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
+}
+
+void Trainer::Skip() {
+  for (Parameter<float>* p : catalog_.parameters()) std::ranges::fill(p->gradient, 0.0f);
+  model_.SkipStep();
+}
+
+// All ranks call it at the same step, so the checkpoint in the background can still be completed.
+void Trainer::EndRun(const std::string& why) {
+  try {
+    Publish();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource) throw;
+  }
+  throw Error(ErrorKind::kInvalid, why,
+              saved_step_ ? "the last good checkpoint is " +
+                                CheckpointPath(options_.output, *saved_step_).string()
+                          : "there is no checkpoint yet");
+}
+
+// Completes the checkpoint in the background, if there is one.
+void Trainer::Publish() {
+  const std::unique_ptr<CheckpointWrite> writing = std::move(writing_);
+  if (writing == nullptr) return;
+  writing->Publish();
+  saved_step_ = writing_step_;
+  if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
+}
+
+void Trainer::Save(bool background) {
+  const std::filesystem::path path = CheckpointPath(options_.output, state_.step);
+  if (background) {
+    writing_ = std::make_unique<CheckpointWrite>(path, catalog_, &adam_, state_, options_.files);
+    writing_step_ = state_.step;
+    return;
+  }
+  SaveCheckpoint(path, catalog_, &adam_, state_, options_.files);
   saved_step_ = state_.step;
   if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
 }
@@ -152,7 +209,7 @@ void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
   const std::chrono::seconds pause = std::min(kPause, options_.full_disk_wait);
   for (std::chrono::seconds left = options_.full_disk_wait;; left -= pause) {
     try {
-      Save();
+      Save(/*background=*/false);
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kResource || left <= std::chrono::seconds{0}) throw;
@@ -170,20 +227,25 @@ void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
 void Trainer::Run(const std::function<void(const StepReport&)>& report,
                   const std::function<bool()>& stop,
                   const std::function<void(const std::string&)>& warn) {
-  while (state_.step < options_.schedule.steps && !AnyRank(stop && stop())) {
+  constexpr uint8_t kStop = 1, kWriting = 2;
+  while (state_.step < options_.schedule.steps) {
+    const bool stops = stop && stop(), writes = writing_ != nullptr && !writing_->written();
+    const uint8_t ranks =
+        AnyRank(static_cast<uint8_t>((stops ? kStop : 0) | (writes ? kWriting : 0)));
+    if ((ranks & kWriting) == 0) WarnOfFullDisk(warn, [this] { Publish(); });
+    if ((ranks & kStop) != 0) break;
     const StepReport step = Step();
     if (report) report(step);
+    if (warn && !step.skipped.empty())
+      warn(fmt::format("step {}: the update is skipped: {}", step.step, step.skipped));
     if (options_.save_every == 0 || state_.step % options_.save_every != 0 ||
         state_.step == options_.schedule.steps) {
       continue;
     }
-    try {
-      Save();
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kResource) throw;
-      if (warn) warn(error.what());
-    }
+    WarnOfFullDisk(warn, [this] { Publish(); });
+    WarnOfFullDisk(warn, [this] { Save(options_.async_save); });
   }
+  WarnOfFullDisk(warn, [this] { Publish(); });
   if (saved_step_ != state_.step) SaveLast(warn);
 }
 

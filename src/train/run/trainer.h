@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "train/optimizer/schedule.h"
 #include "train/run/checkpoint.h"
 #include "train/run/learner.h"
+#include "train/run/step_rule.h"
 
 namespace switchyard::train {
 
@@ -22,7 +24,9 @@ struct TrainerOptions {
   ScheduleOptions schedule;    // its `steps` is the length of the run
   AdamWOptions adam;
   double clip = 1.0;                       // limit of the gradient norm; 0: none
+  StepRuleOptions rule;                    // steps whose update is skipped
   int64_t save_every = 0;                  // steps between checkpoints; 0: only at the end
+  bool async_save = false;                 // write them in the background (CheckpointWrite)
   int keep = 2;                            // number of checkpoints to keep; 0: all
   std::chrono::seconds full_disk_wait{0};  // time for which saving the last checkpoint is retried
   std::filesystem::path output;            // folder of the checkpoints
@@ -37,6 +41,7 @@ struct StepReport {
   int64_t tokens = 0;                     // tokens of this step, over all ranks
   double seconds = 0;                     // duration of the step
   std::map<std::string, double> figures;  // results of TrainedModel::AfterStep
+  std::string skipped;                    // why the update was skipped; empty: it was applied
 };
 
 // The groups of ranks that the training loop communicates with (run/layout.h).
@@ -67,9 +72,15 @@ class Trainer {
   // Trains until the last step of the schedule, or until `stop` returns true on any rank. Then
   // saves a checkpoint. Reports every step. If an intermediate checkpoint cannot be written, `warn`
   // is called, and the next save tries again. If the last checkpoint cannot be written, `warn` is
-  // called, the write is retried for options.full_disk_wait, and then the error is thrown. Throws
-  // Error kInvalid, on every rank, if loss or gradient is not finite. The error names step, tensor
-  // and the last good checkpoint; the parameters are still those of the previous step.
+  // called, the write is retried for options.full_disk_wait, and then the error is thrown. With
+  // async_save, a checkpoint is complete at the end of the first step at which all ranks have
+  // written their files, or before the next checkpoint.
+  //
+  // If a step's update is skipped (options.rule), `warn` is called with the reason. Parameters,
+  // moments and selection biases do not change; the step's rows are used up. Throws Error kInvalid,
+  // on every rank, if loss or gradient is not finite and the rule does not skip such steps, or if
+  // too many steps in a row are skipped. The error names step, reason and the last good checkpoint;
+  // the parameters are still those of the previous step.
   void Run(const std::function<void(const StepReport&)>& report, const std::function<bool()>& stop,
            const std::function<void(const std::string&)>& warn);
 
@@ -78,10 +89,14 @@ class Trainer {
 
  private:
   StepReport Step();
-  void Save();
+  void Apply(double norm, StepReport* report);
+  void Skip();
+  [[noreturn]] void EndRun(const std::string& why);
+  void Save(bool background);
+  void Publish();
   void SaveLast(const std::function<void(const std::string&)>& warn);
   Losses SumOverRanks(const Losses& mine);
-  bool AnyRank(bool mine);
+  uint8_t AnyRank(uint8_t mine);  // bitwise or over the ranks
 
   TrainedModel& model_;
   Corpus& corpus_;
@@ -92,6 +107,8 @@ class Trainer {
   AdamW adam_;
   TrainerState state_;
   std::optional<int64_t> saved_step_;
+  std::unique_ptr<CheckpointWrite> writing_;  // of step writing_step_; null: none
+  int64_t writing_step_ = 0;
 };
 
 }  // namespace switchyard::train

@@ -35,6 +35,14 @@ class TrainerTest : public ::testing::Test {
     return options;
   }
 
+  // The position of the data after this many steps, as a number.
+  int64_t PositionAfter(int64_t steps) const {
+    Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+    SamplePosition position;
+    for (int64_t step = 0; step < steps; ++step) corpus.Take(Options(1).rows_per_step, &position);
+    return position.epoch * 1000 + position.row;
+  }
+
   fs::path dir_;
 };
 
@@ -117,10 +125,98 @@ TEST_F(TrainerTest, ALossThatIsNotFiniteStopsTheRun) {
   EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000004");
 }
 
-TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
+TEST_F(TrainerTest, SkippedStepsChangeNothingButThePosition) {
+  TrainerOptions options = Options(6);
+  options.rule.skip_nonfinite = true;
+  BigramModel model(8, 0, 1, nullptr);
+  Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+  ThreadPool pool(1);
+  Trainer trainer(model, corpus, options, nullptr, pool);
+  model.break_at = 3;
+  std::vector<std::vector<float>> values;
+  std::vector<std::string> warnings, skipped;
+  trainer.Run(
+      [&](const StepReport& report) {
+        values.push_back(model.Parameters()[3]->value);
+        skipped.push_back(report.skipped);
+      },
+      {}, [&](const std::string& w) { warnings.push_back(w); });
+  ASSERT_EQ(values.size(), 6u);
+  EXPECT_EQ(values[2], values[1]);
+  for (const size_t step : {1, 3, 4, 5}) EXPECT_NE(values[step], values[step - 1]) << step;
+  for (const float v : values[5]) EXPECT_TRUE(std::isfinite(v));
+  const std::string why = "the loss is nan, the gradient of row.3 is not finite";
+  EXPECT_THAT(skipped, ::testing::ElementsAre("", "", why, "", "", ""));
+  EXPECT_THAT(warnings, ::testing::ElementsAre("step 3: the update is skipped: " + why));
+  EXPECT_EQ(trainer.state().step, 6);
+  EXPECT_EQ(trainer.state().position.epoch * 1000 + trainer.state().position.row, PositionAfter(6));
+}
+
+TEST_F(TrainerTest, TooManySkippedStepsEndTheRun) {
+  TrainerOptions options = Options(20);
+  options.rule = {.skip_nonfinite = true, .max_skipped = 0};
+  BigramModel model(8, 0, 1, nullptr);
+  Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+  ThreadPool pool(1);
+  Trainer trainer(model, corpus, options, nullptr, pool);
+  model.break_at = 3;
+  EXPECT_THAT(ErrorOf([&] { trainer.Run({}, {}, {}); }),
+              HasSubstr("step 3: the loss is nan, the gradient of row.3 is not finite; skipped "
+                        "steps in a row: 1 (--max-skipped-steps 0)"));
+}
+
+std::map<std::string, std::string> FilesBelow(const fs::path& dir) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+    const fs::path& path = entry.path();
+    if (!entry.is_regular_file() || path.filename() == "trainer.json") continue;  // has times
+    std::ifstream in(path, std::ios::binary);
+    files[fs::relative(path, dir).string()] = {std::istreambuf_iterator<char>(in), {}};
+  }
+  return files;
+}
+
+TEST_F(TrainerTest, CheckpointsInTheBackgroundAreTheSame) {
+  TrainerOptions options = Options(9);
+  options.save_every = 2;
+  options.keep = 0;
+  options.rule.spike_sigmas = 3;
+  const Ran wanted = TrainOn(2, options, 9);
+  const auto files = FilesBelow(options.output);
+  EXPECT_EQ(files.size(), 5u * 6);  // steps 2, 4, 6, 8 and 9: 2 · 2 tensor files, index, config
+  options.output = dir_ / "async";
+  options.async_save = true;
+  TrainOn(2, options, 5);
+  EXPECT_EQ(LatestStep(options.output), 5);
+  const Ran found = TrainOn(2, options, 9);
+  EXPECT_EQ(found.values, wanted.values);
+  fs::remove_all(CheckpointPath(options.output, 5));
+  EXPECT_EQ(FilesBelow(options.output), files);
+}
+
+// The error of a run ends it, but a checkpoint that is being written is completed.
+TEST_F(TrainerTest, AnErrorWaitsForTheCheckpointInTheBackground) {
+  TrainerOptions options = Options(20);
+  options.save_every = 2;
+  options.async_save = true;
+  BigramModel model(8, 0, 1, nullptr);
+  Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+  ThreadPool pool(1);
+  Trainer trainer(model, corpus, options, nullptr, pool);
+  model.break_at = 5;
+  EXPECT_THAT(
+      ErrorOf([&] { trainer.Run({}, {}, {}); }),
+      HasSubstr("the last good checkpoint is " + CheckpointPath(options.output, 4).string()));
+  EXPECT_EQ(LatestStep(options.output), 4);
+}
+
+class FullDiskTest : public TrainerTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(FullDiskTest, KeepsTheLastGoodCheckpoint) {
   TrainerOptions options = Options(6);
   TrainOn(1, options, 2);
   options.save_every = 2;
+  options.async_save = GetParam();
   BigramModel model(8, 0, 1, nullptr);
   Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
   ThreadPool pool(1);
@@ -145,6 +241,9 @@ TEST_F(TrainerTest, AFullDiskKeepsTheLastGoodCheckpoint) {
   EXPECT_EQ(LatestCheckpoint(options.output)->filename(), "checkpoint-000002");
   EXPECT_EQ(std::distance(fs::directory_iterator(options.output), fs::directory_iterator()), 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Saves, FullDiskTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Async" : "Sync"; });
 
 TEST_F(TrainerTest, CheckpointsOfOtherRunsAreRefused) {
   const TrainerOptions options = Options(4);
