@@ -148,11 +148,14 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
 
 double KeysOfWeights(const ModelConfig& model) {
   double weights = 0, of_key = 0;
-  for (const LayerConfig& layer : model.layers) {
-    weights += LayerCost(model, layer);
-    const int32_t most = std::max(layer.window, layer.chunk);
+  for (int64_t i = 0; i < model.num_layers(); ++i) {
+    const LayerConfig& layer = model.layers[i];
+    weights += LayerCost(model, i);
+    if (layer.linear) continue;
+    const int64_t most = std::max<int64_t>(std::max(layer.window, layer.chunk),
+                                           model.attention.index_topk);
     if (most > 0) {
-      weights += KeyCost(model) * most;
+      weights += KeyCost(model) * static_cast<double>(most);
     } else {
       of_key += KeyCost(model);
     }

@@ -23,7 +23,8 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
 
 // The number of keys at which the attention of a token takes as many multiplications as its weights
 // do: what a token multiplies in addition to weights grows with its position. Layers with a sliding
-// window or with chunks count as weights, since their attention does not grow beyond.
+// window, chunks, selected keys or a recurrent state count as weights, since their attention does
+// not grow beyond.
 double KeysOfWeights(const ModelConfig& model);
 
 // The model of one stage. Without MoE layers it has no experts (ModelConfig::moe).
