@@ -181,10 +181,13 @@ std::string FlagsOf(const Layout& layout) {
 
 namespace {
 
-void AddSizes(int tp, int pp, const Cluster& cluster, const ModelConfig& model,
+// `ends`: ep and dp are 1 or tp, but no other divisor of tp.
+void AddSizes(int tp, int pp, bool ends, const Cluster& cluster, const ModelConfig& model,
               std::vector<Layout>& all) {
-  for (const int ep : model.has_moe() ? Divisors(tp) : std::vector<int>{1}) {
-    for (const int dp : Divisors(tp)) {
+  std::vector<int> sizes = Divisors(tp);
+  if (ends) std::erase_if(sizes, [&](int size) { return size != 1 && size != tp; });
+  for (const int ep : model.has_moe() ? sizes : std::vector<int>{1}) {
+    for (const int dp : sizes) {
       Layout layout;
       layout.mesh = {.tp = tp, .ep = ep, .dp = dp, .pp = pp};
       AddExchanges(layout, cluster, all);
@@ -205,7 +208,7 @@ std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& 
     if (!FitsNodes(world, cluster)) continue;
     for (const int pp : Divisors(world)) {
       if (stages > 0 ? pp != stages : pp > (cluster.cuda ? 1 : model.num_layers())) continue;
-      AddSizes(world / pp, pp, cluster, model, all);
+      AddSizes(world / pp, pp, /*ends=*/pp > 1 && stages == 0, cluster, model, all);
     }
   }
   return all;
