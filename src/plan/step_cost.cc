@@ -270,16 +270,17 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double local = physical / r_.mesh.ep, k = ExpertsOfToken();
   // All ranks wait for the one with the most rows, and for the one that reads the most experts.
   const ExpertLoad load = uniform_.MostLoaded(world);
-  double rows = load.rows;
+  double rows = load.rows, used = load.experts;
   if (r_.mesh.ep > 1) {
-    const double most = world * std::min(k, local), mean = uniform_.Mean(world).rows;
-    if (shape.expert_share > 0) {
-      rows = std::min(most, mean * shape.expert_share);
+    const ExpertLoad mean = uniform_.Mean(world);
+    const double most = world * std::min(k, local);
+    if (shape.expert_share > 0) {  // the step's own load
+      rows = std::min(most, mean.rows * shape.expert_share);
+      used = std::min({mean.experts, local, rows});
     } else {
-      rows = std::max(rows, std::min(most, rows + (routing_.imbalance - 1) * mean));
+      rows = std::max(rows, std::min(most, rows + (routing_.imbalance - 1) * mean.rows));
     }
   }
-  const double used = load.experts;
   if (used <= 0) return;
   const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
   const auto hidden = static_cast<double>(m_.hidden);
