@@ -62,6 +62,20 @@ TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {
             all / 4 + whole.model.num_layers() * 2 * a.kv_heads * sizeof(float));
 }
 
+TEST(Plan, TheCacheHasTheRowsOfEachLayer) {
+  EngineConfig config = Fixture();
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "families/mimo_v2_flash";
+  config.kv_cache_dtype = "bfloat16";
+  // Keys have 24 elements and values 16. The first layer has 2 KV heads, the other three have 4.
+  constexpr size_t kBytes = 63 * 16 * (24 + 16) * 2;
+  EXPECT_EQ(MakePlan(config).kv_bytes_per_rank, kBytes * (2 + 3 * 4));
+  config.mesh.pp = 2;
+  config.pp_layer_partition = "1,3";
+  EXPECT_EQ(MakePlan(config).kv_bytes_per_rank, kBytes * 3 * 4);  // of the largest stage
+  config.pp_layer_partition = "3,1";
+  EXPECT_EQ(MakePlan(config).kv_bytes_per_rank, kBytes * (2 + 2 * 4));
+}
+
 TEST(Plan, CachesOfOtherTypesAreNamed) {
   EngineConfig config = Fixture();
   config.kv_cache_dtype = "fp8_e5m2";
