@@ -151,6 +151,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"deepseek_v3", "EAGLE3", {1, 1}, "none", "auto", "", "", "3", false, 3, 9},
         Case{"deepseek_v3", "EAGLE", kDp2, "deepep", "auto", "", "", "3", true, 2, 6},
         Case{"gpt_oss", "EAGLE3", {2, 2}, "deepep", "auto", "", "", "4", false, 4, 20},
+        Case{
+            "../families/deepseek_v32", "EAGLE3", {1, 1}, "none", "auto", "", "", "3", false, 3, 9},
         Case{"yardling", "EAGLE", {1, 1}, "none", "auto", "", "", "2", false, 4, 8}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -111,12 +111,14 @@ TEST_P(EngineFixture, GeneratesWhatTransformersGenerates) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(References, EngineFixture,
-                         ::testing::Values(Case{"mixtral", {1, 1}, "none", 2048},
-                                           Case{"mixtral", {2, 2}, "deepep", 5},
-                                           Case{"mixtral", {2, 1}, "none", 3},
-                                           Case{"deepseek_v3_fp8", {2, 2}, "none", 7},
-                                           Case{"deepseek_v3_fp8", {2, 2}, "deepep", 64}));
+INSTANTIATE_TEST_SUITE_P(
+    References, EngineFixture,
+    ::testing::Values(
+        Case{"mixtral", {1, 1}, "none", 2048}, Case{"mixtral", {2, 2}, "deepep", 5},
+        Case{"mixtral", {2, 1}, "none", 3}, Case{"deepseek_v3_fp8", {2, 2}, "none", 7},
+        Case{"deepseek_v3_fp8", {2, 2}, "deepep", 64},
+        Case{"../families/deepseek_v32", {1, 1}, "none", 3},
+        Case{"../families/glm_moe_dsa_shared", {.tp = 2, .ep = 2, .dp = 2}, "deepep", 8}));
 
 TEST(Engine, AnUnfitRequestIsAnError) {
   EngineConfig config;
