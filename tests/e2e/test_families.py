@@ -54,3 +54,8 @@ def test_equals_transformers(tmp_path, name, layout):
 @pytest.mark.parametrize("layout", MORE)
 def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check("longcat_flash", tmp_path, *MORE[layout])
+
+
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path):
+    """Prompts in chunks that end within pages, and few slots for states, so that checkpoints are dropped."""
+    check("qwen3_next", tmp_path, "--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2)
