@@ -79,7 +79,6 @@ class Device {
   virtual std::string Describe() const = 0;  // for the log: "NVIDIA H200 (GPU 0)"
   virtual bool is_cpu() const { return false; }
   virtual FusedOps* fused() { return nullptr; }          // null: no fused ops on this device
-  virtual RecurrentOps* recurrent() { return nullptr; }  // null: no ops of recurrent layers
 
   // Allocates zeroed memory, aligned to 256 bytes. It is freed with the last copy of the pointer,
   // which must not outlive the device. Throws Error kResource.
@@ -141,6 +140,8 @@ class Device {
   virtual void CopyRows(const CopyRowsParams& p) = 0;
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
+
+  virtual RecurrentOps* recurrent() { return nullptr; }  // null: no ops of recurrent layers
 };
 
 // A Device on the threads of `pool`, which must outlive it. Ops run synchronously.

@@ -1,10 +1,17 @@
 // Models with recurrent states: outputs do not depend on chunks, on the batch or on the ranks.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
 #include "core/testing.h"
 #include "model/state_storage.h"
 #include "model/test_layouts.h"
 #include "model/weights/shard.h"
+#include "model/weights/testing.h"
 
 namespace switchyard {
 namespace {
@@ -16,6 +23,50 @@ constexpr char kModel[] = "../families/qwen3_next";
 std::vector<Outcome> RunAlone(const Case& c, const Group& texts) { return Run(c, {texts}).front(); }
 std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
   return Run(c, groups);  // the name is a member of tests
+}
+
+// The tensors prompt.i, generated.i and logits.i of reference.safetensors.
+template <typename T>
+std::vector<T> Reference(const std::string& family, const std::string& tensor) {
+  const std::string bytes =
+      testing::ReadBytes(Fixture("../families/" + family) / "reference.safetensors");
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto range =
+      nlohmann::json::parse(bytes.substr(sizeof header, header)).at(tensor).at("data_offsets");
+  const size_t begin = range[0], end = range[1];
+  std::vector<T> values((end - begin) / sizeof(T));
+  std::memcpy(values.data(), bytes.data() + sizeof header + header + begin, end - begin);
+  return values;
+}
+
+// The prompt and the tokens that transformers has generated, in chunks and then row by row.
+void ExpectReference(const Case& c, const std::string& family, const std::string& i) {
+  const auto prompt = Reference<int64_t>(family, "prompt." + i);
+  const auto generated = Reference<int64_t>(family, "generated." + i);
+  const auto want = Reference<float>(family, "logits." + i);
+  Text text{.tokens = {prompt.begin(), prompt.end()}, .chunk = 5};
+  text.tokens.insert(text.tokens.end(), generated.begin(), generated.end());
+  text.decode_from = static_cast<int>(prompt.size()) + 3;
+  const std::vector<float> logits = RunAlone(c, {text}).front().logits;
+  for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(logits[n], want[n], 2e-4) << n;
+  const auto vocab = static_cast<std::ptrdiff_t>(logits.size() / text.tokens.size());
+  for (size_t t = prompt.size(); t < text.tokens.size(); ++t) {
+    const auto row = logits.begin() + static_cast<std::ptrdiff_t>(t - 1) * vocab;
+    ASSERT_EQ(std::max_element(row, row + vocab) - row, text.tokens[t]) << t;
+  }
+}
+
+TEST(RecurrentModelTest, LogitsAreThoseOfTransformers) {
+  for (const std::string family :
+       {"qwen3_next", "qwen3_next_dense", "qwen3_5_moe_text", "qwen3_5_moe"}) {
+    const std::string path = "../families/" + family;
+    for (const Case& c : {Case{path}, Case{path, 2}, Case{path, 2, 2, "deepep"}})
+      for (const char* prompt : {"0", "1", "2"}) {
+        SCOPED_TRACE(::testing::Message() << c << ", prompt " << prompt);
+        ExpectReference(c, family, prompt);
+      }
+  }
 }
 
 TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {

@@ -78,3 +78,8 @@ def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
     (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
     code, error = fails_to_start("--model-path", model, *FLAGS, "--speculative-algorithm", "NEXTN")
     assert code == 2 and "DeepseekV32ForCausalLM has no multi-token prediction" in error, error
+
+
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path):
+    """Prompts in chunks that end within pages, and few slots for states, so that checkpoints are dropped."""
+    check("qwen3_next", tmp_path, "--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2)

@@ -43,8 +43,9 @@ LONGCAT = dict(vocab_size=512, hidden_size=32, num_layers=2, num_attention_heads
                ffn_hidden_size=40)
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0,
               original_max_position_embeddings=24)
+# The gated norm amplifies the rounding of small outputs of a head; a larger epsilon limits this.
 LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=10,
-              linear_conv_kernel_dim=4)
+              linear_conv_kernel_dim=4, rms_norm_eps=1e-4)
 LLAMA4_VISION = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vision_output_dim=8,
                      image_size=4, patch_size=2, projector_input_dim=8, projector_output_dim=8)
 MIMO = dict(hidden_size=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, intermediate_size=64,
