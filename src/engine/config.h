@@ -48,6 +48,7 @@ struct EngineConfig {
   // groups; 0: an equal part of the decoding requests
   int32_t pp_max_micro_batch_size = 0;
   int32_t pp_async_batch_depth = 0;          // --pp-async-batch-depth: see PassesInFlight
+  bool dynamic_chunking = false;             // --enable-dynamic-chunking: see PrefillBudget
   std::string load_balance_method = "auto";  // --load-balance-method: see DpController
   MoeOptions moe;  // --moe-a2a-backend, --deepep-mode, … (row_dtype is set from dtype)
   SpeculativeOptions speculative;         // --speculative-algorithm, …

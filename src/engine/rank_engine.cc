@@ -60,6 +60,7 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
           .preemption_threshold = options.preemption_threshold,
           .max_draft_rows = int64_t{options.max_drafts} * options.max_running_requests,
           .drafts_take_room = options.max_forced > 0,
+          .chunk_keys = options.chunk_keys,
           .passes = passes,
           .max_micro_batch = options.max_micro_batch};
 }

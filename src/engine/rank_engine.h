@@ -110,6 +110,7 @@ class RankEngine {
     // With several passes in flight: maximum number of decoding requests in one of them; 0: an
     // equal part of the decoding requests.
     int64_t max_micro_batch = 0;
+    double chunk_keys = 0;    // see PrefillBudget::keys
     bool priorities = false;  // --enable-priority-scheduling
     int64_t preemption_threshold = 10;
     int32_t decode_log_interval = 0;  // decode steps between log lines; 0: no lines

@@ -92,6 +92,9 @@ struct RankEngine::Impl {
   StepOutputs RunStaged(bool runs);
   // Computes and sends the results of the planned batch, on the last stage.
   StepOutputs Evaluate(std::span<const float> logits);
+  // On the last stage: keeps the chosen experts of a part for the sequence's next result.
+  // `first_row`: the part's first row in the batch.
+  void KeepRouted(Sequence& sequence, const Part& part, int64_t first_row) const;
   // Converts the rows of a part to an output. It has tokens and log-probabilities. After the last
   // part of a pooled request it has the pooled vector. With kError, `error` is empty if a logit is
   // not finite.

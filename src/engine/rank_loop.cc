@@ -32,6 +32,7 @@
 #include "engine/step_timer.h"
 #include "engine/weight_checksums.h"
 #include "kernels/ops.h"
+#include "model/stages.h"
 
 namespace switchyard {
 
@@ -67,7 +68,7 @@ int64_t MicroBatchOfGroup(const EngineConfig& config) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  const Mesh& mesh, int group, profile::Profiler* profiler,
+                                  double chunk_keys, const Mesh& mesh, int group, profile::Profiler* profiler,
                                   Drafter* drafter, PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
@@ -79,6 +80,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           // With stages, the time between two steps is not that of a pass.
           .target_step_ms = mesh.pp() > 1 ? 0 : config.target_step_ms,
           .max_micro_batch = MicroBatchOfGroup(config),
+          .chunk_keys = chunk_keys,
           .priorities = config.priority_scheduling,
           .preemption_threshold = config.preemption_threshold,
           .decode_log_interval = mesh.rank() == 0 ? config.decode_log_interval : 0,
@@ -161,13 +163,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   std::optional<StageLinks> links;
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
-  if (links) options.stage_rows = &links->rows();
   options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
-  if (links)
-    options.load.progress = [&links, report = options.load.progress](size_t done, size_t total) {
-      links->Advance();
-      if (report) report(done, total);
-    };
   ExpertServices experts(config, plan, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
@@ -176,8 +172,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = std::move(weights);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
-  if (links)  // which excludes disaggregation
-    options.before_operation = [&links](uint64_t, const schedule::Operation&) { links->Advance(); };
+  if (links) links->AddTo(&options);  // excludes disaggregation, which sets before_operation too
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
@@ -191,9 +186,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
-  if (links) staged.emplace(chosen, *comm, *links, PassesInFlight(config), config.page_size);
+  if (links) staged.emplace(chosen, *comm, *links, config, whole);
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool, &kept->draft);
-  RankEngine engine(EngineOptions(config, plan, comm->mesh, group, &profiler,
+  // Of the whole model, so that all stages plan the same chunks.
+  const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
+  RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,
                                   drafting.drafter.get(), pages ? &pages->records : nullptr),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   if (links) links->AwaitLoaded();

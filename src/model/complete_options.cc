@@ -16,7 +16,9 @@ bool UsesFp8GroupActivations(const ModelConfig& config) {
   const LinearSchemes schemes(config.quantization);
   const TensorNames names = NamesOf(config);
   const auto layer = std::ranges::find_if(config.layers, &LayerConfig::moe);
-  const auto index = config.first_layer + (layer - config.layers.begin());
+  const auto index = config.first_moe_layer >= 0
+                         ? config.first_moe_layer
+                         : config.first_layer + (layer - config.layers.begin());
   const std::string experts = LayerPrefix(names, index) + names.moe + ".experts.";
   const std::string one = names.interleaved_experts ? "gate_up_proj" : "0." + names.expert_gate;
   return schemes.Of(experts + one).activation == ActivationFormat::kFp8Group;

@@ -134,6 +134,8 @@ struct ModelConfig {
   // number of its first layer in the checkpoint.
   bool is_mtp = false;
   int64_t first_layer = 0;
+  // Set by StageConfigOf: the number of the whole model's first MoE layer; -1: `layers` has it.
+  int64_t first_moe_layer = -1;
   // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
   // final norm and the head.
   bool has_embedding = true, has_head = true;

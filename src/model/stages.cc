@@ -38,6 +38,15 @@ double LayerCost(const ModelConfig& model, const LayerConfig& layer) {
   return attention + dense + hidden * (3 * width + static_cast<double>(moe.router.num_logits()));
 }
 
+// Multiplications of a layer's attention for one token and key.
+double KeyCost(const ModelConfig& model) {
+  const AttentionConfig& a = model.attention;
+  const auto heads = static_cast<double>(a.heads);
+  if (a.kind == AttentionConfig::Kind::kGrouped)
+    return 2 * heads * static_cast<double>(a.head_dim);
+  return heads * static_cast<double>(2 * a.kv_lora_rank + a.qk_rope_head_dim);
+}
+
 // The cost of a split so far. Of two splits with the same largest stage, the more even one is
 // better.
 struct SplitCost {
@@ -124,10 +133,26 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
   return ranges;
 }
 
+double KeysOfWeights(const ModelConfig& model) {
+  double weights = 0, of_key = 0;
+  for (const LayerConfig& layer : model.layers) {
+    weights += LayerCost(model, layer);
+    const int32_t most = std::max(layer.window, layer.chunk);
+    if (most > 0) {
+      weights += KeyCost(model) * most;
+    } else {
+      of_key += KeyCost(model);
+    }
+  }
+  return of_key > 0 ? weights / of_key : std::numeric_limits<double>::infinity();
+}
+
 ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& range) {
   ModelConfig stage = model;
   stage.layers.assign(model.layers.begin() + range.begin, model.layers.begin() + range.end);
   stage.first_layer = range.begin;
+  const auto moe = std::ranges::find_if(model.layers, &LayerConfig::moe);
+  if (moe != model.layers.end()) stage.first_moe_layer = moe - model.layers.begin();
   stage.has_embedding = range.has_embedding;
   stage.has_head = range.has_head;
   if (std::ranges::none_of(stage.layers, &LayerConfig::moe)) stage.moe.reset();

@@ -21,6 +21,11 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
                                               std::span<const int> sizes = {},
                                               const std::string& name = "--pp-layer-partition");
 
+// The number of keys at which the attention of a token takes as many multiplications as its weights
+// do: what a token multiplies in addition to weights grows with its position. Layers with a sliding
+// window or with chunks count as weights, since their attention does not grow beyond.
+double KeysOfWeights(const ModelConfig& model);
+
 // The model of one stage. Without MoE layers it has no experts (ModelConfig::moe).
 ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& range);
 

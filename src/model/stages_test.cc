@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/testing.h"
 #include "model/rank_memory.h"
@@ -47,6 +48,27 @@ TEST(SplitLayers, CostCountsTheSelectedExpertsAndTheHead) {
   EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(6, 2));
   model.vocab_size = 100'000;  // the head costs more than all layers
   EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(7, 1));
+}
+
+// Checks the ratio against a count by hand.
+TEST(KeysOfWeights, ComparesAttentionWithWeights) {
+  ModelConfig model = Dense(3);
+  // Of a layer: q, k, v and output 4 x 64 x 64, feed-forward 3 x 64 x 64; a key 2 x 64.
+  EXPECT_DOUBLE_EQ(KeysOfWeights(model), 7 * 64 * 64 / (2.0 * 64));
+  model.layers[0].window = 10;
+  EXPECT_DOUBLE_EQ(KeysOfWeights(model), (3 * 7 * 64 * 64 + 10 * 2 * 64) / (2 * 2.0 * 64));
+  for (LayerConfig& layer : model.layers) layer.chunk = 16;
+  EXPECT_EQ(KeysOfWeights(model), std::numeric_limits<double>::infinity());
+}
+
+// Formats of activations are chosen by the first MoE layer of the model, in each of its stages.
+TEST(StageConfig, KnowsTheFirstMoeLayerOfTheModel) {
+  ModelConfig model = Dense(4);
+  model.moe = MoeModelConfig{.router = {.num_experts = 4, .top_k = 2}, .intermediate = 64};
+  for (int i = 1; i < 4; ++i) model.layers[i].moe = true;
+  for (const auto& range : SplitLayers(model, 4, std::vector<int>{1, 1, 1, 1}))
+    EXPECT_EQ(StageConfigOf(model, range).first_moe_layer, 1);
+  EXPECT_EQ(StageConfigOf(Dense(2), SplitLayers(Dense(2), 1).front()).first_moe_layer, -1);
 }
 
 TEST(SplitLayers, FirstHasTheEmbeddingAndLastTheHead) {

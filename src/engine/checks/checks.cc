@@ -21,6 +21,8 @@ void CheckStages(const EngineConfig& c) {
     if (c.pp_async_batch_depth != 0)
       throw Invalid("--pp-async-batch-depth {} has no effect without --pp-size",
                     c.pp_async_batch_depth);
+    if (c.dynamic_chunking)
+      throw Invalid("--enable-dynamic-chunking has no effect without --pp-size");
     if (c.pp_max_micro_batch_size != 0)
       throw Invalid("--pp-max-micro-batch-size {} has no effect without --pp-size",
                     c.pp_max_micro_batch_size);
@@ -34,6 +36,9 @@ void CheckStages(const EngineConfig& c) {
         "--pp-max-micro-batch-size {}: want at least 1 for each attention group "
         "(--dp-size {})",
         c.pp_max_micro_batch_size, c.mesh.dp);
+  if (c.dynamic_chunking && c.chunked_prefill_size < 0)
+    throw Invalid("--enable-dynamic-chunking has no effect with --chunked-prefill-size {}",
+                  c.chunked_prefill_size);
   const auto refuse = [&](bool given, std::string_view flag) {
     if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
   };

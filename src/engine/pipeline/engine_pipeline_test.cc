@@ -45,6 +45,7 @@ EngineConfig OneStage(EngineConfig config) {
   config.mesh.pp = 1;
   config.pp_layer_partition.clear();
   config.pp_max_micro_batch_size = config.pp_async_batch_depth = 0;
+  config.dynamic_chunking = false;
   return config;
 }
 
@@ -82,6 +83,7 @@ TEST_P(PipelineLimits, DoNotChangeOutputs) {
   }
   config.pp_max_micro_batch_size = 2;
   config.pp_async_batch_depth = 1;
+  config.dynamic_chunking = true;
   Engine engine(config);
   ExpectEqual(RunAll(engine, kRequests), want);
 }
@@ -187,15 +189,24 @@ TEST(Pipeline, LogProbabilitiesOfPromptsAreThoseOfOneStage) {
   }
 }
 
-TEST(Pipeline, RoutedExpertsAreRefused) {
-  Engine engine(ConfigOf("qwen3_moe", {.pp = 2}));
-  EngineRequest request{.input_ids = {1, 2, 3}};
-  request.routed_experts.enabled = true;
-  try {
-    engine.Generate(request);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--pp-size"));
+// The first layer of deepseek_v3 has no experts, so the first stage has none either.
+TEST(Pipeline, RoutedExpertsAreThoseOfOneStage) {
+  for (const Case& c : {Case{"qwen3_moe", {.pp = 3}},
+                        Case{"deepseek_v3", {.tp = 4, .ep = 2, .dp = 2, .pp = 3}, "deepep"}}) {
+    const EngineConfig config = ConfigFor(c);
+    const auto routed = [](Engine& engine, int32_t i) {
+      EngineRequest request{.input_ids = std::vector<int32_t>(60, 3 + i)};
+      request.sampling.max_new_tokens = 5;
+      request.sampling.temperature = 0;
+      request.routed_experts = {.enabled = true, .start = 7 * i};
+      return engine.Generate(request).routed_experts;
+    };
+    Engine plain(OneStage(config)), engine(config);
+    for (int32_t i = 0; i < 4; ++i) {
+      const std::vector<int32_t> want = routed(plain, i);
+      EXPECT_FALSE(want.empty());
+      EXPECT_EQ(routed(engine, i), want);
+    }
   }
 }
 
@@ -264,6 +275,13 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
               HasSubstr("has no effect without --pp-size 2"));
   EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_async_batch_depth = 1; }),
               HasSubstr("--pp-async-batch-depth 1 has no effect without --pp-size"));
+  EXPECT_THAT(error_alone([](EngineConfig& c) { c.dynamic_chunking = true; }),
+              HasSubstr("--enable-dynamic-chunking has no effect without --pp-size"));
+  EXPECT_THAT(error_of([](EngineConfig& c) {
+                c.dynamic_chunking = true;
+                c.chunked_prefill_size = -1;
+              }),
+              HasSubstr("--enable-dynamic-chunking has no effect with --chunked-prefill-size -1"));
   EXPECT_THAT(error_alone([](EngineConfig& c) { c.pp_max_micro_batch_size = 4; }),
               HasSubstr("--pp-max-micro-batch-size 4 has no effect without --pp-size"));
 }

@@ -20,6 +20,7 @@ MessageLaneOptions ResultsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = sizes.results_bytes, .places = sizes.batches + 1};
 }
 
+// Of messages without a usual size; longer ones are sent in parts.
 MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = size_t{256} << 10, .places = sizes.batches + 1};
 }
@@ -82,16 +83,26 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
       mesh_(comm.mesh),
       clock_(memory_, ClockOptions(mesh_)),
       rows_(memory_, Previous(mesh_), Next(mesh_), RowsOptions(sizes), "hidden rows"),
+      routed_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes), "chosen experts"),
       results_(memory_, ResultsFrom(mesh_), ResultsTo(mesh_), ResultsOptions(sizes),
                "results of the last stage"),
       control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
                "messages of the front"),
       broadcast_(memory_.Allocate(kFlagBytes)),
       loaded_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))) {
-  for (MessageLane* lane : {&rows_, &results_, &control_}) lane->UseClock(clock_);
+  for (MessageLane* lane : {&rows_, &routed_, &results_, &control_}) lane->UseClock(clock_);
   if (mesh_.last_stage()) return;  // it receives no results
-  rows_.WhileFull([this] { TakeEarly(); });
-  control_.WhileFull([this] { TakeEarly(); });
+  for (MessageLane* lane : {&rows_, &routed_, &control_})
+    lane->WhileFull([this] { TakeEarly(); });
+}
+
+void StageLinks::AddTo(ModelOptions* options) {
+  options->stage_rows = &rows_;
+  options->before_operation = [this](uint64_t, const schedule::Operation&) { Advance(); };
+  options->load.progress = [this, report = options->load.progress](size_t done, size_t total) {
+    Advance();
+    if (report) report(done, total);
+  };
 }
 
 void StageLinks::SendResults(std::string_view bytes) {
@@ -151,8 +162,8 @@ size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
   constexpr size_t kAlignment = 64;  // lines between allocations of one rank
   return ProgressClock::BytesPerRank() + MessageLane::BytesPerRank(RowsOptions(sizes)) +
          MessageLane::BytesPerRank(ResultsOptions(sizes)) +
-         MessageLane::BytesPerRank(ControlOptions(sizes)) +
-         kFlagBytes * static_cast<size_t>(1 + sizes.stages) + 6 * kAlignment;
+         2 * MessageLane::BytesPerRank(ControlOptions(sizes)) +
+         kFlagBytes * static_cast<size_t>(1 + sizes.stages) + 7 * kAlignment;
 }
 
 }  // namespace switchyard

@@ -11,6 +11,7 @@
 #include "comm/device/message_lane.h"
 #include "comm/device/progress_clock.h"
 #include "engine/config.h"
+#include "model/options.h"
 
 namespace switchyard {
 
@@ -27,6 +28,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 // Every rank of a stage is connected to the ranks with the same place in other stages:
 //
 //   rows:     hidden rows, stage → next stage
+//   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank of
+//             an attention group, and only for batches that return them
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage
 //
@@ -52,6 +55,10 @@ class StageLinks {
   static size_t BytesPerRank(const StageLinkSizes& sizes);
 
   MessageLane& rows() { return rows_; }
+  MessageLane& routed() { return routed_; }
+  // Sets the options of a model that sends and receives rows, and whose work counts as progress.
+  // Replaces before_operation.
+  void AddTo(ModelOptions* options);
   // This rank has done some work, so the ranks of other stages may wait for it longer.
   void Advance() { clock_.Advance(); }
   // Waits until the ranks with the same place in other stages have called it too. Stages load
@@ -84,7 +91,7 @@ class StageLinks {
   SymmetricMemory& memory_;
   const Mesh mesh_;
   ProgressClock clock_;
-  MessageLane rows_, results_, control_;
+  MessageLane rows_, routed_, results_, control_;
   const size_t broadcast_;  // flag: number of broadcasts that the stage's first rank has begun
   const size_t loaded_;     // flags, one line for each stage
   uint32_t broadcasts_ = 0;

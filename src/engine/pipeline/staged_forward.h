@@ -15,10 +15,9 @@ namespace switchyard {
 // thread only.
 class StagedForward : public ForwardFunction {
  public:
-  // `passes`: maximum number in flight.
-  StagedForward(ForwardFunction& model, RankComm& comm, StageLinks& links, int passes,
-                int32_t page_size)
-      : model_(model), comm_(comm), links_(links), passes_(passes), page_size_(page_size) {}
+  // `plan`: of the whole model.
+  StagedForward(ForwardFunction& model, RankComm& comm, StageLinks& links,
+                const EngineConfig& config, const EnginePlan& plan);
 
   // The hidden rows carry the fingerprint of their batch. If it differs from that of this stage, a
   // bug has made the schedulers diverge: Error kPeer.
@@ -32,16 +31,26 @@ class StagedForward : public ForwardFunction {
   std::string ReceiveResults() override { return links_.ReceiveResults(); }
   void PassOnResults(const std::string& bytes) override { links_.PassOnResults(bytes); }
   bool sends_values() const override { return comm_.mesh.attn_tp_rank() == 0; }
-  // Collective of the attention groups with the same requests, on all stages. The routed experts of
-  // other stages are not known, so routed_width is 0: none are returned.
+  // Of the layers of this stage and those before, [T, layers, top_k]. Only on the ranks that send
+  // values; empty on the others.
+  std::span<const int32_t> routed_experts() const override { return routed_; }
+  int64_t routed_width() const override { return routed_all_; }  // of all stages
+  // Collective of the attention groups with the same requests, on all stages.
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
 
  private:
+  // Appends the experts of this stage's layers to those of the stages before, and sends them on.
+  void JoinRouted(int64_t tokens);
+
   ForwardFunction& model_;
   RankComm& comm_;
   StageLinks& links_;
   const int passes_;
   const int32_t page_size_;
+  // Elements of a row of chosen experts: of the stages before, of this one, and of all; 0 without
+  // experts.
+  int64_t routed_before_ = 0, routed_own_ = 0, routed_all_ = 0;
+  std::vector<int32_t> routed_;
 };
 
 }  // namespace switchyard

@@ -19,7 +19,8 @@ bool IsNotFinite(const RequestOutput& result) {
 
 bool HasLogitRows(const auto& part) { return part.logit_rows > 0; }
 
-// What a stage needs to follow the others: results without log-probabilities and pooled vectors.
+// What a stage needs to follow the others: results without log-probabilities, chosen experts and
+// pooled vectors.
 StepOutputs WithoutValues(const StepOutputs& results) {
   StepOutputs small;
   for (const RequestOutput& result : results.outputs)
@@ -54,16 +55,36 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
                            {.name = "sample", .rows = std::ssize(batch.logit_rows)});
   StepOutputs results;
   size_t begin = 0;
+  int64_t first_row = 0;
   for (size_t i = 0; i < plan.size(); ++i) {
     const Part& part = parts[i];
+    Sequence& sequence = *plan[i].sequence;
+    KeepRouted(sequence, part, first_row);
+    first_row += part.rows;
     if (part.logit_rows == 0) continue;
     const Rows own{.logits = logits.subspan(begin * width, part.logit_rows * width), .drawn = {}};
     begin += part.logit_rows;
-    results.outputs.push_back(ResultOf(*plan[i].sequence, part, own));
+    results.outputs.push_back(ResultOf(sequence, part, own));
+    results.outputs.back().routed_experts = std::exchange(sequence.staged_routed.rows, {});
   }
   if (!results.outputs.empty())
     model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
   return results;
+}
+
+void RankEngine::Impl::KeepRouted(Sequence& sequence, const Part& part, int64_t first_row) const {
+  if (!sequence.routed_experts_pending() || !model.sends_values()) return;
+  Sequence::StagedRouted& kept = sequence.staged_routed;
+  if (kept.admission != part.admission)
+    kept = {.rows = {}, .end = sequence.next_routed, .admission = part.admission};
+  const int64_t begin = part.end - part.rows, first = std::max(begin, kept.end);
+  if (first >= part.end) return;
+  CHECK_LE(begin, kept.end);  // guaranteed by max_reusable
+  const int64_t width = model.routed_width();
+  const auto rows = model.routed_experts().subspan((first_row + first - begin) * width,
+                                                   (part.end - first) * width);
+  kept.rows.insert(kept.rows.end(), rows.begin(), rows.end());
+  kept.end = part.end;
 }
 
 RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, const Rows& own) {
@@ -169,6 +190,10 @@ void RankEngine::Impl::ApplyResult(Sequence& sequence, const Part& part, Request
   if (result && IsNotFinite(*result)) return FailNotFinite(sequence);
   if (result && sequence.pooled())
     sequence.next_pooled = std::max(sequence.next_pooled, part.range.end);
+  if (result && sequence.routed_experts_pending()) {
+    sequence.next_routed = std::max(sequence.next_routed, part.end);
+    std::ranges::copy(result->routed_experts, std::back_inserter(sequence.routed_experts));
+  }
   if (result) {
     sequence.next_logprob += PromptLogprobs(sequence, part);
     std::ranges::move(result->input_logprobs, std::back_inserter(sequence.input_logprobs));

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 
 #include <deque>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
 
 #include "engine/fake_forward.h"
+#include "engine/scheduler/prefill.h"
 #include "engine/test_rank_engine.h"
 #include "grammar/compiler.h"
 
@@ -46,8 +48,6 @@ class StageForward : public FakeForward {
     left_at_collective = results_.size();
     return FakeForward::RouterFaults(batch);
   }
-  int64_t routed_width() const override { return 0; }
-
   size_t most_bytes = 0, most_passed_on = 0;  // largest results sent and passed on
   size_t left_at_collective = 0;              // results that were not received before RouterFaults
   bool sends_values_of_results = true;
@@ -126,6 +126,7 @@ class Stages {
     append(all.new_tokens, news.new_tokens);
     append(all.input_logprobs, news.input_logprobs);
     append(all.output_logprobs, news.output_logprobs);
+    append(all.routed_experts, news.routed_experts);
     append(all.pooled, news.pooled);
     all.finish = news.finish;
     all.error = news.error;
@@ -156,6 +157,8 @@ EngineRequest RandomRequest(Draws& draws, uint64_t id) {
   p.ignore_eos = draws.Below(2);
   if (draws.Below(3) == 0)
     request.logprob = {.enabled = true, .start = draws.Below(length + 1) - 1, .top = 2};
+  if (draws.Below(3) == 0)
+    request.routed_experts = {.enabled = true, .start = draws.Below(length + 1)};
   return request;
 }
 
@@ -216,6 +219,7 @@ TEST(StagedPass, GivesWhatEachRequestGetsAlone) {
         EXPECT_EQ(got.new_tokens, want.new_tokens);
         ExpectEqualLogprobs(got.input_logprobs, want.input_logprobs);
         ExpectEqualLogprobs(got.output_logprobs, want.output_logprobs);
+        EXPECT_EQ(got.routed_experts, want.routed_experts);
       }
     }
   }
@@ -230,6 +234,7 @@ TEST(StagedPass, PooledPromptsGiveTheSameVectors) {
     for (uint64_t id = 1; id <= 20; ++id) {
       EngineRequest request = RandomRequest(draws, id);
       request.logprob = {};
+      request.routed_experts = {};
       request.sampling = {};
       request.sampling.max_new_tokens = 0;
       request.pooling = pooling;
@@ -396,6 +401,54 @@ TEST(StagedPass, MicroBatchesTakeTurns) {
     EXPECT_EQ(stages.seen.size(), 8u);
     EXPECT_LE(most - least, 1u);
     stages.RunOut();
+  }
+}
+
+// The later chunks of a long prompt are shorter, and of about equal cost. Outputs do not change.
+TEST(StagedPass, DynamicChunksHaveEqualCost) {
+  RankEngine::Options options = OptionsWith(80, /*chunk=*/32, /*max_running=*/6);
+  options.chunk_keys = 40;
+  std::vector<int64_t> rows;
+  {
+    Stages stages(options, 3);
+    EngineRequest request = Greedy(1, Count(150), 1);
+    stages.Tell({request});
+    while (stages.last_engine.HasWork()) {
+      stages.first.most_rows = 0;
+      stages.Step();
+      if (stages.first.most_rows > 0) rows.push_back(stages.first.most_rows);
+    }
+    stages.RunOut();
+  }
+  ASSERT_GT(rows.size(), 6u);
+  EXPECT_EQ(rows.front(), 32);
+  int64_t before = 0;
+  for (size_t i = 0; i < rows.size(); before += rows[i++]) {
+    if (i > 0) {
+      EXPECT_LE(rows[i], rows[i - 1]);
+    }
+    if (i + 1 == rows.size()) continue;  // the rest
+    EXPECT_LE(ChunkCost(before, rows[i], 40), ChunkCost(0, 32, 40) + 1e-9);
+    EXPECT_GT(ChunkCost(before, rows[i] + 1, 40), ChunkCost(0, 32, 40));
+  }
+  EXPECT_EQ(before, 150);
+
+  for (const double keys : {0.01, 1.0, 40.0, 1e9, std::numeric_limits<double>::infinity()}) {
+    SCOPED_TRACE(keys);
+    options.chunk_keys = 0;
+    Rig alone(options);
+    options.chunk_keys = keys;
+    Stages stages(options, 3);
+    Draws draws(3);
+    for (uint64_t id = 1; id <= 30; ++id) {
+      const EngineRequest request = RandomRequest(draws, id);
+      alone.Run(request);
+      stages.Tell({request});
+      if (draws.Below(2)) stages.Step();
+    }
+    stages.RunOut();
+    for (const auto& [id, want] : alone.seen)
+      EXPECT_EQ(stages.seen[id].new_tokens, want.new_tokens);
   }
 }
 

@@ -208,6 +208,9 @@ PrefillBudget Scheduler::PlanRunning() {
       .rows = decoding > 0 || others_decode_ ? std::min(rows, prefill_limit_) : rows,
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
+      .keys = options_.chunk_keys,
+      .cost = ChunkCost(0, options_.chunk_rows, options_.chunk_keys),
+      .least_rows = std::max<int64_t>(1, options_.chunk_rows / 8),
   };
   for (Sequence* sequence : decoding_) plan_.push_back({sequence, rows_of(sequence)});
   for (Sequence* sequence : running_) {

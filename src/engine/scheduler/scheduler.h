@@ -49,6 +49,7 @@ class Scheduler {
     // rows. The additional draft rows use the buffer rows of requests that do not run, and up to
     // half of the buffer rows of prompts, so they need no additional memory.
     bool drafts_take_room = false;
+    double chunk_keys = 0;  // see PrefillBudget::keys
     // Passes in flight (pipeline stages). With several, a step has at most max_micro_batch decoding
     // sequences (0: an equal part of them). Sequences whose last token is not known yet are left
     // out. The sequences take turns.

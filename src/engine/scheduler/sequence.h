@@ -92,6 +92,14 @@ struct Sequence {
   // rows are computed again.
   uint64_t admissions = 0;
   int64_t pooled_end = 0;  // on the last stage: the first position that is not in pooled_sum
+  // On the last stage: chosen experts that no result has carried yet, up to position `end`. They
+  // are computed again after an admission, because results may have been dropped.
+  struct StagedRouted {
+    std::vector<int32_t> rows;
+    int64_t end = 0;
+    uint64_t admission = 0;  // `admissions` of the rows
+  };
+  StagedRouted staged_routed;
   uint64_t planned = 0;    // number of the last step in which the sequence was decoding
   int64_t exported = 0;    // leading positions that another engine may read (KvRole::kExport)
 

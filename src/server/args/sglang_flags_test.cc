@@ -140,13 +140,15 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
 TEST(SglangFlagsTest, PipelineFlagsReachTheEngine) {
   const auto args =
       ParseServe(With({"--pipeline-parallel-size", "3", "--pp-layer-partition", "2,2,1",
-                       "--max-micro-batch-size", "8", "--pp-async-batch-depth", "1"}));
+                       "--max-micro-batch-size", "8", "--pp-async-batch-depth", "1",
+                       "--enable-dynamic-chunking"}));
   ASSERT_TRUE(args);
   const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
   EXPECT_EQ(back.mesh.pp, 3);
   EXPECT_EQ(back.pp_layer_partition, "2,2,1");
   EXPECT_EQ(back.pp_max_micro_batch_size, 8);
   EXPECT_EQ(back.pp_async_batch_depth, 1);
+  EXPECT_TRUE(back.dynamic_chunking);
   ASSERT_EQ(setenv("SGLANG_PP_LAYER_PARTITION", "1,2", 1), 0);
   EXPECT_EQ(ParseServe(With({"--pp-size", "2"}))->engine.pp_layer_partition, "1,2");
   EXPECT_EQ(ParseServe(With({}))->engine.pp_layer_partition, "");  // one stage

@@ -142,7 +142,7 @@ Front::Limits FrontLimits(const ServerArgs& args, const EnginePlan& plan,
           .context_length = plan.context_length,
           .cache_tokens = plan.num_pages * config.page_size,
           .max_open = MaxOpen(config, plan, queued_per_running),
-          .has_experts = plan.model.has_moe() && config.mesh.pp == 1,
+          .has_experts = plan.model.has_moe(),
           .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
           .queue_timeout = std::chrono::duration<double>(args.http.queue_timeout_seconds),
           .running_timeout = std::chrono::duration<double>(args.http.running_timeout_seconds)};
