@@ -1,6 +1,7 @@
 #include "engine/kept_pages.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "core/log.h"
@@ -39,20 +40,27 @@ size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& pla
   return ProgressBytes(config) + RecordBytes(config, plan) + most;
 }
 
-std::function<void(uint64_t, const schedule::Operation&)> KeptPages::PublishTo(
+std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::PublishTo(
     std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan) {
   if (memory.empty() || config.disaggregation_mode != "prefill") return nullptr;
   KvProgress progress = Progress(memory);
   progress.Publish(0, 0);  // the last epoch's passes had the same numbers
-  if (config.two_batch_overlap) return nullptr;
-  return [progress, layers = plan.model.num_layers()](
-             uint64_t pass, const schedule::Operation& operation) mutable {
+  struct Stored {
+    uint64_t pass = 0;
+    std::array<int64_t, 2> layers{};  // of each micro-batch
+  };
+  return [progress, layers = plan.model.num_layers(), stored = Stored()](
+             uint64_t pass, int micro_batches, const schedule::Operation& operation) mutable {
     using schedule::Kind;
     using schedule::Phase;
-    if (operation.kind == Kind::kLogits) progress.Publish(pass, layers);
-    if (operation.kind != Kind::kForward) return;
-    const bool stored = operation.phase != Phase::kQkv && operation.phase != Phase::kAttention;
-    progress.Publish(pass, operation.layer + (stored ? 1 : 0));
+    if (operation.kind != Kind::kForward && operation.kind != Kind::kLogits) return;
+    if (stored.pass != pass) stored = {.pass = pass};
+    const bool after_attention =
+        operation.phase != Phase::kQkv && operation.phase != Phase::kAttention;
+    const std::span<int64_t> parts = std::span(stored.layers).first(micro_batches);
+    parts[operation.micro_batch] =
+        operation.kind == Kind::kLogits ? layers : operation.layer + (after_attention ? 1 : 0);
+    progress.Publish(pass, std::ranges::min(parts));
   };
 }
 

@@ -28,10 +28,10 @@ struct KeptPages {
                            const EnginePlan& plan, const Mesh& mesh);
 
   // For ModelOptions::before_operation: publishes the progress of each pass (KvProgress), if
-  // another engine reads the pages. Null otherwise, and with two-batch overlap, where layers of two
-  // passes interleave.
-  static std::function<void(uint64_t pass, const schedule::Operation& operation)> PublishTo(
-      std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan);
+  // another engine reads the pages. Null otherwise. With two micro-batches, whose layers
+  // interleave, a layer counts once both have its keys and values.
+  static std::function<void(uint64_t pass, int micro_batches, const schedule::Operation& operation)>
+  PublishTo(std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan);
   // The progress of the rank with this kept memory.
   static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
 

@@ -11,7 +11,7 @@ namespace {
 class ForwardWithAborts {
  public:
   ForwardWithAborts(ModelOptions& options, int first, int stride) : first_(first), stride_(stride) {
-    options.before_operation = [this](uint64_t pass, const schedule::Operation&) {
+    options.before_operation = [this](uint64_t pass, int, const schedule::Operation&) {
       model_->AbortPass(pass + 1000);  // not in flight
       if (left_-- == 0) model_->AbortPass(pass);
     };

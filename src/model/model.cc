@@ -378,7 +378,7 @@ struct Model::Impl {
     Decoder::Watch watch{.profiler = profiler};
     if (running && options.before_operation)
       watch.before = [&](const Pass& pass, const schedule::Operation& operation) {
-        options.before_operation(pass.number, operation);
+        options.before_operation(pass.number, static_cast<int>(parts.size()), operation);
       };
     device.Run(0, [&] { decoder.Run(list, parts, logit_rows, watch); });
   }

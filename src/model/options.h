@@ -58,7 +58,8 @@ struct ModelOptions {
   // Called on the rank's thread before each operation of Model::Forward, except for operations of
   // captured passes. May call Model::AbortPass, before the same operation on every rank. Null:
   // none.
-  std::function<void(uint64_t pass, const schedule::Operation& operation)> before_operation;
+  std::function<void(uint64_t pass, int micro_batches, const schedule::Operation& operation)>
+      before_operation;
   bool keeps_hidden = false;  // enables Model::hidden
   // With keeps_hidden: Model::hidden has the inputs of these layers instead, ascending. The number
   // of layers stands for the output of the last one.

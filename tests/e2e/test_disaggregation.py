@@ -83,8 +83,9 @@ def expected():
 
 LAYOUTS = {
     "tcp, pages of 16 and 5": ("tcp", ["--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--page-size", 5]),
-    "shm, chunks": ("shm", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--page-size", 8],
-                    ["--moe-a2a-backend", "deepep"]),
+    "shm, chunks, two-batch overlap": (
+        "shm", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--page-size", 8, "--enable-two-batch-overlap"],
+        ["--moe-a2a-backend", "deepep"]),
     "normal to low_latency, one group to two": (
         "shm", ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
         ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,

@@ -1,7 +1,10 @@
 """`serve --pp-size`: pipeline stages on CPU ranks give the responses of one stage, and refuse what they do not support."""
+import base64
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import threading
 import time
@@ -9,7 +12,7 @@ import time
 import pytest
 
 import check_reference
-from server import FIXTURES, Server, fails_to_start
+from server import FIXTURES, MPIRUN, OtherNode, Server, fails_to_start, free_port, mpi_ranks
 
 MODEL = FIXTURES / "deepseek_v3"
 COMMON = ["--dtype", "float32", "--max-total-tokens", 2048, "--chunked-prefill-size", 16, "--page-size", 4, "--log-level",
@@ -73,10 +76,12 @@ def test_clients_that_disconnect_free_their_pages(server):
     server.wait_idle()
 
 
-def test_routed_experts_are_refused(server):
-    status, answer = server.request("/generate", {"input_ids": [1, 2], "sampling_params": GREEDY,
-                                                  "return_routed_experts": True})
-    assert status == 400 and "--pp-size" in json.dumps(answer)
+def test_routed_experts_have_the_rows_of_all_layers(server):
+    answer = generate(server, input_ids=list(range(3, 40)), sampling_params=GREEDY, return_routed_experts=True)
+    rows = base64.b64decode(answer["meta_info"]["routed_experts"])
+    config = json.loads((MODEL / "config.json").read_text())
+    width = config["num_hidden_layers"] * config["num_experts_per_tok"]
+    assert len(rows) == 4 * width * (37 + 12 - 1)
 
 
 def test_traces_have_the_operations_of_each_stage(server, tmp_path):
@@ -107,13 +112,82 @@ def test_the_end_of_a_rank_ends_the_server():
         assert "rank 1" in server.text()
 
 
+# Layouts of several nodes, and those of one stage with the same tp.
+RANKS = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dist-timeout", 60]
+STAGES = ["--pp-size", 2, "--pp-layer-partition", "2,1", "--enable-dynamic-chunking"]
+
+
+def all_kinds(server):
+    prompts = [[3], list(range(5, 60)), [7, 8, 9] * 30]
+    out = []
+    for temperature in (0, 0.8):
+        answers = generate(server, input_ids=prompts, return_logprob=True, logprob_start_len=0, return_routed_experts=True,
+                           sampling_params={"temperature": temperature, "sampling_seed": 11, "max_new_tokens": 20,
+                                            "ignore_eos": True})
+        out += [(a["output_ids"], a["meta_info"]["output_token_logprobs"], a["meta_info"]["input_token_logprobs"],
+                 a["meta_info"]["routed_experts"]) for a in answers]
+    return out
+
+
+@pytest.fixture(scope="module")
+def of_one_stage():
+    with Server(MODEL, *RANKS, *COMMON) as server:
+        return all_kinds(server)
+
+
+@contextlib.contextmanager
+def two_nodes(*flags):
+    address = f"127.0.0.1:{free_port()}"
+    with OtherNode(MODEL, address, *flags) as node1:
+        with Server(MODEL, *flags, "--nnodes", 2, "--dist-init-addr", address) as node0:
+            yield node0, node1
+
+
+def test_nodes_with_whole_stages_answer_as_one_stage(of_one_stage):
+    with two_nodes(*RANKS, *STAGES, *COMMON) as (node0, node1):
+        assert len(node0.ranks()) == len(node1.ranks()) == 2
+        assert all_kinds(node0) == of_one_stage
+        assert all_kinds(node0) == of_one_stage  # prompts are in the cache
+        node0.wait_idle()
+        os.kill(node1.ranks()[1], signal.SIGKILL)
+        assert node0.process.wait(60) == 1
+        assert "rank 3" in node0.text() and "node 1" in node0.text(), node0.text()
+        assert node1.wait() == 1
+
+
+def test_a_stage_that_stops_ends_the_waits_of_the_other_node():
+    # Without a watchdog, only the deadline of waits for another stage ends the engine.
+    flags = ["--pp-size", 2, "--dist-timeout", 2, "--watchdog-timeout", 0]
+    with two_nodes(*flags, *COMMON) as (node0, node1):
+        stopped = node1.ranks()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            status, answer = node0.request("/generate", {"input_ids": [5, 6, 7], "sampling_params": GREEDY})
+            assert status >= 500, answer
+            assert node0.process.wait(60) == 1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+        assert "rank 0 (stage 0) waited 2 s for rank 1 (stage 1) in pipeline: results of the last stage" in node0.text()
+
+
+def test_ranks_of_mpirun_answer_as_one_stage(of_one_stage):
+    if not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    with Server(MODEL, *RANKS, *STAGES, *COMMON, prefix=[*MPIRUN, "-n", "4"]) as server:
+        assert all_kinds(server) == of_one_stage
+        os.kill(mpi_ranks(server)[0], signal.SIGTERM)  # not to mpirun, which kills its processes on SIGTERM
+        assert server.process.wait(60) == 0, server.text()
+
+
 @pytest.mark.parametrize("flags, error", [
     (["--pp-size", 4], "--pp-size 4: the model has 3 layers"),
     (["--pp-size", 2, "--pp-layer-partition", "1,1"], "the sum is 2, but the model has 3 layers"),
     (["--pp-size", 2, "--enable-two-batch-overlap"], "--enable-two-batch-overlap: not supported with --pp-size 2"),
     (["--pp-size", 2, "--speculative-algorithm", "NGRAM"], "--speculative-algorithm NGRAM"),
     (["--pp-size", 2, "--enable-elastic-ep"], "--enable-elastic-ep: with --pp-size 2, ranks cannot be restarted"),
-    (["--pp-size", 2, "--nnodes", 2, "--dist-init-addr", "127.0.0.1:1"], "--pp-size 2: supported on one host only"),
+    (["--pp-size", 2, "--nnodes", 3, "--dist-init-addr", "127.0.0.1:1"], "--nnodes 3 does not divide the 2 ranks of --pp-size 2"),
+    (["--enable-dynamic-chunking"], "--enable-dynamic-chunking has no effect without --pp-size"),
     (["--pp-async-batch-depth", 1], "--pp-async-batch-depth 1 has no effect without --pp-size"),
 ])
 def test_bad_flags_are_named(flags, error):

@@ -98,7 +98,7 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
 
 void StageLinks::AddTo(ModelOptions* options) {
   options->stage_rows = &rows_;
-  options->before_operation = [this](uint64_t, const schedule::Operation&) { Advance(); };
+  options->before_operation = [this](uint64_t, int, const schedule::Operation&) { Advance(); };
   options->load.progress = [this, report = options->load.progress](size_t done, size_t total) {
     Advance();
     if (report) report(done, total);

@@ -1,0 +1,64 @@
+#include "engine/kept_pages.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace switchyard {
+namespace {
+
+using schedule::Kind;
+using schedule::Phase;
+
+// A rank of a prefill worker whose model has three layers.
+class Published {
+ public:
+  Published() {
+    plan_.model.layers.resize(3);
+    config_.disaggregation_mode = "prefill";
+    publish_ = KeptPages::PublishTo(memory_, config_, plan_);
+  }
+  // The layers of the pass that readers see before a phase of a micro-batch.
+  int64_t Before(uint64_t pass, int micro_batches, int micro_batch, int layer, Phase phase) {
+    publish_(pass, micro_batches,
+             {.kind = Kind::kForward, .micro_batch = micro_batch, .layer = layer, .phase = phase});
+    return KeptPages::Progress(memory_).LayersOf(pass);
+  }
+  int64_t BeforeLogits(uint64_t pass, int micro_batches, int micro_batch) {
+    publish_(pass, micro_batches, {.kind = Kind::kLogits, .micro_batch = micro_batch});
+    return KeptPages::Progress(memory_).LayersOf(pass);
+  }
+
+ private:
+  alignas(64) std::array<std::byte, 4096> memory_{};
+  EngineConfig config_;
+  EnginePlan plan_;
+  std::function<void(uint64_t, int, const schedule::Operation&)> publish_;
+};
+
+TEST(KeptPages, ALayerIsPublishedAfterItsAttention) {
+  Published rank;
+  EXPECT_EQ(rank.Before(1, 1, 0, 0, Phase::kAttention), 0);
+  EXPECT_EQ(rank.Before(1, 1, 0, 0, Phase::kRoute), 1);
+  EXPECT_EQ(rank.Before(1, 1, 0, 1, Phase::kQkv), 1);
+  EXPECT_EQ(rank.Before(1, 1, 0, 1, Phase::kFinish), 2);
+  EXPECT_EQ(rank.BeforeLogits(1, 1, 0), 3);
+  EXPECT_EQ(rank.Before(2, 1, 0, 0, Phase::kAttention), 0);
+}
+
+TEST(KeptPages, ALayerOfTwoMicroBatchesIsPublishedAfterBoth) {
+  Published rank;
+  EXPECT_EQ(rank.Before(7, 2, 0, 0, Phase::kRoute), 0);
+  EXPECT_EQ(rank.Before(7, 2, 0, 1, Phase::kAttention), 0);
+  EXPECT_EQ(rank.Before(7, 2, 1, 0, Phase::kExperts), 1);
+  EXPECT_EQ(rank.Before(7, 2, 0, 2, Phase::kExperts), 1);
+  EXPECT_EQ(rank.Before(7, 2, 1, 1, Phase::kExperts), 2);
+  EXPECT_EQ(rank.BeforeLogits(7, 2, 0), 2);
+  EXPECT_EQ(rank.Before(7, 2, 1, 2, Phase::kFinish), 3);
+  EXPECT_EQ(rank.BeforeLogits(7, 2, 1), 3);
+  // The next pass has one micro-batch.
+  EXPECT_EQ(rank.Before(8, 1, 0, 0, Phase::kExperts), 1);
+}
+
+}  // namespace
+}  // namespace switchyard
