@@ -280,7 +280,7 @@ int RunOneBatch(const OneBatchArgs& args) {
                    const CpuBinding binding = BindRank(config, plan, *comm->tp);
                    ThreadPool pool(binding.threads, binding.cpus);
                    ModelOptions options = MakeModelOptions(config, plan, rank);
-                   const ExpertServices experts(config, plan, *comm);
+                   const ExpertServices experts(config, plan, plan, *comm);
                    experts.AddTo(&options);
                    profile::Profiler profiler(rank, comm->mesh.Title());
                    options.profiler = &profiler;

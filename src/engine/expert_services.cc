@@ -11,10 +11,12 @@ bool DispatchesShared(const EngineConfig& config, const MoeModelConfig& moe) {
   return config.moe.waterfill && moe.shared_intermediate > 0;
 }
 
-std::unique_ptr<ExpertRecorder> MakeRecorder(const EngineConfig& config, const ModelConfig& model,
+std::unique_ptr<ExpertRecorder> MakeRecorder(const EngineConfig& config, const EnginePlan& plan,
                                              RankComm& comm) {
   if (!config.recorder.any()) return nullptr;
+  const ModelConfig& model = plan.model;
   const ExpertRecorderShape shape{.layers = static_cast<int>(model.num_layers()),
+                                  .first_layer = plan.stages[comm.mesh.pp_rank()].begin,
                                   .experts = model.moe->router.num_experts,
                                   .top_k = model.moe->router.top_k,
                                   .redundant = config.moe.num_redundant_experts,
@@ -52,8 +54,9 @@ EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan) {
           .shared_dispatched = DispatchesShared(config, moe)};
 }
 
-ExpertServices::ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm)
-    : recorder(MakeRecorder(config, plan.model, comm)),
+ExpertServices::ExpertServices(const EngineConfig& config, const EnginePlan& plan,
+                               const EnginePlan& whole, RankComm& comm)
+    : recorder(MakeRecorder(config, whole, comm)),
       manager(MakeManager(config, plan, comm)),
       replicas(MakeReplicas(config, comm.mesh)) {
   std::vector<RoutingObserver*> watching;

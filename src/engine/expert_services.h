@@ -21,7 +21,9 @@ EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 // The components that the flags enable; the other members are null. Each rank has one object, which
 // outlives the rank's model and borrows `comm`.
 struct ExpertServices {
-  ExpertServices(const EngineConfig& config, const EnginePlan& plan, RankComm& comm);
+  // `plan`: of this rank's pipeline stage. `whole`: of all stages; the same with one stage.
+  ExpertServices(const EngineConfig& config, const EnginePlan& plan, const EnginePlan& whole,
+                 RankComm& comm);
   // Adds the components to the model's options.
   void AddTo(ModelOptions* options) const;
 

@@ -164,7 +164,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
   options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
-  ExpertServices experts(config, plan, *comm);
+  ExpertServices experts(config, plan, whole, *comm);
   experts.AddTo(&options);
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
@@ -261,10 +261,12 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Profiles start and end with a collective of all stages.
-bool NeedAllStages(const std::vector<ControlMessage>& messages) {
-  return std::ranges::any_of(messages, [](const ControlMessage& message) {
-    return std::holds_alternative<StartProfile>(message) ||
+// Profiles start and end with a collective of all stages, which gather recorded experts too.
+bool NeedAllStages(const std::vector<ControlMessage>& messages, const ExpertRecorder* recorder) {
+  return std::ranges::any_of(messages, [&](const ControlMessage& message) {
+    return (recorder && (std::holds_alternative<RecordExperts>(message) ||
+                         std::holds_alternative<GetExpertLoad>(message))) ||
+           std::holds_alternative<StartProfile>(message) ||
            std::holds_alternative<StopProfile>(message);
   });
 }
@@ -350,7 +352,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     // While a stage waits in a collective of all stages, it receives no results. Other stages could
     // then wait forever for room to send results. So the results of all passes in flight are
     // collected first.
-    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages)))
+    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages, recorder)))
       Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     if (engine.paused()) timer.Interrupt();

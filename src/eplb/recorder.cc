@@ -58,6 +58,7 @@ ExpertRecorder::ExpertRecorder(const ExpertRecorderOptions& options,
       steps_(options.buffer_size) {}
 
 void ExpertRecorder::OnPlacement(int layer, const ExpertPlacement& placement) {
+  layer += shape_.first_layer;
   CHECK_LT(layer, shape_.layers);
   CHECK_EQ(placement.num_physical(), shape_.experts + shape_.redundant);
   auto slots = std::make_shared<std::vector<int32_t>>(*slots_);
@@ -74,6 +75,7 @@ const ExpertRecorder::OpenPass* ExpertRecorder::Find(uint64_t pass) const {
 void ExpertRecorder::OnRoute(uint64_t number, int layer, const RoutedTokens& tokens) {
   OpenPass* pass = Find(number);
   if (!pass) return;
+  layer += shape_.first_layer;
   if (!by_dispatch_) {
     int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
     for (const int32_t id : tokens.physical)
@@ -93,6 +95,7 @@ void ExpertRecorder::OnRoute(uint64_t number, int layer, const RoutedTokens& tok
 void ExpertRecorder::OnCounts(uint64_t number, int layer, const RoutedCounts& counts) {
   OpenPass* pass = Find(number);
   if (!pass || by_dispatch_) return;
+  layer += shape_.first_layer;
   CHECK_LE(std::ssize(counts.physical), physical_);
   int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
   for (size_t p = 0; p < counts.physical.size(); ++p) count[p] += counts.physical[p];
@@ -102,6 +105,7 @@ void ExpertRecorder::OnCounts(uint64_t number, int layer, const RoutedCounts& co
 void ExpertRecorder::OnDispatch(uint64_t number, int layer, const GroupedRows& rows) {
   OpenPass* pass = Find(number);
   if (!pass || comm_.mesh.moe_tp_rank() != 0) return;
+  layer += shape_.first_layer;
   int32_t* count = pass->count.data() + static_cast<int64_t>(layer) * physical_;
   for (size_t local = 0; local < local_to_physical_.size(); ++local)
     count[local_to_physical_[local]] +=
@@ -228,11 +232,11 @@ bool ExpertRecorder::Stop() {
 }
 
 ExpertLoad ExpertRecorder::Load() {
-  std::vector<int64_t> all(total_.size() * comm_.tp->size());
-  comm_.tp->AllGather(total_.data(), all.data(), total_.size() * sizeof total_[0]);
+  std::vector<int64_t> all(total_.size() * comm_.all().size());
+  comm_.all().AllGather(total_.data(), all.data(), total_.size() * sizeof total_[0]);
   const std::array mine = {total_times_.dispatch, total_times_.experts, total_times_.combine};
-  std::vector<int64_t> times(mine.size() * comm_.tp->size());
-  comm_.tp->AllGather(mine.data(), times.data(), sizeof mine);
+  std::vector<int64_t> times(mine.size() * comm_.all().size());
+  comm_.all().AllGather(mine.data(), times.data(), sizeof mine);
   if (comm_.mesh.rank() != 0) return {};
   if (std::ranges::all_of(times, [](int64_t time) { return time == 0; })) times.clear();
   std::vector<int64_t> sum(total_.size());

@@ -105,7 +105,7 @@ ExpertDump ExpertRecorder::Dump() {
   // This broadcast has no timeout, because rank 0 may write to a slow disk, which must not end the
   // server.
   const std::string failed =
-      comm_.tp->Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
+      comm_.all().Broadcast(is_leader && !dump.error.empty() ? "failed" : "", /*idle=*/true);
   if (failed.empty()) steps_.Clear();
   return dump;
 }
@@ -120,7 +120,7 @@ ExpertDump ExpertRecorder::WriteDump() {
   Kept kept;
   for (int64_t i = 0; i < num_steps; ++i) {
     const RecordedStep& step = steps_.steps()[i];
-    comm_.tp->AllGather(step.logical.data(), gathered.data(), width * sizeof(int32_t));
+    comm_.all().AllGather(step.logical.data(), gathered.data(), width * sizeof(int32_t));
     if (is_leader) {
       kept.Try([&] {
         kept.passes.push_back(step.pass);
@@ -136,7 +136,13 @@ ExpertDump ExpertRecorder::WriteDump() {
       GatherTokens(step, static_cast<int32_t>(i), size_t(shape_.layers) * shape_.top_k, comm_,
                    &kept);
   }
+  // A rank knows the placement of its stage, and has −1 elsewhere.
+  std::vector<int32_t> all_slots(slots_->size() * static_cast<size_t>(world));
+  comm_.all().AllGather(slots_->data(), all_slots.data(), slots_->size() * sizeof(int32_t));
   if (!is_leader) return {};
+  std::vector<int32_t> slots(slots_->size(), -1);
+  for (size_t i = 0; i < all_slots.size(); ++i)
+    slots[i % slots.size()] = std::max(slots[i % slots.size()], all_slots[i]);
   if (!kept.error.empty()) {
     dump.error = kept.error;
     return dump;
@@ -146,8 +152,8 @@ ExpertDump ExpertRecorder::WriteDump() {
   SafetensorsWriter writer;
   std::vector<int32_t> map;
   for (int64_t layer = 0; layer < shape_.layers; ++layer)
-    map.insert(map.end(), slots_->begin() + layer * physical_,
-               slots_->begin() + layer * physical_ + placed);
+    map.insert(map.end(), slots.begin() + layer * physical_,
+               slots.begin() + layer * physical_ + placed);
   const auto view = [&](const char* name, DType dtype, std::vector<int64_t> shape,
                         const auto& values) {
     writer.AddView(name, dtype, std::move(shape), values.data());

@@ -186,6 +186,27 @@ def test_other_modes_count_the_same(mode, tmp_path):
         assert server.stop() == 0
 
 
+def test_stages_record_what_one_stage_records(tmp_path):
+    found, loads = [], []
+    for name, stages in (("one", []), ("three", ["--pp-size", 3])):
+        folder = tmp_path / name
+        folder.mkdir()
+        with Server(MODEL, *TP2_EP2, *stages, *COMMON, *recorder("per_pass", folder)) as server:
+            act(server, "start")
+            generate(server, text="Hello", sampling_params=GREEDY)
+            answer = act(server, "dump")
+            tensors_of_dump, metadata = tensors(answer["file"])
+            found.append({key: tensors_of_dump[key] for key in ("logical_count", "forward_pass_id", "physical_to_logical")})
+            assert sum(tensors_of_dump["rank_logical_count"][1]) == sum(tensors_of_dump["logical_count"][1])
+            assert metadata["num_layers"] == str(LAYERS)
+            _, load = server.request("/expert_distribution")
+            loads.append(load)
+            assert act(server, "dump")["shape"][0] == 0
+    assert found[0]["logical_count"][0] == [12, LAYERS, EXPERTS]
+    assert found[0] == found[1]
+    assert loads[0]["logical_count"] == loads[1]["logical_count"]
+
+
 def test_a_dump_is_what_a_placement_is_planned_from(tmp_path):
     with Server(MODEL, *TP2_EP2, *COMMON, *recorder("stat", tmp_path)) as server:
         act(server, "start")

@@ -49,7 +49,7 @@ void CheckStages(const EngineConfig& c) {
   refuse(c.eplb.enable, "--enable-eplb");
   refuse(c.eplb.dispatch != "static", fmt::format("--ep-dispatch-algorithm {}", c.eplb.dispatch));
   refuse(c.moe.init_expert_location != "trivial", "--init-expert-location");
-  refuse(!c.recorder.mode.empty(), "--expert-distribution-recorder-mode");
+  refuse(c.recorder.mode == "per_token", "--expert-distribution-recorder-mode per_token");
   refuse(c.recorder.metrics, "--enable-expert-distribution-metrics");
 }
 

@@ -233,8 +233,11 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
   EXPECT_THAT(error_of([](EngineConfig& c) { c.two_batch_overlap = true; }),
               HasSubstr("--enable-two-batch-overlap: not supported with --pp-size 2"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.eplb.enable = true; }), HasSubstr("--enable-eplb"));
-  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.mode = "stat"; }),
-              HasSubstr("--expert-distribution-recorder-mode"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.mode = "per_token"; }),
+              HasSubstr("--expert-distribution-recorder-mode per_token: not supported"));
+  EXPECT_THAT(error_of([](EngineConfig& c) { c.recorder.metrics = true; }),
+              HasSubstr("--enable-expert-distribution-metrics: not supported"));
+  EXPECT_EQ(error_of([](EngineConfig& c) { c.recorder.mode = "per_pass"; }), "");
   EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 4; }),
               HasSubstr("--pp-size 4: the model has 3 layers"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.mesh.pp = 0; }), HasSubstr("--pp-size 0"));
@@ -313,6 +316,8 @@ TEST(PipelinePlan, TheCacheUsesTheMemoryOfAllStages) {
   const Machine machine{.memory = {.total = int64_t{1} << 30, .available = int64_t{1} << 30},
                         .cpus = 4};
   const EnginePlan stages = MakePlanOn(machine, model, config, 3);
+  // On three hosts, each one has the weights and pages of one stage only.
+  EXPECT_GT(MakePlanOn(machine, model, config, 1).num_pages, 2 * stages.num_pages);
   config = OneStage(config);
   const EnginePlan whole = MakePlanOn(machine, model, config, 1);
   // Activations of three ranks and their links take a part of the memory.
