@@ -68,8 +68,9 @@ int64_t MicroBatchOfGroup(const EngineConfig& config) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  double chunk_keys, const Mesh& mesh, int group, profile::Profiler* profiler,
-                                  Drafter* drafter, PageRecords* records) {
+                                  double chunk_keys, const Mesh& mesh, int group,
+                                  profile::Profiler* profiler, Drafter* drafter,
+                                  PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .max_running_requests = plan.max_running_requests,

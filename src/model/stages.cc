@@ -42,8 +42,7 @@ double LayerCost(const ModelConfig& model, const LayerConfig& layer) {
 double KeyCost(const ModelConfig& model) {
   const AttentionConfig& a = model.attention;
   const auto heads = static_cast<double>(a.heads);
-  if (a.kind == AttentionConfig::Kind::kGrouped)
-    return 2 * heads * static_cast<double>(a.head_dim);
+  if (a.kind == AttentionConfig::Kind::kGrouped) return 2 * heads * static_cast<double>(a.head_dim);
   return heads * static_cast<double>(2 * a.kv_lora_rank + a.qk_rope_head_dim);
 }
 
@@ -153,6 +152,7 @@ ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& 
   stage.first_layer = range.begin;
   const auto moe = std::ranges::find_if(model.layers, &LayerConfig::moe);
   if (moe != model.layers.end()) stage.first_moe_layer = moe - model.layers.begin();
+  stage.whole_routed_width = model.routed_width();
   stage.has_embedding = range.has_embedding;
   stage.has_head = range.has_head;
   if (std::ranges::none_of(stage.layers, &LayerConfig::moe)) stage.moe.reset();
