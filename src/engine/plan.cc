@@ -132,7 +132,8 @@ struct Need {
   double fixed() const { return weights + states + activations + symmetric; }
 };
 
-// `stages`: the memory of a rank of each pipeline stage. `counts`: the number of ranks of each stage.
+// `stages`: the memory of a rank of each pipeline stage. `counts`: the number of ranks of each
+// stage.
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
                std::span<const RankMemory> stages, std::span<const int> counts) {
   Need need;

@@ -67,8 +67,9 @@ int64_t MicroBatchOfGroup(const EngineConfig& config) {
 }
 
 RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& plan,
-                                  double chunk_keys, const Mesh& mesh, int group, profile::Profiler* profiler,
-                                  Drafter* drafter, PageRecords* records) {
+                                  double chunk_keys, const Mesh& mesh, int group,
+                                  profile::Profiler* profiler, Drafter* drafter,
+                                  PageRecords* records) {
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .num_states = plan.num_states,

@@ -96,8 +96,7 @@ void Validate(const LogprobParams& p, int64_t vocab_size) {
 
 void Validate(const RoutedExpertsParams& p, int64_t prompt_length, bool model_has_experts) {
   if (p.enabled && !model_has_experts)
-    throw Refused("return_routed_experts",
-                  "cannot be given: this model has no experts");
+    throw Refused("return_routed_experts", "cannot be given: this model has no experts");
   if (p.start < 0 || p.start > prompt_length)
     throw Refused("routed_experts_start_len", "is {}, want 0 to {}, the prompt's length", p.start,
                   prompt_length);

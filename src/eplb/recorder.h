@@ -60,9 +60,9 @@ class RecordedSteps {
 // SGLang's srt/eplb/expert_distribution.py.
 
 struct ExpertRecorderShape {
-  int layers = 0;   // layers of the model; dense layers are included, and their counts stay 0
-  // Pipeline stages: the first layer of this rank's stage. Observed layers count from it. The counts
-  // of other stages' layers stay 0 on this rank. Modes per_token and metrics need one stage.
+  int layers = 0;  // layers of the model; dense layers are included, and their counts stay 0
+  // Pipeline stages: the first layer of this rank's stage. Observed layers count from it. The
+  // counts of other stages' layers stay 0 on this rank. Modes per_token and metrics need one stage.
   int first_layer = 0;
   int experts = 0;  // logical
   int top_k = 0;

@@ -173,6 +173,7 @@ struct ModelConfig {
   int64_t first_layer = 0;
   // Set by StageConfigOf: the number of the whole model's first MoE layer; -1: `layers` has it.
   int64_t first_moe_layer = -1;
+  int64_t whole_routed_width = -1;  // set by StageConfigOf: of the whole model
   // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
   // final norm and the head.
   bool has_embedding = true, has_head = true;
@@ -223,6 +224,12 @@ struct ModelConfig {
   // Whether sequences have recurrent states in addition to keys and values.
   bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::linear); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+  // Experts that a token chooses in all layers, those of other pipeline stages included; dense
+  // layers count as MoE layers. 0 without experts.
+  int64_t routed_width() const {
+    if (whole_routed_width >= 0) return whole_routed_width;
+    return moe ? num_layers() * moe->router.top_k : 0;
+  }
 };
 
 // The model that consists of the first MTP layer of `target`, for drafts. Its input is a hidden row

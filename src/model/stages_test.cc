@@ -80,6 +80,8 @@ TEST(StageConfig, KnowsTheFirstMoeLayerOfTheModel) {
   for (int i = 1; i < 4; ++i) model.layers[i].moe = true;
   for (const auto& range : SplitLayers(model, 4, std::vector<int>{1, 1, 1, 1}))
     EXPECT_EQ(StageConfigOf(model, range).first_moe_layer, 1);
+  for (const auto& range : SplitLayers(model, 4, std::vector<int>{1, 1, 1, 1}))
+    EXPECT_EQ(StageConfigOf(model, range).routed_width(), 4 * 2);
   EXPECT_EQ(StageConfigOf(Dense(2), SplitLayers(Dense(2), 1).front()).first_moe_layer, -1);
 }
 

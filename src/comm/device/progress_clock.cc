@@ -77,11 +77,12 @@ void ProgressClock::Wait(size_t flag, uint32_t value, int peer, const char* stag
       const size_t mine = counts_ + kLine * static_cast<size_t>(memory_.rank());
       for (const int follower : options_.followers) memory_.Raise(follower, mine, count);
     } else if (now - since >= timeout) {
-      throw Error(ErrorKind::kTimeout,
-                  fmt::format("{} waited {:g} s for {} in {}, and the awaited rank made no progress",
-                              options_.describe(memory_.rank()),
-                              std::chrono::duration<double>(timeout).count(),
-                              options_.describe(peer), stage));
+      throw Error(
+          ErrorKind::kTimeout,
+          fmt::format("{} waited {:g} s for {} in {}, and the awaited rank made no progress",
+                      options_.describe(memory_.rank()),
+                      std::chrono::duration<double>(timeout).count(), options_.describe(peer),
+                      stage));
     }
   }
 }

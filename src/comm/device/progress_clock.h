@@ -39,7 +39,7 @@ class ProgressClock {
   // Bytes that a clock allocates in each rank's arena.
   static size_t BytesPerRank();
 
-  // This rank has done some work, such as an operation of a pass. Cheap: peers are told at most
+  // This rank has done some work, such as an operation of a pass. Cheap: peers see it at most
   // eight times in each timeout, and twice a second.
   void Advance();
   // Waits until the local flag has reached `value`, as SymmetricMemory::Wait does. Error kTimeout

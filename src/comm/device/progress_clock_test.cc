@@ -12,15 +12,16 @@
 namespace switchyard {
 namespace {
 
-using ::testing::MatchesRegex;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using ::testing::MatchesRegex;
 
 constexpr int kRanks = 3;
 
 // Runs ranks in a row, each of which may wait for all others.
-void RunRow(milliseconds timeout, bool tcp,
-            const std::function<void(int rank, SymmetricMemory&, ProgressClock&, size_t flag)>& run) {
+void RunRow(
+    milliseconds timeout, bool tcp,
+    const std::function<void(int rank, SymmetricMemory&, ProgressClock&, size_t flag)>& run) {
   const RankBody body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
     SymmetricMemory memory(arena, rank, {.timeout = timeout});
     std::vector<int> peers;
@@ -42,7 +43,7 @@ void RunRow(milliseconds timeout, bool tcp,
 // The first rank computes for longer than the timeout. The last one waits for the second one, which
 // waits for the first one.
 TEST(ProgressClock, WaitsForRanksThatCompute) {
-  const milliseconds timeout(800);
+  const milliseconds timeout(600);
   for (const bool tcp : {false, true}) {
     RunRow(timeout, tcp, [&](int rank, SymmetricMemory& memory, ProgressClock& clock, size_t flag) {
       if (rank == 0) {

@@ -16,6 +16,10 @@ MessageLaneOptions RowsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = sizes.rows_bytes, .places = sizes.batches};
 }
 
+MessageLaneOptions RoutedOptions(const StageLinkSizes& sizes) {
+  return {.part_bytes = sizes.routed_bytes, .places = sizes.batches};
+}
+
 MessageLaneOptions ResultsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = sizes.results_bytes, .places = sizes.batches + 1};
 }
@@ -70,9 +74,13 @@ int PassesInFlight(const EngineConfig& config) {
 
 StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& plan) {
   const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
+  const int64_t experts = plan.model.routed_width();
   return {
       .stages = config.mesh.pp,
       .rows_bytes = std::max<size_t>(1, floats) * sizeof(float),
+      .routed_bytes =
+          std::max<size_t>(StageLinkSizes().routed_bytes,
+                           static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
       .batches = PassesInFlight(config),
       .results_bytes = std::max(StageLinkSizes().results_bytes,
                                 static_cast<size_t>(plan.max_running_requests) * kBytesOfResult)};
@@ -83,7 +91,7 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
       mesh_(comm.mesh),
       clock_(memory_, ClockOptions(mesh_)),
       rows_(memory_, Previous(mesh_), Next(mesh_), RowsOptions(sizes), "hidden rows"),
-      routed_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes), "chosen experts"),
+      routed_(memory_, Previous(mesh_), Next(mesh_), RoutedOptions(sizes), "chosen experts"),
       results_(memory_, ResultsFrom(mesh_), ResultsTo(mesh_), ResultsOptions(sizes),
                "results of the last stage"),
       control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
@@ -92,8 +100,7 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
       loaded_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))) {
   for (MessageLane* lane : {&rows_, &routed_, &results_, &control_}) lane->UseClock(clock_);
   if (mesh_.last_stage()) return;  // it receives no results
-  for (MessageLane* lane : {&rows_, &routed_, &control_})
-    lane->WhileFull([this] { TakeEarly(); });
+  for (MessageLane* lane : {&rows_, &routed_, &control_}) lane->WhileFull([this] { TakeEarly(); });
 }
 
 void StageLinks::AddTo(ModelOptions* options) {
@@ -162,7 +169,8 @@ size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
   constexpr size_t kAlignment = 64;  // lines between allocations of one rank
   return ProgressClock::BytesPerRank() + MessageLane::BytesPerRank(RowsOptions(sizes)) +
          MessageLane::BytesPerRank(ResultsOptions(sizes)) +
-         2 * MessageLane::BytesPerRank(ControlOptions(sizes)) +
+         MessageLane::BytesPerRank(RoutedOptions(sizes)) +
+         MessageLane::BytesPerRank(ControlOptions(sizes)) +
          kFlagBytes * static_cast<size_t>(1 + sizes.stages) + 7 * kAlignment;
 }
 

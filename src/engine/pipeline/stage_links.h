@@ -18,6 +18,7 @@ namespace switchyard {
 struct StageLinkSizes {
   int stages = 1;
   size_t rows_bytes = 0;                   // of the hidden rows of the largest batch
+  size_t routed_bytes = 64;                // of the chosen experts of the largest batch
   int batches = 1;                         // in flight
   size_t results_bytes = size_t{1} << 20;  // of a part of results
 };
@@ -33,13 +34,13 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage
 //
-// A stage may be ahead of the next one by the number of batches in flight, since the lane of rows
-// holds as many messages. Results without log-probabilities and pooled vectors are small, and the
-// lane holds those of all batches in flight. The first rank of each attention group of the first
-// stage receives all results, which may exceed the lane. So it receives results while it waits for
-// room to send rows or control messages, or for the first rank of its stage. Otherwise the last
-// stage could wait for room to send results, and the first one for room to send messages that the
-// last one has not read.
+// A stage may be ahead of the next one by the number of batches in flight, since the lanes of rows
+// and of chosen experts hold as many messages. Results without log-probabilities and pooled vectors
+// are small, and the lane holds those of all batches in flight. The first rank of each attention
+// group of the first stage receives all results, which may exceed the lane. So it receives results
+// while it waits for room to send rows or control messages, or for the first rank of its stage.
+// Otherwise the last stage could wait for room to send results, and the first one for room to send
+// messages that the last one has not read.
 //
 // A stage may compute for long, so a wait for another stage ends only after --dist-timeout without
 // progress there (ProgressClock). Error kTimeout names both ranks with their stages, and what the

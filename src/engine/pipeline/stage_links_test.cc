@@ -103,6 +103,8 @@ TEST(StageLinks, LargeResultsAreReceivedWhileARankWaitsForItsStage) {
   });
 }
 
+constexpr size_t kLargestRouted = 1000;
+
 // What happens in a step, the same on all ranks. Sizes in bytes; of a group: −1: nothing is sent.
 struct RandomStep {
   size_t control = 0;
@@ -186,9 +188,9 @@ class RandomLoop {
     open_.push_back(&step);
   }
 
-  // Experts of some batches, which may exceed their lane.
+  // Chosen experts of some batches.
   void Routed(size_t rows) {
-    std::string experts = TextOf(rows % 16 == 1 ? 400'000 : rows);
+    std::string experts = TextOf(rows % 16 == 1 ? kLargestRouted : rows);
     if (!comm_.mesh.first_stage())
       links_.routed().Receive(std::as_writable_bytes(std::span(experts)));
     if (!comm_.mesh.last_stage()) links_.routed().Send(std::as_bytes(std::span(experts)));
@@ -213,14 +215,18 @@ class RandomLoop {
 TEST(StageLinks, NoOrderOfWaitsIsACircle) {
   uint32_t seed = 0;
   for (const MeshShape& mesh :
-       {MeshShape{.tp = 2, .dp = 2, .pp = 3}, MeshShape{.pp = 4}, MeshShape{.tp = 4, .dp = 2, .pp = 2},
-        MeshShape{.tp = 3, .dp = 3, .pp = 4}}) {
+       {MeshShape{.tp = 2, .dp = 2, .pp = 3}, MeshShape{.pp = 4},
+        MeshShape{.tp = 4, .dp = 2, .pp = 2}, MeshShape{.tp = 3, .dp = 3, .pp = 4}}) {
     for (const bool nodes : {false, true}) {
       for (const int depth : {0, 2}) {
+        if (nodes && depth > 0) continue;
         SCOPED_TRACE(fmt::format("pp {} tp {} depth {}", mesh.pp, mesh.tp, depth));
         const int passes = mesh.pp + depth;
-        const StageLinkSizes sizes{
-            .stages = mesh.pp, .rows_bytes = 64, .batches = passes, .results_bytes = 64};
+        const StageLinkSizes sizes{.stages = mesh.pp,
+                                   .rows_bytes = 64,
+                                   .routed_bytes = kLargestRouted,
+                                   .batches = passes,
+                                   .results_bytes = 64};
         const std::vector<RandomStep> steps = RandomSteps(nodes ? 20 : 40, mesh.dp, ++seed);
         const StageBody body = [&](RankComm& comm, StageLinks& links) {
           links.AwaitLoaded();
@@ -236,25 +242,30 @@ TEST(StageLinks, NoOrderOfWaitsIsACircle) {
 TEST(StageLinks, AWaitForAStageWithoutProgressNamesBothStages) {
   const auto run = [](const StageBody& body) {
     return ErrorOf(
-        [&] { RunStages({.pp = 2}, kSizes, body, /*nodes=*/false, std::chrono::milliseconds(200)); },
+        [&] {
+          RunStages({.pp = 2}, kSizes, body, /*nodes=*/false, std::chrono::milliseconds(200));
+        },
         ErrorKind::kTimeout);
   };
-  EXPECT_THAT(run([](RankComm& comm, StageLinks& links) {
-                if (comm.mesh.first_stage())
-                  for (;;) links.rows().Send(std::as_bytes(std::span(kRows)));
-              }),
-              ::testing::HasSubstr("rank 0 (stage 0) waited 0.2 s for rank 1 (stage 1) in pipeline: "
-                                   "hidden rows, buffer of the receiver"));
-  EXPECT_THAT(run([](RankComm& comm, StageLinks& links) {
-                if (comm.mesh.first_stage()) links.ReceiveResults();
-              }),
-              ::testing::HasSubstr("rank 0 (stage 0) waited 0.2 s for rank 1 (stage 1) in pipeline: "
-                                   "results of the last stage"));
-  EXPECT_THAT(run([](RankComm& comm, StageLinks& links) {
-                if (comm.mesh.last_stage()) links.ReceiveControl(/*idle=*/false);
-              }),
-              ::testing::HasSubstr("rank 1 (stage 1) waited 0.2 s for rank 0 (stage 0) in pipeline: "
-                                   "messages of the front"));
+  EXPECT_THAT(
+      run([](RankComm& comm, StageLinks& links) {
+        if (comm.mesh.first_stage())
+          for (;;) links.rows().Send(std::as_bytes(std::span(kRows)));
+      }),
+      ::testing::HasSubstr("rank 0 (stage 0) waited 0.2 s for rank 1 (stage 1) in pipeline: "
+                           "hidden rows, buffer of the receiver"));
+  EXPECT_THAT(
+      run([](RankComm& comm, StageLinks& links) {
+        if (comm.mesh.first_stage()) links.ReceiveResults();
+      }),
+      ::testing::HasSubstr("rank 0 (stage 0) waited 0.2 s for rank 1 (stage 1) in pipeline: "
+                           "results of the last stage"));
+  EXPECT_THAT(
+      run([](RankComm& comm, StageLinks& links) {
+        if (comm.mesh.last_stage()) links.ReceiveControl(/*idle=*/false);
+      }),
+      ::testing::HasSubstr("rank 1 (stage 1) waited 0.2 s for rank 0 (stage 0) in pipeline: "
+                           "messages of the front"));
   EXPECT_THAT(run([](RankComm& comm, StageLinks& links) {
                 if (comm.mesh.first_stage()) links.AwaitLoaded();
               }),

@@ -21,7 +21,7 @@ StagedForward::StagedForward(ForwardFunction& model, RankComm& comm, StageLinks&
   const int64_t top_k = plan.model.moe->router.top_k;
   routed_before_ = stage.begin * top_k;
   routed_own_ = stage.size() * top_k;
-  routed_all_ = plan.model.num_layers() * top_k;
+  routed_all_ = plan.model.routed_width();
 }
 
 std::span<const float> StagedForward::Forward(const ForwardBatch& batch) {
@@ -36,16 +36,14 @@ std::span<const float> StagedForward::Forward(const ForwardBatch& batch) {
 
 void StagedForward::JoinRouted(int64_t tokens) {
   std::vector<int32_t> before(static_cast<size_t>(tokens * routed_before_));
-  if (!comm_.mesh.first_stage())
-    links_.routed().Receive(std::as_writable_bytes(std::span(before)));
+  if (!comm_.mesh.first_stage()) links_.routed().Receive(std::as_writable_bytes(std::span(before)));
   const std::span<const int32_t> own = model_.routed_experts();  // empty: no layer has experts
   const int64_t width = routed_before_ + routed_own_;
   routed_.assign(static_cast<size_t>(tokens * width), -1);
   for (int64_t t = 0; t < tokens; ++t) {
     const auto row = routed_.begin() + t * width;
     std::copy_n(before.begin() + t * routed_before_, routed_before_, row);
-    if (!own.empty())
-      std::copy_n(own.begin() + t * routed_own_, routed_own_, row + routed_before_);
+    if (!own.empty()) std::copy_n(own.begin() + t * routed_own_, routed_own_, row + routed_before_);
   }
   if (!comm_.mesh.last_stage()) links_.routed().Send(std::as_bytes(std::span(routed_)));
 }

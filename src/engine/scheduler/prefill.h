@@ -12,9 +12,9 @@ struct PrefillBudget {
   int64_t rows = 0;
   int64_t logit_rows = 0;      // bounds the memory of prompt logprobs
   bool whole_prompts = false;  // --chunked-prefill-size -1
-  // --enable-dynamic-chunking: the rows of a step have at most the cost of a first chunk, so a later
-  // chunk of a long prompt has fewer rows. The cost of a row is that of its weights, 1, and that of
-  // its attention, one for each `keys` keys before it. 0: costs are not limited.
+  // --enable-dynamic-chunking: the rows of a step have at most the cost of a first chunk, so a
+  // later chunk of a long prompt has fewer rows. The cost of a row is that of its weights, 1, and
+  // that of its attention, one for each `keys` keys before it. 0: costs are not limited.
   double keys = 0;
   double cost = 0;         // that is left
   int64_t least_rows = 0;  // of the first prompt of the step, whatever they cost

@@ -100,8 +100,8 @@ struct Sequence {
     uint64_t admission = 0;  // `admissions` of the rows
   };
   StagedRouted staged_routed;
-  uint64_t planned = 0;    // number of the last step in which the sequence was decoding
-  int64_t exported = 0;    // leading positions that another engine may read (KvRole::kExport)
+  uint64_t planned = 0;  // number of the last step in which the sequence was decoding
+  int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
 
   bool admitted_before = false;
   int32_t cached_tokens = 0;  // prompt tokens from the cache at the first admission

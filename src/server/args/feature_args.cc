@@ -12,9 +12,8 @@
 namespace switchyard {
 
 void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group) {
-  app.Flag(
-      "--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, group,
-      "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs");
+  app.Flag("--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, group,
+           "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs");
   app.Flag(
       "--pp-layer-partition", e.pp_layer_partition, group,
       "Numbers of layers of the pipeline stages, such as 12,12,13 (SGLANG_PP_LAYER_PARTITION). "
@@ -27,9 +26,10 @@ void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group) {
   app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, group,
            "Passes in flight in addition to one for each pipeline stage")
       .NonNegative();
-  app.Flag("--enable-dynamic-chunking", e.dynamic_chunking, group,
-           "With --pp-size: shorten the later chunks of long prompts, whose attention takes longer, "
-           "so that the chunks take equal time and the pipeline stages stay busy");
+  app.Switch(
+      "--enable-dynamic-chunking", e.dynamic_chunking, group,
+      "With --pp-size: shorten the later chunks of long prompts, whose attention takes longer, "
+      "so that the chunks take equal time and the pipeline stages stay busy");
 }
 
 bool HasMaxMicroBatchSize(std::span<const std::string> words) {

@@ -138,10 +138,9 @@ TEST(SglangFlagsTest, HonouredOnesReachTheEngine) {
 }
 
 TEST(SglangFlagsTest, PipelineFlagsReachTheEngine) {
-  const auto args =
-      ParseServe(With({"--pipeline-parallel-size", "3", "--pp-layer-partition", "2,2,1",
-                       "--max-micro-batch-size", "8", "--pp-async-batch-depth", "1",
-                       "--enable-dynamic-chunking"}));
+  const auto args = ParseServe(With({"--pipeline-parallel-size", "3", "--pp-layer-partition",
+                                     "2,2,1", "--max-micro-batch-size", "8",
+                                     "--pp-async-batch-depth", "1", "--enable-dynamic-chunking"}));
   ASSERT_TRUE(args);
   const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
   EXPECT_EQ(back.mesh.pp, 3);
