@@ -117,7 +117,8 @@ ActiveLayout LayoutOfActive(const EngineConfig& config, const EnginePlan& plan,
   // The running requests of the absent ranks run on the others.
   const auto running = static_cast<int32_t>(std::min<int64_t>(
       plan.num_pages, (int64_t{plan.max_running_requests} * config.mesh.tp + ranks - 1) / ranks));
-  layout.plan.max_batch_tokens += running - plan.max_running_requests;
+  layout.plan.max_batch_tokens +=
+      int64_t{running - plan.max_running_requests} * plan.drafts.rows();  // as in a whole layout
   layout.plan.max_running_requests = running;
   layout.config.eplb.enable = config.eplb.enable && CanBalance(layout.config, layout.plan);
   return layout;

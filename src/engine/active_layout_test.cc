@@ -83,6 +83,10 @@ TEST(ActiveLayoutTest, TheDraftModelHasAllItsExperts) {
       *plan.draft,
       MakeDraftOptions(MakeModelOptions(layout.config, layout.plan), layout.plan.draft_experts),
       layout.config.mesh);
+  const int64_t rows = plan.drafts.rows();  // of a decoding request
+  EXPECT_GT(rows, 1);
+  EXPECT_EQ(layout.plan.max_batch_tokens - rows * layout.plan.max_running_requests,
+            plan.max_batch_tokens - rows * plan.max_running_requests);
   const int experts = plan.draft->moe->router.num_experts;
   ASSERT_FALSE(options.load.placements.empty());
   for (const ExpertPlacement& placement : options.load.placements) {

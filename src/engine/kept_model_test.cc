@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "engine/active_layout.h"
+#include "engine/speculative/draft_model.h"
 #include "engine/test_engine.h"
 #include "quant/weight_view.h"
 
@@ -105,6 +106,22 @@ TEST(KeptModelTest, HasTheExpertsOfEachEpoch) {
       }
     }
   }
+}
+
+TEST(KeptModelTest, HasTheExpertsOfTheDraftModel) {
+  EngineConfig config = ConfigOfRanks("deepseek_v3", /*moves=*/true);
+  config.speculative.algorithm = "NEXTN";
+  const EnginePlan plan = MakePlan(config);
+  KeptModel kept;
+  kept.Load(DraftShard(config, plan, 2));
+  for (const std::vector<int>& active : {std::vector<int>{2}, {0, 2, 3}}) {
+    const ActiveLayout layout = LayoutOfActive(config, plan, active);
+    const ModelShard shard =
+        DraftShard(layout.config, layout.plan, static_cast<int>(active.size() > 1));
+    ExpectLoaded(*kept.WeightsOfActive(shard, active, kNoCheck), shard);
+  }
+  const ModelShard whole = DraftShard(config, plan, 2);
+  ExpectLoaded(*kept.Weights(whole, kNoCheck), whole);
 }
 
 // An abort while experts are loaded leaves a state from which the next epoch can begin.

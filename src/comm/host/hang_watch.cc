@@ -58,8 +58,8 @@ bool HangWatch::ComputesWithoutBeat(const SharedArena& arena, std::chrono::milli
   return silence() >= longest && CpuSeconds(exit.pid) - cpu_at_beat_ >= longest.count();
 }
 
-// Whether the load of a rank that nobody waits for makes no progress: of an absent rank, or of the
-// only active rank before it serves. The limit is on the time without progress and not on the whole
+// Whether a load for which no other rank waits makes no progress: of an absent rank, or of the only
+// active rank before it serves. The limit is on the time without progress and not on the whole
 // load, because a large checkpoint on a slow disk takes long, and the other ranks use the same
 // cores. For other ranks that load, the others wait in a collective, which has a deadline.
 bool HangWatch::LoadIsStuck(const SharedArena& arena, std::chrono::milliseconds limit, int rank,

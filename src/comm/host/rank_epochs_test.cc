@@ -125,7 +125,7 @@ TEST(RankEpochsTest, AnAbsentRankWhoseLoadMakesNoProgressIsKilled) {
   }
 }
 
-// Nobody waits for the only active rank, so the limit applies to it too, until it has heartbeats.
+// No other rank waits for the only active one, so the limit applies to it too, until it has heartbeats.
 TEST(RankEpochsTest, TheOnlyActiveRankIsKilledIfItsLoadMakesNoProgress) {
   RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, 0,
                   /*load_timeout=*/milliseconds(400));

@@ -43,7 +43,7 @@ struct ExpertLoader::Impl {
   Built Build(WeightSource& source, int64_t layer, int32_t expert) const {
     Parts parts({config, mesh, names}, source);
     Built built;
-    const std::string prefix = LayerPrefix(names, layer);
+    const std::string prefix = LayerPrefix(parts, layer);
     built.weights = BuildExperts(parts, prefix, {&expert, 1}, &built.owned).front();
     built.bytes = static_cast<size_t>(std::llround(parts.bytes()));
     return built;

@@ -61,6 +61,12 @@ TEST(ExpertLoader, LoadsWhatTheModelLoads) {
     }
 }
 
+// The numbers of its layers follow those of the model.
+TEST(ExpertLoader, LoadsExpertsOfAnMtpLayer) {
+  const auto dir = FixtureDir("deepseek_v3");
+  ExpectTheModels(dir, MtpConfigOf(LoadModelConfig(dir)), {4, 4}, {});
+}
+
 TEST(ExpertLoader, DummyWeightsAreThoseOfTheModel) {
   for (const std::string name : {"mixtral", "deepseek_v3_fp8", "gpt_oss"}) {
     SCOPED_TRACE(name);
