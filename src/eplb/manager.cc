@@ -54,6 +54,7 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
           ParseEplbAlgorithm(PlannerFor(options, shape.experts + shape.redundant, comm.mesh.ep()))),
       topology_(TopologyOf(shape, comm.mesh.ep())),
       is_leader_(comm.mesh.rank() == 0),
+      trigger_(options.num_iterations),
       plan_(*comm.tp),
       courier_(comm) {
   Check(options, shape, comm.mesh.ep());
@@ -107,17 +108,8 @@ void EplbManager::BeginPass() {
 void EplbManager::EndPass(uint64_t pass) {
   ++status_.passes;
   const bool whole = window_->EndPass(pass);
-  if (whole && steps_to_follow_up_ > 1) --steps_to_follow_up_;
-  if (busy()) return;
-  if (++passes_ >= options_.num_iterations) {
-    ConsiderPlanning("iterations", RelevantSteps());
-  } else if (steps_to_follow_up_ == 1) {
-    steps_to_follow_up_ = 0;
-    ConsiderPlanning("shape", LoadWindow::kRecent);
-  } else if (whole && window_->ShapeChange() > kShapeChange) {
-    steps_to_follow_up_ = 1 + LoadWindow::kRecent;
-    ConsiderPlanning("shape", LoadWindow::kRecent);
-  }
+  if (const auto due = trigger_.EndPasses(*window_, whole, busy()))
+    ConsiderPlanning(due->name, due->steps);
 }
 
 std::string EplbManager::Rebalance() {
@@ -125,17 +117,13 @@ std::string EplbManager::Rebalance() {
   if (window_->History(1).steps == 0)
     return fmt::format("no load has been counted yet; counts arrive every {} passes",
                        1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
-  StartPlanning("request", RelevantSteps());
+  StartPlanning("request", RebalanceTrigger::RelevantSteps(*window_));
   return {};
-}
-
-int EplbManager::RelevantSteps() const {
-  return window_->ShapeChange() > kShapeChange ? LoadWindow::kRecent : LoadWindow::kSteps;
 }
 
 // All ranks have equal sums, so they make the same decision.
 void EplbManager::ConsiderPlanning(const char* trigger, int steps) {
-  passes_ = 0;
+  trigger_.Restart();
   const std::optional<double> balancedness = window_->MeanBalancedness();
   if (balancedness && *balancedness <= options_.min_utilization)
     return StartPlanning(trigger, steps);
@@ -244,7 +232,7 @@ void EplbManager::Finish() {
   status_.state = EplbState::kDone;
   status_.layer = -1;
   status_.move_seconds = Seconds(began_);
-  passes_ = 0;
+  trigger_.Restart();
   if (!migration_) {
     status_.last_result =
         not_worth_moving_ > 0
@@ -278,7 +266,7 @@ void EplbManager::Fail(const std::string& why, bool timed_out) {
   status_.last_result = "failed: " + why;
   ++status_.failures;
   status_.watchdog_resets += timed_out ? 1 : 0;
-  passes_ = 0;
+  trigger_.Restart();
   LOG_ERROR("[EPLB] rank {}: rebalance failed, layers keep their current placement: {}",
             comm_.mesh.rank(), why);
 }

@@ -15,6 +15,7 @@
 #include "eplb/migration.h"
 #include "eplb/plan_job.h"
 #include "eplb/planner.h"
+#include "eplb/rebalance_trigger.h"
 #include "moe/router/routing_observer.h"
 
 namespace switchyard {
@@ -35,16 +36,12 @@ struct EplbShape {
 //
 // Every explicit request triggers a plan. Two other events trigger a plan only if the mean
 // balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations
-// passes since the last rebalance. The other is a changed load distribution (kShapeChange); a
+// passes since the last rebalance. The other is a changed load distribution (RebalanceTrigger); a
 // second plan follows once the recent steps contain only the new load. Rank 0 plans on a separate
 // thread and broadcasts the plan. A Migration moves the layers that the plan changes. Without a
 // request it skips layers whose gain is below the cost of their moves (plan_job.h).
 class EplbManager : public RoutingObserver {
  public:
-  // An early plan is triggered if at least this fraction of the load has shifted to other experts
-  // since the last plan.
-  static constexpr double kShapeChange = 0.25;
-
   // Throws Error kInvalid (from PlanPlacement) if the planner cannot place these experts on `ranks`
   // EP ranks.
   static void Check(const EplbOptions& options, const EplbShape& shape, int ranks);
@@ -90,9 +87,6 @@ class EplbManager : public RoutingObserver {
   // The two functions below plan for the load of the last `steps` steps.
   void ConsiderPlanning(const char* trigger, int steps);
   void StartPlanning(const char* trigger, int steps);
-  // Number of steps to plan for. After a change of the distribution, steps from before the change
-  // are left out.
-  int RelevantSteps() const;
   void ReceivePlan();
   void StartMigration(const Placement& plan);
   void StepMigration();
@@ -110,11 +104,7 @@ class EplbManager : public RoutingObserver {
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense
   std::optional<LoadWindow> window_;
-  int64_t passes_ = 0;  // passes since the last plan or since the end of the last migration
-  // Number of steps until the second plan after a changed distribution; 1: due now, 0: no second
-  // plan is pending. The first plan is made while the recent steps still contain older load. The
-  // second one is made when they contain only the new load.
-  int steps_to_follow_up_ = 0;
+  RebalanceTrigger trigger_;
   PlanJob plan_;
   int not_worth_moving_ = 0;  // layers whose moves gain too little (plan_job.h)
   ExpertCourier courier_;
