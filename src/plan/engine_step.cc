@@ -17,6 +17,27 @@ EngineStep::EngineStep(const StepCosts& prefill, const StepCosts& decode)
       dp_(prefill.ranks().mesh.dp),
       ranks_of_host_(prefill.ranks().ranks_of_host) {}
 
+namespace {
+
+// Whether the time of a phase depends on the rows of the rank's experts.
+bool HasExpertRows(schedule::Phase phase) {
+  using schedule::Phase;
+  return phase == Phase::kDispatch || phase == Phase::kExperts || phase == Phase::kDown ||
+         phase == Phase::kCombine;
+}
+
+}  // namespace
+
+EngineStep::PhaseTime EngineStep::TimeOf(const StepShape& shape, bool moe, Phase phase,
+                                         bool split) const {
+  const StepCosts::PhaseCost cost = costs_->Of(shape, moe, phase, split);
+  const double collective = cost.compute.parts[static_cast<size_t>(Part::kCollectives)];
+  return {.compute = cost.compute.sum() - collective,
+          .collective = collective,
+          .transfer = cost.transfer.sum(),
+          .sent = cost.sent};
+}
+
 EngineStep::Times EngineStep::TimesOf(const StepShape& shape, bool split) const {
   Times times;
   for (const bool moe : {false, true}) {
@@ -25,15 +46,33 @@ EngineStep::Times EngineStep::TimesOf(const StepShape& shape, bool split) const 
       const auto phase = static_cast<Phase>(p);
       if (!moe && phase != Phase::kQkv && phase != Phase::kAttention && phase != Phase::kExperts)
         continue;
-      const StepCosts::PhaseCost cost = costs_->Of(shape, moe, phase, split);
-      const double collective = cost.compute.parts[static_cast<size_t>(Part::kCollectives)];
-      times[moe][p] = {.compute = cost.compute.sum() - collective,
-                       .collective = collective,
-                       .transfer = cost.transfer.sum(),
-                       .sent = cost.sent};
+      times[moe][p] = TimeOf(shape, moe, phase, split);
     }
   }
   return times;
+}
+
+void EngineStep::PrepareLoads(const ExpertShares& loads, std::span<const StepShape> parts,
+                              bool split) {
+  CHECK(loads.ranks == ep_);
+  by_share_.clear();
+  const std::vector<LayerConfig>& layers = costs_->model().layers;
+  of_loads_.assign(layers.size() * tp_, nullptr);
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    if (!layers[layer].moe) continue;
+    const double variation = costs_->Variation(parts.front(), loads, static_cast<int>(layer));
+    const std::span<const float> shares = loads.Layer(static_cast<int>(layer));
+    for (int rank = 0; rank < tp_; ++rank) {
+      const int group = rank / (tp_ / dp_);
+      StepShape shape = parts[group];
+      shape.expert_share = StepCosts::WithVariation(shares[rank / (tp_ / ep_)], variation);
+      const auto [known, added] = by_share_.try_emplace({group, shape.expert_share});
+      for (size_t p = 0; added && p < kPhases; ++p)
+        if (const auto phase = static_cast<Phase>(p); HasExpertRows(phase))
+          known->second[p] = TimeOf(shape, true, phase, split);
+      of_loads_[layer * tp_ + rank] = &known->second;
+    }
+  }
 }
 
 void EngineStep::Prepare(std::span<const StepShape> groups) {
@@ -46,9 +85,14 @@ void EngineStep::Prepare(std::span<const StepShape> groups) {
   const bool split = std::ranges::any_of(*program_, [](const Operation& operation) {
     return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
   });
+  std::vector<StepShape> parts(groups.begin(), groups.end());
   times_.clear();
-  for (const StepShape& group : groups)
-    times_.push_back(TimesOf(two ? costs_->PartOf(group) : group, split));
+  for (StepShape& part : parts) {
+    if (two) part = costs_->PartOf(part);
+    times_.push_back(TimesOf(part, split));
+  }
+  of_loads_.clear();
+  if (loads_ && costs_->model().has_moe()) PrepareLoads(*loads_, parts, split);
   began_.assign(program_->size(), -1);
   sends_.assign(program_->size(), -1);
   std::array<int, 2> begun = {-1, -1}, combine = {-1, -1};  // of each micro-batch
@@ -82,7 +126,9 @@ void EngineStep::Prepare(std::span<const StepShape> groups) {
   order_ = 0;
 }
 
-double EngineStep::Run(std::span<const StepShape> groups, std::vector<OperationSpan>* spans) {
+double EngineStep::Run(std::span<const StepShape> groups, std::vector<OperationSpan>* spans,
+                       const ExpertShares* loads) {
+  loads_ = loads;
   Prepare(groups);
   spans_ = spans;
   for (int rank = tp_ - 1; rank >= 0; --rank) ready_.push_back(rank);
@@ -108,6 +154,8 @@ double EngineStep::Run(std::span<const StepShape> groups, std::vector<OperationS
 
 const EngineStep::PhaseTime& EngineStep::TimeOf(int rank, const Operation& operation) const {
   const bool moe = costs_->model().layers[operation.layer].moe;
+  if (!of_loads_.empty() && moe && HasExpertRows(operation.phase))
+    return (*of_loads_[operation.layer * tp_ + rank])[static_cast<size_t>(operation.phase)];
   return times_[rank / (tp_ / dp_)][moe][static_cast<size_t>(operation.phase)];
 }
 

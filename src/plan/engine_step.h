@@ -5,8 +5,10 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <queue>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "plan/shared_link.h"
@@ -27,7 +29,7 @@ struct OperationSpan {
 //   - for all ranks of its EP group to have sent, before an operation that consumes an exchange;
 //   - for the ranks of a collective to arrive, which then takes the same time on all of them.
 // A rank has its own link to its host (NVLink). Ranks that use the same NIC share it by fair share.
-// Ranks of an engine have equal loads of experts.
+// With ExpertShares, each rank exchanges and computes the rows of its own experts.
 // Single-threaded; borrows the costs.
 class EngineStep {
  public:
@@ -35,8 +37,10 @@ class EngineStep {
 
   // Returns the seconds of a step. `groups` [dp]: the shapes of the attention groups, all with the
   // same `decode` and `mean_rows`. Appends the operations of all ranks to *spans, if it is not
-  // null, in order of their ends on each rank.
-  double Run(std::span<const StepShape> groups, std::vector<OperationSpan>* spans = nullptr);
+  // null, in order of their ends on each rank. `loads`: the shares of the ranks of an EP group;
+  // null: all are equal, and those of Routing.
+  double Run(std::span<const StepShape> groups, std::vector<OperationSpan>* spans = nullptr,
+             const ExpertShares* loads = nullptr);
 
  private:
   using Phase = schedule::Phase;
@@ -49,7 +53,8 @@ class EngineStep {
     double transfer = 0;    // of an exchange, if it has the links alone
     StepCosts::Sent sent;
   };
-  using Times = std::array<std::array<PhaseTime, kPhases>, 2>;  // [MoE][phase]
+  using Phases = std::array<PhaseTime, kPhases>;
+  using Times = std::array<Phases, 2>;  // [MoE][phase]
 
   struct OneSend {
     int64_t exchange;
@@ -83,8 +88,11 @@ class EngineStep {
   };
   static constexpr int64_t kNone = -1;
 
+  PhaseTime TimeOf(const StepShape& shape, bool moe, Phase phase, bool split) const;
   Times TimesOf(const StepShape& shape, bool split) const;
   void Prepare(std::span<const StepShape> groups);
+  // Sets of_loads_: the costs of the phases that depend on the rows of experts.
+  void PrepareLoads(const ExpertShares& loads, std::span<const StepShape> parts, bool split);
   void Advance(int rank);
   // Whether the rank may pass the collective of its next operation now.
   bool Meet(int rank, const PhaseTime& time);
@@ -112,8 +120,12 @@ class EngineStep {
   std::vector<int> began_;    // [operations] index of the exchange that it consumes; −1: none
   std::vector<int> sends_;    // [operations] index of the combine that a `down` sends; −1: none
   std::vector<Times> times_;  // [dp]
-  std::vector<Rank> ranks_;   // [tp]
-  std::vector<int> ready_;    // ranks to advance
+  // With ExpertShares: [layers, tp] entries of by_share_; null in dense layers.
+  std::vector<const Phases*> of_loads_;
+  std::map<std::pair<int, double>, Phases> by_share_;  // by group and StepShape::expert_share
+  const ExpertShares* loads_ = nullptr;
+  std::vector<Rank> ranks_;  // [tp]
+  std::vector<int> ready_;   // ranks to advance
   std::vector<Meeting> exchanges_, collectives_;
   std::vector<SharedLink> links_;  // [tp] to the host, then [hosts, nics]
   std::vector<uint64_t> versions_;

@@ -56,31 +56,36 @@ StepShape ShapeOf(const GroupRows& rows, bool decode, double mean_rows) {
 
 size_t ShapeClock::Hash::operator()(const Key& key) const {
   uint64_t hash = 0;
-  for (const int64_t part :
-       {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean, int64_t{key.decodes}})
+  for (const int64_t part : {key.prompt, key.decode, key.prompt_keys, key.keys, key.mean,
+                             key.version, int64_t{key.decodes}})
     hash = (hash ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (hash >> 29);
   return hash ^ hash >> 32;
 }
 
-ShapeClock::Key ShapeClock::KeyOf(std::span<const GroupRows> groups) {
+ShapeClock::Key ShapeClock::KeyOf(std::span<const GroupRows> groups, const ExpertShares* loads) {
   const GroupRows& most = *std::ranges::max_element(groups, {}, &GroupRows::rows);
   int64_t keys = most.decode_keys;
   if (Decodes(groups))  // reads of keys determine the slowest group
     keys = std::ranges::max_element(groups, {}, &GroupRows::decode_keys)->decode_keys;
-  return {Rounded(most.prompt),      Rounded(most.decode),
-          Rounded(most.prompt_keys), Rounded(DividedUp(keys, most.decode)),
-          Rounded(MeanRows(groups)), Decodes(groups)};
+  return {Rounded(most.prompt),
+          Rounded(most.decode),
+          Rounded(most.prompt_keys),
+          Rounded(DividedUp(keys, most.decode)),
+          Rounded(MeanRows(groups)),
+          loads ? loads->version : -1,
+          Decodes(groups)};
 }
 
-double ShapeClock::Seconds(std::span<const GroupRows> groups) {
-  const Key key = KeyOf(groups);
+double ShapeClock::Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) {
+  const Key key = KeyOf(groups, loads);
   const auto [entry, added] = known_.try_emplace(key, 0.0);
   if (added) {
     const GroupRows rows = {.prompt = key.prompt,
                             .decode = key.decode,
                             .prompt_keys = key.prompt_keys,
                             .decode_keys = key.keys * key.decode};
-    entry->second = costs_.Of(ShapeOf(rows, key.decodes, static_cast<double>(key.mean))).seconds;
+    const StepShape shape = ShapeOf(rows, key.decodes, static_cast<double>(key.mean));
+    entry->second = costs_.steps(key.decodes).Of(shape, loads).seconds;
   }
   return entry->second;
 }
@@ -92,12 +97,12 @@ int64_t ShapeClock::EqualSteps(std::span<const GroupRows> groups) const {
   return Rounded(keys) - keys + 1;
 }
 
-double OperationClock::Seconds(std::span<const GroupRows> groups) {
+double OperationClock::Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) {
   const bool decode = Decodes(groups);
   const auto mean = static_cast<double>(MeanRows(groups));
   shapes_.clear();
   for (const GroupRows& group : groups) shapes_.push_back(ShapeOf(group, decode, mean));
-  return engine_.Run(shapes_, spans_);
+  return engine_.Run(shapes_, spans_, loads);
 }
 
 }  // namespace switchyard::plan

@@ -23,8 +23,10 @@ struct GroupRows {
 class StepClock {
  public:
   virtual ~StepClock() = default;
-  // Seconds of a step. `groups` [dp]; at least one group has rows.
-  virtual double Seconds(std::span<const GroupRows> groups) = 0;
+  // Seconds of a step. `groups` [dp]; at least one group has rows. `loads`: the rows of experts of
+  // the EP ranks, all from one engine; null: equal ones.
+  virtual double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) = 0;
+  double Seconds(std::span<const GroupRows> groups) { return Seconds(groups, nullptr); }
   // For how many steps like this one, without prompts and with one more key in each sequence each
   // time, the time stays the same; at least 1.
   virtual int64_t EqualSteps(std::span<const GroupRows> groups) const = 0;
@@ -35,19 +37,21 @@ class StepClock {
 class ShapeClock : public StepClock {
  public:
   explicit ShapeClock(const LayoutCosts& costs) : costs_(costs) {}
-  double Seconds(std::span<const GroupRows> groups) override;
+  using StepClock::Seconds;
+  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows> groups) const override;
 
  private:
   struct Key {
     int64_t prompt, decode, prompt_keys, keys, mean;
-    bool decodes;  // no group has prompts
+    int64_t version;  // of ExpertShares; −1: none
+    bool decodes;     // no group has prompts
     bool operator==(const Key&) const = default;
   };
   struct Hash {
     size_t operator()(const Key& key) const;
   };
-  static Key KeyOf(std::span<const GroupRows> groups);
+  static Key KeyOf(std::span<const GroupRows> groups, const ExpertShares* loads);
 
   const LayoutCosts& costs_;
   std::unordered_map<Key, double, Hash> known_;
@@ -58,7 +62,8 @@ class OperationClock : public StepClock {
  public:
   explicit OperationClock(const LayoutCosts& costs)
       : engine_(costs.steps(/*decode=*/false), costs.steps(/*decode=*/true)) {}
-  double Seconds(std::span<const GroupRows> groups) override;
+  using StepClock::Seconds;
+  double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows>) const override { return 1; }
   // Appends the operations of the next steps to *spans. Null: does not.
   void Record(std::vector<OperationSpan>* spans) { spans_ = spans; }

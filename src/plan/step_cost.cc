@@ -246,7 +246,9 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
     // Rows of the most loaded of `ep` ranks: the mean times the given imbalance, plus the expected
     // excess of random routing.
     const double random = std::sqrt(2 * std::log(r_.mesh.ep) * mean);
-    rows = std::min(world * std::min(k, local), mean * routing_.imbalance + random);
+    rows = std::min(world * std::min(k, local), shape.expert_share > 0
+                                                    ? mean * shape.expert_share
+                                                    : mean * routing_.imbalance + random);
   }
   const double touched = std::max(std::min(local, rows),
                                   std::min(rows, local * (1 - std::pow(1 - k / physical, world))));
@@ -303,14 +305,19 @@ void StepCosts::Shared(const StepShape& shape, Cost* cost) const {
   if (!t_.cuda) Small(Part::kShared, rows * hidden * 3 * kFloat, cost);
 }
 
-// Each of `tokens` tokens sends `rows_per_token` rows, evenly over the ranks of the EP group.
-void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
+// Each token that the rank routes sends `rows_per_token` rows, evenly over the ranks of the EP
+// group. A rank whose experts have more rows receives more, and returns as many: the longer of the
+// two directions counts.
+void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, const StepShape& shape,
                          PhaseCost* cost) const {
   const double ep = r_.mesh.ep;
   // Ranks of this host in an EP group, which is strided over the world.
   const double near =
       std::max(1.0, std::min(ep, static_cast<double>(r_.ranks_of_host) / mesh_.moe_tp()));
-  const double bytes = tokens * rows_per_token * row_bytes;
+  // In dispatch, a rank gets a token once, however many of its experts the token has.
+  const double most = part == Part::kDispatch ? ep / rows_per_token : ep;
+  const double experts = World(shape) / ep * std::min(shape.expert_share, most);
+  const double bytes = std::max(Lane(shape), experts) * rows_per_token * row_bytes;
   Sent& sent = cost->sent;
   sent = {
       .start = t_.host.seconds, .near = bytes * (near - 1) / ep, .far = bytes * (ep - near) / ep};
@@ -403,7 +410,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       if (exchanges()) {
         const bool fp8 = f_.experts.fp8_rows && t_.cuda;
         const double row = hidden * (fp8 ? 1 + kFloat / 128 : SizeOf(r_.row_dtype));
-        Exchange(Part::kDispatch, DistinctRanks(), row, Lane(shape), &cost);
+        Exchange(Part::kDispatch, DistinctRanks(), row, shape, &cost);
       } else if (scatters()) {
         AllGather(World(shape) * hidden * kFloat, r_.mesh.tp, &cost.compute);
       }
@@ -425,8 +432,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       break;
     case Phase::kCombine:
       if (exchanges())
-        Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), Lane(shape),
-                 &cost);
+        Exchange(Part::kCombine, ExpertsOfToken(), hidden * SizeOf(r_.row_dtype), shape, &cost);
       break;
     case Phase::kDown: {
       Cost up;

@@ -11,6 +11,7 @@
 
 #include "model/config.h"
 #include "plan/cost_table.h"
+#include "plan/expert_shares.h"
 #include "plan/layout.h"
 #include "quant/formats.h"
 #include "schedule/serve.h"
@@ -72,6 +73,9 @@ struct StepShape {
   double decode_rows = 0, decode_keys = 0;
   // Rows of a group, averaged over all groups, which share the experts. 0: all groups have `rows`.
   double mean_rows = 0;
+  // Rows of a rank's experts divided by the mean of the ranks, with random variation; the exchange
+  // and the experts of this rank take the time of these rows. 0: Routing applies.
+  double expert_share = 0;
 };
 
 struct StepTime {
@@ -112,8 +116,15 @@ class StepCosts {
         mesh_(ranks.mesh, 0),
         limits_(KeyLimits(model)) {}
 
-  // The time of a step in which all groups have this shape, apart from `mean_rows`.
-  StepTime Of(const StepShape& shape) const;
+  // The time of a step in which all groups have this shape, apart from `mean_rows`. With `loads`,
+  // every rank has the rows of the most loaded one of each layer, for which the others wait.
+  StepTime Of(const StepShape& shape, const ExpertShares* loads = nullptr) const;
+
+  // StepShape::expert_share for a rank whose expected share is `share`, in a layer whose most
+  // loaded rank gets `variation` more. Rounded to a 32nd of the mean, so that few values occur.
+  static double WithVariation(double share, double variation);
+  // ExpertShares::Variation for the rows of a step, or of a micro-batch.
+  double Variation(const StepShape& shape, const ExpertShares& loads, int layer) const;
 
   // What a rank sends in an exchange.
   struct Sent {
@@ -161,7 +172,7 @@ class StepCosts {
   void Experts(const StepShape& shape, Cost* up, Cost* down) const;
   void Dense(const StepShape& shape, Cost* cost) const;
   void Shared(const StepShape& shape, Cost* cost) const;
-  void Exchange(Part part, double rows_per_token, double row_bytes, double tokens,
+  void Exchange(Part part, double rows_per_token, double row_bytes, const StepShape& shape,
                 PhaseCost* cost) const;
   void Finish(const StepShape& shape, Cost* cost) const;
   void AllReduce(double bytes, int ranks, Cost* cost) const;

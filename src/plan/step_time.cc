@@ -2,6 +2,7 @@
 // its links. engine_step.h simulates all ranks.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -50,7 +51,28 @@ StepShape StepCosts::PartOf(const StepShape& shape) const {
   return part;
 }
 
-StepTime StepCosts::Of(const StepShape& shape) const {
+double StepCosts::WithVariation(double share, double variation) {
+  return std::max(1.0, std::round(32 * (share + variation))) / 32;
+}
+
+double StepCosts::Variation(const StepShape& shape, const ExpertShares& loads, int layer) const {
+  return loads.Variation(layer, World(shape) * ExpertsOfToken() / r_.mesh.ep);
+}
+
+namespace {
+
+// Layers of equal costs: dense ones, or those with the same share of the most loaded rank.
+struct EqualLayers {
+  bool moe = false;
+  double expert_share = 0;
+  std::array<StepCosts::PhaseCost, kPhases> costs;
+  std::array<std::pair<double, double>, kPhases> seconds;  // computation, transfer
+  std::array<int, kPhases> times{};                        // number of operations
+};
+
+}  // namespace
+
+StepTime StepCosts::Of(const StepShape& shape, const ExpertShares* loads) const {
   const bool two = TwoBatches(shape);
   const StepShape part = two ? PartOf(shape) : shape;
   const std::vector<Operation>& program = Program(two, shape.decode);
@@ -58,28 +80,40 @@ StepTime StepCosts::Of(const StepShape& shape) const {
   const bool split = std::ranges::any_of(program, [](const Operation& operation) {
     return operation.kind == Kind::kForward && operation.phase == Phase::kQkv;
   });
-  std::array<std::array<PhaseCost, kPhases>, 2> costs;
-  std::array<std::array<std::pair<double, double>, kPhases>, 2> seconds;
-  for (const bool moe : {false, true}) {
-    if (moe && !m_.has_moe()) continue;
+  std::vector<EqualLayers> kinds;
+  std::vector<size_t> kind_of;  // [layers]
+  for (size_t i = 0; i < m_.layers.size(); ++i) {
+    const bool moe = m_.layers[i].moe;
+    const auto layer = static_cast<int>(i);
+    const double share =
+        moe && loads ? WithVariation(loads->Most(layer), Variation(part, *loads, layer)) : 0;
+    const auto known = std::ranges::find_if(kinds, [&](const EqualLayers& kind) {
+      return kind.moe == moe && kind.expert_share == share;
+    });
+    kind_of.push_back(known - kinds.begin());
+    if (known != kinds.end()) continue;
+    EqualLayers& kind = kinds.emplace_back();
+    kind.moe = moe;
+    kind.expert_share = share;
+    StepShape of_kind = part;
+    of_kind.expert_share = share;
     for (size_t p = 0; p < kPhases; ++p) {
       const auto phase = static_cast<Phase>(p);
       if (!moe && phase != Phase::kQkv && phase != Phase::kAttention && phase != Phase::kExperts)
         continue;
-      costs[moe][p] = Of(part, moe, phase, split);
-      seconds[moe][p] = {costs[moe][p].compute.sum(), costs[moe][p].transfer.sum()};
+      kind.costs[p] = Of(of_kind, moe, phase, split);
+      kind.seconds[p] = {kind.costs[p].compute.sum(), kind.costs[p].transfer.sum()};
     }
   }
   StepTime time;
-  std::array<std::array<int, kPhases>, 2> times{};
   std::array<double, 2> arrival{}, in_parts{};  // in_parts: a combine that follows `down`
   double clock = 0, link = 0;                   // when the rank and its links are free
   for (const Operation& operation : program) {
     if (operation.kind != Kind::kForward) continue;
-    const bool moe = m_.layers[operation.layer].moe;
+    EqualLayers& kind = kinds[kind_of[operation.layer]];
     const auto p = static_cast<size_t>(operation.phase);
-    auto [compute, transfer] = seconds[moe][p];
-    ++times[moe][p];
+    auto [compute, transfer] = kind.seconds[p];
+    ++kind.times[p];
     double& arrives = arrival[operation.micro_batch];
     if (operation.phase == Phase::kExperts || operation.phase == Phase::kFinish)
       clock = std::max(clock, arrives);
@@ -103,10 +137,10 @@ StepTime StepCosts::Of(const StepShape& shape) const {
       arrives = link;
     }
   }
-  for (const bool moe : {false, true})
+  for (const EqualLayers& kind : kinds)
     for (size_t p = 0; p < kPhases; ++p) {
-      time.work.Add(costs[moe][p].compute, times[moe][p]);
-      time.work.Add(costs[moe][p].transfer, times[moe][p]);
+      time.work.Add(kind.costs[p].compute, kind.times[p]);
+      time.work.Add(kind.costs[p].transfer, kind.times[p]);
     }
   const Cost ends = Ends(shape);
   time.work.Add(ends);
