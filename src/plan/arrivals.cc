@@ -1,6 +1,7 @@
 // Arrivals of a simulation.
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -26,18 +27,23 @@ std::vector<std::string> Cells(const std::string& line) {
   return cells;
 }
 
-// Converts "2023-11-16 18:15:46.6805900", or a number of seconds, to seconds. Year and month are
-// ignored: a trace covers a few days.
+// Converts "2023-11-16 18:15:46.6805900", "2024-05-10 00:00:00.009930+00:00" (the zone is ignored:
+// it is the same in all lines), or a number of seconds, to seconds.
 bool Seconds(const std::string& text, double* to) {
   int year = 0, month = 0, day = 0, hour = 0, minute = 0;
   double second = 0;
   if (std::sscanf(text.c_str(), "%d-%d-%d%*[ T]%d:%d:%lf", &year, &month, &day, &hour, &minute,
                   &second) == 6) {
-    *to = ((day * 24.0 + hour) * 60 + minute) * 60 + second;
-    return true;
+    const std::chrono::year_month_day date{std::chrono::year(year),
+                                           std::chrono::month(static_cast<unsigned>(month)),
+                                           std::chrono::day(static_cast<unsigned>(day))};
+    if (!date.ok()) return false;
+    const auto days = std::chrono::sys_days(date).time_since_epoch().count();
+    *to = ((static_cast<double>(days) * 24 + hour) * 60 + minute) * 60 + second;
+    return std::isfinite(*to);
   }
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *to);
-  return error == std::errc() && end == text.data() + text.size();
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*to);
 }
 
 bool Count(const std::string& text, int64_t* to) {
@@ -99,12 +105,18 @@ std::vector<Arrival> ReadArrivals(const std::filesystem::path& file) {
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (line.empty()) continue;
-    if (number == 1 && line.find("TIMESTAMP") != std::string::npos) continue;
+    if (number == 1 && line.find("TIMESTAMP") != std::string::npos) {
+      if (Cells(line) != std::vector<std::string>{"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
+        throw Invalid("--trace {}: want the columns TIMESTAMP,ContextTokens,GeneratedTokens",
+                      file.string());
+      continue;
+    }
     Arrival a;
     if (!(line[0] == '{' ? ReadJson(line, &a) : ReadCsv(line, &a)))
       throw Invalid(
           "--trace {}, line {}: want JSON with timestamp, input_length and output_length of at "
-          "least 1, or CSV with TIMESTAMP, ContextTokens and GeneratedTokens",
+          "least 1, and optionally hash_ids of 32 bits; or CSV with TIMESTAMP, ContextTokens and "
+          "GeneratedTokens of at least 1",
           file.string(), number);
     arrivals.push_back(a);
   }

@@ -1,6 +1,9 @@
 #include "plan/request_queue.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "core/check.h"
 
 namespace switchyard::plan {
 namespace {
@@ -15,105 +18,68 @@ int32_t TokenOf(uint64_t text, int64_t position) {
 
 constexpr uint64_t kBlockTexts = uint64_t{1} << 40;  // numbers of texts of Arrival::blocks
 
-std::vector<int32_t> TokensOf(const Arrival& arrival, size_t request) {
-  std::vector<int32_t> tokens(static_cast<size_t>(arrival.input));
-  for (int64_t i = 0; i < arrival.input; ++i) {
+constexpr int64_t kStepsWithWaiting = 8;
+
+}  // namespace
+
+RequestQueue::RequestQueue(std::span<const Arrival> arrivals, const QueueLimits& limits,
+                           Latencies* latencies)
+    : arrivals_(arrivals),
+      makes_tokens_(limits.reuses_prefixes),
+      latencies_(latencies),
+      cache_(limits.pages, limits.page_size, limits.reuses_prefixes),
+      scheduler_({.max_running_requests = std::max(limits.running, limits.most_running),
+                  .chunk_rows = limits.chunk,
+                  .whole_prompts = limits.whole_prompts,
+                  .max_logit_rows = limits.logit_rows},
+                 cache_) {
+  scheduler_.Limit(limits.running, 0);
+}
+
+std::vector<int32_t> RequestQueue::TokensOf(size_t request, int64_t count) const {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  if (!makes_tokens_) return tokens;
+  const std::vector<uint32_t>& blocks = arrivals_[request].blocks;
+  const int64_t prompt = arrivals_[request].input;
+  for (int64_t i = 0; i < count; ++i) {
     const auto block = static_cast<size_t>(i / Arrival::kBlockTokens);
-    const bool shared = block < arrival.blocks.size();
-    tokens[i] = shared ? TokenOf(kBlockTexts + arrival.blocks[block], i % Arrival::kBlockTokens)
+    const bool shared = i < prompt && block < blocks.size();
+    tokens[i] = shared ? TokenOf(kBlockTexts + blocks[block], i % Arrival::kBlockTokens)
                        : TokenOf(request, i);
   }
   return tokens;
 }
 
-}  // namespace
-
-void CountedQueue::Admit() {
-  while (!waiting_.empty() && running() < limits_.running) {
-    const Arrival& a = arrivals_[waiting_.front()];
-    if (reserved_ + a.input + a.output > limits_.tokens()) return;
-    reserved_ += a.input + a.output;
-    prompts_.push_back({.request = waiting_.front()});
-    waiting_.pop_front();
-  }
-}
-
-GroupRows CountedQueue::Plan(int64_t mixed_rows, bool others_decode) {
-  Admit();
-  GroupRows rows = {.decode = static_cast<int64_t>(decoding_.size()), .decode_keys = keys_};
-  const bool mixed = others_decode || rows.decode > 0;
-  int64_t left = mixed ? std::min(limits_.chunk, mixed_rows) : limits_.chunk, keys = 0;
-  for (Prompt& prompt : prompts_) {
-    prompt.taken = std::min(left, arrivals_[prompt.request].input - prompt.done);
-    if (prompt.taken == 0) break;
-    left -= prompt.taken;
-    rows.prompt += prompt.taken;
-    keys += prompt.taken * (prompt.done + prompt.taken / 2);
-  }
-  if (rows.prompt > 0) rows.prompt_keys = keys / rows.prompt;
-  return rows;
-}
-
-int64_t CountedQueue::StepsUntilEnd() const {
-  return decoding_.empty() ? std::numeric_limits<int64_t>::max() : decoding_.top().end - ticks_;
-}
-
-void CountedQueue::Advance(int64_t steps, double now) {
-  if (!decoding_.empty()) {
-    ticks_ += steps;
-    keys_ += steps * static_cast<int64_t>(decoding_.size());
-    while (!decoding_.empty() && decoding_.top().end <= ticks_) {
-      const Decoding done = decoding_.top();
-      decoding_.pop();
-      keys_ -= arrivals_[done.request].input + arrivals_[done.request].output;
-      End(done.request, done.first, now);
-    }
-  }
-  while (!prompts_.empty() && prompts_.front().taken > 0) {
-    Prompt& prompt = prompts_.front();
-    prompt.done += std::exchange(prompt.taken, 0);
-    const Arrival& a = arrivals_[prompt.request];
-    if (prompt.done < a.input) break;  // the last prompt of the step
-    latencies_->AddFirst(a, now);
-    if (a.output > 1) {
-      decoding_.push({ticks_ + a.output - 1, prompt.request, now});
-      keys_ += a.input + 1;
-    } else {
-      End(prompt.request, now, now);
-    }
-    prompts_.pop_front();
-  }
-}
-
-void CountedQueue::End(size_t request, double first, double now) {
-  const Arrival& a = arrivals_[request];
-  reserved_ -= a.input + a.output;
-  latencies_->AddLast(a, first, now);
-}
-
-ScheduledQueue::ScheduledQueue(std::span<const Arrival> arrivals, const QueueLimits& limits,
-                               Latencies* latencies)
-    : arrivals_(arrivals),
-      latencies_(latencies),
-      cache_(limits.pages, limits.page_size, limits.reuses_prefixes),
-      scheduler_({.max_running_requests = limits.running,
-                  .chunk_rows = limits.chunk,
-                  .whole_prompts = limits.whole_prompts,
-                  .max_logit_rows = limits.logit_rows},
-                 cache_) {}
-
-void ScheduledQueue::Arrive(size_t request) {
-  const Arrival& a = arrivals_[request];
+void RequestQueue::Add(const OpenRequest& request) {
+  const Arrival& a = arrivals_[request.index];
   EngineRequest made;
-  made.id = request;
-  made.input_ids = TokensOf(a, request);
+  made.id = request.index;
+  made.input_ids = TokensOf(request.index, a.input + request.output);
+  made.output_ids.assign(made.input_ids.begin() + a.input, made.input_ids.end());
+  made.input_ids.resize(static_cast<size_t>(a.input));
   made.sampling.max_new_tokens = static_cast<int32_t>(a.output);
   Open& open = open_.emplace_back(std::move(made), request);
   open.self = std::prev(open_.end());
   scheduler_.Enqueue(&open);
 }
 
-GroupRows ScheduledQueue::Plan(int64_t mixed_rows, bool others_decode) {
+std::vector<OpenRequest> RequestQueue::TakeAll(bool keeps_cache) {
+  std::vector<OpenRequest> all;
+  plan_ = {};
+  for (Open& open : open_) {
+    OpenRequest state = open.state;
+    state.output = open.output_length();
+    state.redo = std::max(state.redo, open.computed);
+    all.push_back(state);
+    scheduler_.Remove(&open, /*discard=*/!keeps_cache);
+  }
+  open_.clear();
+  if (!keeps_cache) cache_.DropPrefixes();
+  std::ranges::sort(all, {}, &OpenRequest::index);
+  return all;
+}
+
+GroupRows RequestQueue::Plan(int64_t mixed_rows, bool others_decode) {
   scheduler_.LimitPrefill(mixed_rows);
   scheduler_.SetOthersDecode(others_decode);
   plan_ = scheduler_.Plan();
@@ -132,21 +98,42 @@ GroupRows ScheduledQueue::Plan(int64_t mixed_rows, bool others_decode) {
   return rows;
 }
 
-void ScheduledQueue::Advance(int64_t, double now) {
+int64_t RequestQueue::EqualSteps() const {
+  if (plan_.empty()) return std::numeric_limits<int64_t>::max();
+  int64_t steps = std::numeric_limits<int64_t>::max();
+  for (const auto& [sequence, count] : plan_) {
+    const auto& open = static_cast<const Open&>(*sequence);
+    steps = std::min(steps, arrivals_[open.state.index].output - open.output_length());
+  }
+  // Each sequence may need a page that is begun, and pages for all further tokens.
+  const int64_t pages = cache_.available() / std::ssize(plan_) - 1;
+  steps = std::min(steps, pages * cache_.page_size());
+  // Admission depends on the number of steps, through the estimate of output tokens.
+  if (scheduler_.waiting() > 0) steps = std::min(steps, kStepsWithWaiting);
+  return std::max<int64_t>(1, steps);
+}
+
+void RequestQueue::Advance(int64_t steps, double now) {
   for (const auto& [sequence, count] : plan_) {
     auto& open = static_cast<Open&>(*sequence);
-    open.computed += count;
+    redone_rows_ +=
+        std::max<int64_t>(0, std::min(open.computed + count, open.state.redo) - open.computed);
+    open.computed += count + steps - 1;
     open.settled = open.computed;
     if (open.pending() > 0) continue;
-    const Arrival& a = arrivals_[open.request_index];
-    if (open.output_length() == 0) {
-      open.first = now;
-      latencies_->AddFirst(a, now);
-      cache_.Publish(open.settled_tokens(), open.cache);
+    if (steps > 1) {
+      CHECK(cache_.Grow(open.computed, open.cache));  // EqualSteps
     }
-    open.tokens.push_back(TokenOf(open.request_index, open.length()));
+    const Arrival& a = arrivals_[open.state.index];
+    if (open.output_length() == 0) {
+      open.state.first = now;
+      latencies_->AddFirst(a, now);
+    }
+    for (int64_t i = 0; i < steps; ++i)
+      open.tokens.push_back(makes_tokens_ ? TokenOf(open.state.index, open.length()) : 0);
+    if (open.output_length() == 1) cache_.Publish(open.settled_tokens(), open.cache);
     if (open.output_length() < a.output) continue;
-    latencies_->AddLast(a, open.first, now);
+    latencies_->AddLast(a, open.state.first, now);
     scheduler_.Remove(&open);
     open_.erase(open.self);
   }

@@ -1,12 +1,16 @@
 #include "plan/simulate.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "core/error.h"
 #include "core/format.h"
+#include "engine/active_layout.h"
 #include "engine/rank_engine.h"
+#include "moe/placement/placement.h"
 #include "plan/engine_run.h"
 #include "plan/step_clock.h"
 
@@ -51,14 +55,111 @@ class FirstEngine {
   size_t placed_ = 0;  // operations whose start is that of the simulation
 };
 
-QueueLimits LimitsOf(const Question& q, const Evaluation& layout) {
-  const EnginePlan& plan = layout.plan;
+// Whether some prompts share a prefix.
+bool SharesBlocks(const std::vector<Arrival>& arrivals) {
+  return std::ranges::any_of(arrivals, [](const Arrival& a) { return !a.blocks.empty(); });
+}
+
+QueueLimits LimitsOf(const Question& q, const EnginePlan& plan) {
   return {.running = plan.max_running_requests,
+          .most_running = plan.max_running_requests,
           .pages = plan.num_pages,
           .page_size = q.config.page_size,
           .chunk = MaxPromptRows(plan.chunked_prefill_size, 0, plan.context_length),
           .whole_prompts = plan.chunked_prefill_size < 0,
           .logit_rows = MaxLogitRows(q.model.output_width())};
+}
+
+// The costs and clocks of an engine, by its active ranks.
+class Clocks : public EngineClocks {
+ public:
+  Clocks(const Question& q, const Evaluation& layout, Fidelity fidelity)
+      : question_(q), layout_(layout), fidelity_(fidelity) {}
+
+  StepClock& Of(int active) override { return *EntryOf(active).clock; }
+  const LayoutCosts& costs() { return *EntryOf(layout_.layout.mesh.tp).costs; }
+  // Null: the fidelity is `step`.
+  OperationClock* operations() {
+    Entry& entry = EntryOf(layout_.layout.mesh.tp);
+    return fidelity_ == Fidelity::kOperation ? static_cast<OperationClock*>(entry.clock.get())
+                                             : nullptr;
+  }
+  // Maximum running requests of a group.
+  int64_t RunningOf(int active) { return EntryOf(active).running; }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Question> question;  // whose model `costs` refers to
+    std::unique_ptr<LayoutCosts> costs;
+    std::unique_ptr<StepClock> clock;
+    int64_t running = 0;
+  };
+
+  Entry& EntryOf(int active) {
+    Entry& entry = entries_[active];
+    if (entry.clock) return entry;
+    entry.question = std::make_unique<Question>(question_);
+    Question& q = *entry.question;
+    Layout layout = layout_.layout;
+    EnginePlan plan = layout_.plan;
+    if (const int ranks = layout.mesh.tp; active < ranks) {
+      std::vector<int> first(static_cast<size_t>(active));
+      std::iota(first.begin(), first.end(), 0);
+      const ActiveLayout smaller = LayoutOfActive(ConfigOf(layout, q.config), layout_.plan, first);
+      layout.mesh = smaller.config.mesh;
+      layout.redundant = smaller.config.moe.num_redundant_experts;
+      plan = smaller.plan;
+      // Ranks on CPUs keep their CPUs.
+      if (!q.cluster.cuda) q.table = q.table.Shared(static_cast<double>(active) / ranks);
+    }
+    entry.running = plan.max_running_requests;
+    entry.costs = std::make_unique<LayoutCosts>(q, layout, plan);
+    if (fidelity_ == Fidelity::kOperation) {
+      entry.clock = std::make_unique<OperationClock>(*entry.costs);
+    } else {
+      entry.clock = std::make_unique<ShapeClock>(*entry.costs);
+    }
+    return entry;
+  }
+
+  const Question& question_;
+  const Evaluation& layout_;
+  const Fidelity fidelity_;
+  std::map<int, Entry> entries_;
+};
+
+// Bytes of the experts that none of the ranks `active` has at first, for each of these ranks.
+double BytesToLoad(const Question& q, const Evaluation& layout, std::span<const int> active) {
+  if (!q.model.has_moe()) return 0;
+  const int experts = q.model.moe->router.num_experts, ep = layout.layout.mesh.ep;
+  const ExpertPlacement placement = ExpertPlacement::Trivial(experts, layout.layout.redundant);
+  std::vector<bool> held(static_cast<size_t>(experts), false);
+  for (const int rank : active) {
+    const Range own = ExpertsOfRank(placement.num_physical(), ep, rank);
+    for (int p = own.begin; p < own.end; ++p) held[placement.physical_to_logical()[p]] = true;
+  }
+  const auto layers =
+      static_cast<double>(std::ranges::count(q.model.layers, true, &LayerConfig::moe));
+  return static_cast<double>(std::ranges::count(held, false)) * layers * ExpertBytesOf(q, layout) /
+         static_cast<double>(active.size());
+}
+
+std::string Describe(const Recovery& recovery) {
+  return fmt::format(
+      "a rank has loaded after {:.2f} s, {}; the cache {}", recovery.load_seconds,
+      recovery.serves_without ? "while the others serve without it" : "for which all ranks wait",
+      recovery.keeps_cache ? "stays" : "is lost");
+}
+
+void Add(const ExpertFigures& from, Simulation* out) {
+  ExpertFigures& to = out->experts;
+  to.imbalance.resize(from.imbalance.size(), 0);
+  for (size_t i = 0; i < from.imbalance.size(); ++i)
+    to.imbalance[i] += from.seconds * from.imbalance[i];
+  to.balancedness += from.seconds * from.balancedness;
+  to.seconds += from.seconds;
+  out->rebalances += std::ssize(from.rebalances);
+  for (const Rebalance& one : from.rebalances) out->moved_bytes += one.bytes;
 }
 
 }  // namespace
@@ -70,98 +171,80 @@ Fidelity ParseFidelity(const std::string& name) {
 }
 
 Simulation Simulate(const Question& q, const Evaluation& layout,
-                    const std::vector<Arrival>& arrivals, Fidelity fidelity) {
+                    const std::vector<Arrival>& arrivals, const SimulationOptions& options) {
   if (!layout.accepted) throw Invalid("layout {}: {}", layout.layout.Name(), layout.refused);
   const int64_t cache = layout.plan.num_pages * q.config.page_size;
   for (const Arrival& a : arrivals)
     if (a.input + a.output > cache)
       throw Invalid("a request of {} tokens does not fit the cache of a group, {} tokens",
                     a.input + a.output, cache);
-  const LayoutCosts costs(q, layout.layout, layout.plan);
-  ShapeClock by_shape(costs);
-  OperationClock by_operation(costs);
-  const bool operations = fidelity == Fidelity::kOperation;
-  StepClock& clock = operations ? static_cast<StepClock&>(by_operation) : by_shape;
+  const int ranks = layout.layout.mesh.tp;
   Simulation out;
+  std::shared_ptr<const ExpertLoads> loads;
+  if (options.expert_loads.enabled())
+    loads = std::make_shared<ExpertLoads>(options.expert_loads, q.model);
+  const auto failures = FailuresOf(options.failures, layout.replicas, ranks,
+                                   arrivals.empty() ? 0 : arrivals.back().seconds);
+  const bool fails = options.failures.enabled();
+  const Recovery recovery = RecoveryOf(options.failures, q, layout);
+  if (fails) out.recovery = Describe(recovery);
+  QueueLimits limits = LimitsOf(q, layout.plan);
+  limits.reuses_prefixes =
+      fails || options.fidelity == Fidelity::kOperation || SharesBlocks(arrivals);
+  std::optional<PrefillPace> pace;
+  if (!limits.whole_prompts) pace.emplace(0, limits.chunk);
+  // Times of steps depend on the loads of an engine's experts, so these engines share no clocks.
+  std::optional<Clocks> clocks;
   Latencies latencies;
   double busy = 0, request_seconds = 0, tokens = 0;
   for (const Arrival& a : arrivals) tokens += static_cast<double>(a.output);
-  const QueueLimits limits = LimitsOf(q, layout);
-  std::optional<PrefillPace> pace;
-  if (!limits.whole_prompts) pace.emplace(0, limits.chunk);
   for (int engine = 0; engine < layout.replicas; ++engine) {
-    std::vector<std::unique_ptr<RequestQueue>> groups;
-    for (int g = 0; g < layout.layout.mesh.dp; ++g) {
-      if (operations) {
-        groups.push_back(std::make_unique<ScheduledQueue>(arrivals, limits, &latencies));
-      } else {
-        groups.push_back(std::make_unique<CountedQueue>(arrivals, limits, &latencies));
-      }
+    if (!clocks || loads) clocks.emplace(q, layout, options.fidelity);
+    EngineParts parts{
+        .ranks = ranks, .pace = pace, .failures = failures[engine], .recovery = recovery};
+    if (fails && recovery.serves_without) {
+      for (int active = 0; active <= ranks; ++active)
+        parts.running.push_back(active > 0 ? clocks->RunningOf(active) : 0);
+      limits.most_running = std::ranges::max(parts.running);
+      parts.bytes_to_load = [&](std::span<const int> active) {
+        return BytesToLoad(q, layout, active);
+      };
     }
-    EngineRun run(std::move(groups), pace, clock, &out);
+    for (int g = 0; g < layout.layout.mesh.dp; ++g)
+      parts.groups.push_back(std::make_unique<RequestQueue>(arrivals, limits, &latencies));
+    if (loads) parts.experts = std::make_unique<EngineExperts>(loads, q, layout, clocks->costs());
+    EngineRun run(std::move(parts), *clocks, &out);
     if (engine == 0) {
-      FirstEngine first(operations ? &by_operation : nullptr, &out);
+      FirstEngine first(clocks->operations(), &out);
       run.Run(arrivals, 0, layout.replicas,
               [&](const EngineRun::Steps& steps) { first.Add(steps); });
+      out.pauses = run.pauses();
+      if (loads) {
+        out.expert_loads = options.expert_loads.source;
+        out.experts.rebalances = run.experts()->figures().rebalances;
+        out.experts.changes = run.experts()->figures().changes;
+      }
     } else {
       run.Run(arrivals, engine, layout.replicas, {});
     }
+    if (loads) Add(run.experts()->figures(), &out);
     busy += run.busy();
     request_seconds += run.request_seconds();
     out.seconds = std::max(out.seconds, run.now());
     out.cached_tokens += run.cached_tokens();
   }
   out.requests = std::ssize(arrivals);
+  out.lost = out.requests - std::ssize(latencies.whole);
   out.output_rate = out.seconds > 0 ? tokens / out.seconds : 0;
   out.busy = out.seconds > 0 ? busy / out.seconds / layout.replicas : 0;
   out.running = out.seconds > 0 ? request_seconds / out.seconds : 0;
   out.uneven = out.steps > 0 ? out.uneven / static_cast<double>(out.steps) : 0;
+  for (double& layer : out.experts.imbalance) layer /= std::max(out.experts.seconds, 1e-12);
+  out.experts.balancedness /= std::max(out.experts.seconds, 1e-12);
   out.ttft = Of(latencies.ttft);
   out.itl = Of(latencies.itl);
   out.latency = Of(latencies.whole);
   return out;
-}
-
-std::string SimulationText(const Evaluation& layout, const Simulation& s) {
-  const auto line = [](const char* name, const Percentiles& p) {
-    return fmt::format("{:<22} {:>10.1f} {:>10.1f} {:>10.1f}\n", name, 1e3 * p.p50, 1e3 * p.p90,
-                       1e3 * p.p99);
-  };
-  return fmt::format(
-             "{}, {} engine{}: {} requests in {:.1f} s, {} steps\noutput {:.0f} tokens/s; engines "
-             "are busy {:.0f} % of the time; {:.1f} requests run on average; at most {} wait in an "
-             "engine; groups are idle in {:.1f} % of steps\n",
-             layout.layout.Name(), layout.replicas, layout.replicas > 1 ? "s" : "", s.requests,
-             s.seconds, s.steps, s.output_rate, 100 * s.busy, s.running, s.most_waiting,
-             100 * s.uneven) +
-         fmt::format("{:<22} {:>10} {:>10} {:>10}\n", "ms", "p50", "p90", "p99") +
-         line("time to first token", s.ttft) + line("time between tokens", s.itl) +
-         line("latency", s.latency) +
-         (s.cached_tokens > 0 ? fmt::format("{} prompt tokens were cached\n", s.cached_tokens)
-                              : "");
-}
-
-std::string SimulationTrace(const Simulation& s) {
-  std::string out = "{\"traceEvents\": [";
-  const auto add = [&](const std::string& name, int pid, int tid, double start, double seconds,
-                       const std::string& args) {
-    out += fmt::format(
-        "{}\n{{\"name\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": {}, \"ts\": {:.2f}, "
-        "\"dur\": {:.2f}, \"args\": {{{}}}}}",
-        out.ends_with("[") ? "" : ",", name, pid, tid, 1e6 * start, 1e6 * seconds, args);
-  };
-  for (const Simulation::Step& step : s.first_engine)
-    add(step.prompt_rows > 0 ? "prefill" : "decode", 0, 0, step.start, step.seconds,
-        fmt::format("\"prompt rows\": {}, \"decode rows\": {}", step.prompt_rows,
-                    step.decode_rows));
-  for (const OperationSpan& span : s.operations) {
-    const schedule::Operation& o = span.operation;
-    const bool forward = o.kind == schedule::Kind::kForward;
-    add(forward ? Name(o.phase) : Name(o.kind), 1, span.rank, span.start, span.seconds,
-        forward ? fmt::format("\"micro_batch\": {}, \"layer\": {}", o.micro_batch, o.layer)
-                : fmt::format("\"micro_batch\": {}", o.micro_batch));
-  }
-  return out + "\n]}\n";
 }
 
 }  // namespace switchyard::plan

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "plan/engine_experts.h"
 #include "plan/engine_step.h"
+#include "plan/failures.h"
 #include "plan/search.h"
 
 namespace switchyard::plan {
@@ -38,6 +40,12 @@ enum class Fidelity : uint8_t {
 // "step", "operation". Error kInvalid names --fidelity.
 Fidelity ParseFidelity(const std::string& name);
 
+struct SimulationOptions {
+  Fidelity fidelity = Fidelity::kStep;
+  ExpertLoadOptions expert_loads;  // not enabled: Routing applies
+  FailureOptions failures;
+};
+
 struct Percentiles {
   double p50 = 0, p90 = 0, p99 = 0;
 };
@@ -51,7 +59,8 @@ struct Simulation {
   double running = 0;
   // Fraction of (group, step) pairs in which the group has no rows, but another group has rows.
   double uneven = 0;
-  int64_t cached_tokens = 0;  // prompt tokens that were in the prefix cache (kOperation)
+  int64_t cached_tokens = 0;  // prompt tokens that were in the prefix cache
+  int64_t lost = 0;           // requests that have not ended
   // Maximum number of requests of an engine that wait for their first step.
   int64_t most_waiting = 0;
   Percentiles ttft, itl, latency;
@@ -66,20 +75,39 @@ struct Simulation {
   // the simulation; no further step after kKeptOperations.
   static constexpr size_t kKeptOperations = 50'000;
   std::vector<OperationSpan> operations;
+
+  // With expert loads. Imbalance and balancedness are means of all engines; the rest is of the
+  // first engine.
+  std::string expert_loads;  // ExpertLoadOptions::source
+  ExpertFigures experts;
+  int64_t rebalances = 0;  // of all engines
+  double moved_bytes = 0;
+
+  // With failures. The pauses are those of the first engine.
+  std::string recovery;  // in words
+  FailureFigures failures;
+  struct Pause {
+    double start = 0, seconds = 0;
+    std::string reason;
+  };
+  std::vector<Pause> pauses;
 };
 
 // Requests go to engines and their groups in turn. All groups of an engine step together. Prompts
-// run in chunks, which PrefillPace limits while requests decode. With Fidelity::kOperation each
-// group has the engine's scheduler and prefix cache (ScheduledQueue). With Fidelity::kStep it
-// admits the oldest requests as long as its limit of running requests permits, and its cache has
-// room for their whole outputs (CountedQueue). Error kInvalid for a request that the cache cannot
-// hold, and for a layout that is not accepted.
+// run in chunks, which PrefillPace limits while requests decode. Each group has the engine's
+// scheduler and prefix cache (RequestQueue). With Fidelity::kStep, without failures, the cache is
+// off if no prompts of the trace share blocks. Error kInvalid for a request that the cache cannot
+// hold, for a layout that is not accepted, and for the options.
 Simulation Simulate(const Question& question, const Evaluation& layout,
-                    const std::vector<Arrival>& arrivals, Fidelity fidelity = Fidelity::kStep);
+                    const std::vector<Arrival>& arrivals, const SimulationOptions& options = {});
 
 std::string SimulationText(const Evaluation& layout, const Simulation& simulation);
-// A Chrome trace of the first engine: its steps (process 0), and the operations of each rank
-// (process 1, a thread for each rank).
+// A Chrome trace of the first engine: its steps, pauses and rebalances (process 0), the
+// balancedness of its experts (a counter), and the operations of each rank (process 1, a thread for
+// each rank).
 std::string SimulationTrace(const Simulation& simulation);
+// An SVG of the first engine as far as Simulation::first_engine goes: the fractions of time in
+// steps with and without prompts and in pauses, decoding requests, and balancedness.
+std::string SimulationPicture(const Evaluation& layout, const Simulation& simulation);
 
 }  // namespace switchyard::plan

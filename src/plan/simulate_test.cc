@@ -37,7 +37,7 @@ TEST(Simulate, TheSameSeedGivesTheSameOperations) {
   const Evaluation e = Evaluate(q, ParseLayout("tp2-ep2-dp2-dense1-deepep-tbo"));
   const auto run = [&](uint64_t seed) {
     return SimulationTrace(
-        Simulate(q, e, PoissonArrivals(q.load, 20, 1, seed), Fidelity::kOperation));
+        Simulate(q, e, PoissonArrivals(q.load, 20, 1, seed), {.fidelity = Fidelity::kOperation}));
   };
   const std::string once = run(1);
   EXPECT_THAT(once, HasSubstr("\"name\": \"dispatch\""));
@@ -51,7 +51,34 @@ struct FidelityCase {
   double rate;
 };
 
-// The two fidelities differ in their schedulers, in groups with different rows, and in roundings.
+// The two fidelities of a simulation, whose results must agree.
+void ExpectAgreement(const FidelityCase& c, const ExpertLoadOptions& loads,
+                     const EplbOptions& eplb = {}) {
+  Question q = GpuQuestion(c.model, "h200", c.per_node, c.nodes);
+  q.config.tbo_min_tokens = 2;
+  q.config.eplb = eplb;
+  q.load.input = 1000;
+  q.load.output = 50;
+  const Evaluation e = Evaluate(q, ParseLayout(c.layout));
+  ASSERT_TRUE(e.accepted) << e.refused;
+  const std::vector<Arrival> arrivals = PoissonArrivals(q.load, c.rate, 20, 3);
+  SimulationOptions options{.fidelity = Fidelity::kStep, .expert_loads = loads};
+  const Simulation steps = Simulate(q, e, arrivals, options);
+  options.fidelity = Fidelity::kOperation;
+  const Simulation operations = Simulate(q, e, arrivals, options);
+  const auto compare = [&](const char* what, double a, double b) {
+    std::printf("%-40s %-16s step %9.4f, operation %9.4f, %+5.1f %%\n", c.layout, what, a, b,
+                100 * (a / b - 1));
+    EXPECT_NEAR(a / b, 1, 0.05) << c.layout << " " << loads.source << " " << what;
+  };
+  compare("seconds", steps.seconds, operations.seconds);
+  compare("output rate", steps.output_rate, operations.output_rate);
+  compare("busy", steps.busy, operations.busy);
+  compare("itl p50", steps.itl.p50, operations.itl.p50);
+  compare("latency p50", steps.latency.p50, operations.latency.p50);
+}
+
+// The two fidelities differ in groups with different rows, and in roundings.
 TEST(Simulate, TheFidelitiesAgree) {
   for (const FidelityCase& c : {FidelityCase{"qwen3_30b_a3b", "tp1", 1, 1, 8},
                                 {"qwen3_30b_a3b", "tp2-ep2", 2, 1, 12},
@@ -62,27 +89,17 @@ TEST(Simulate, TheFidelitiesAgree) {
                                 {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep", 8, 1, 5},
                                 {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep-tbo", 8, 1, 5},
                                 {"deepseek_v3", "tp8-ep8-dp8-dense1-deepep-sbo", 8, 1, 5},
-                                {"deepseek_v3", "tp16-ep16-dp16-dense1-deepep-tbo", 8, 2, 8}}) {
-    Question q = GpuQuestion(c.model, "h200", c.per_node, c.nodes);
-    q.config.tbo_min_tokens = 2;
-    q.load.input = 1000;
-    q.load.output = 50;
-    const Evaluation e = Evaluate(q, ParseLayout(c.layout));
-    ASSERT_TRUE(e.accepted) << e.refused;
-    const std::vector<Arrival> arrivals = PoissonArrivals(q.load, c.rate, 20, 3);
-    const Simulation steps = Simulate(q, e, arrivals, Fidelity::kStep);
-    const Simulation operations = Simulate(q, e, arrivals, Fidelity::kOperation);
-    const auto compare = [&](const char* what, double a, double b) {
-      std::printf("%-40s %-16s step %9.4f, operation %9.4f, %+5.1f %%\n", c.layout, what, a, b,
-                  100 * (a / b - 1));
-      EXPECT_NEAR(a / b, 1, 0.05) << c.layout << " " << what;
-    };
-    compare("seconds", steps.seconds, operations.seconds);
-    compare("output rate", steps.output_rate, operations.output_rate);
-    compare("busy", steps.busy, operations.busy);
-    compare("itl p50", steps.itl.p50, operations.itl.p50);
-    compare("latency p50", steps.latency.p50, operations.latency.p50);
-  }
+                                {"deepseek_v3", "tp16-ep16-dp16-dense1-deepep-tbo", 8, 2, 8}})
+    ExpectAgreement(c, {});
+}
+
+TEST(Simulate, TheFidelitiesAgreeWithExpertLoads) {
+  const ExpertLoadOptions zipf{.source = "zipf:0.8", .drift_seconds = 20, .seed = 5};
+  ExpectAgreement({"qwen3_30b_a3b", "tp4-ep2-dp2", 4, 1, 15}, zipf);
+  ExpectAgreement({"qwen3_30b_a3b", "tp4-ep4-dp4-dense1-deepep-tbo", 4, 1, 20}, zipf);
+  ExpectAgreement({"qwen3_30b_a3b", "tp4-ep4-dp4-dense1-deepep-red4", 4, 1, 20}, zipf,
+                  {.enable = true, .num_iterations = 200, .dispatch = "balanced"});
+  ExpectAgreement({"deepseek_v3", "tp8-ep8-dp8-dense1-deepep-sbo", 8, 1, 3}, zipf);
 }
 
 TEST(Simulate, EveryRequestEndsAndAnIdleEngineIsAsFastAsOneRequest) {
@@ -141,7 +158,13 @@ TEST(Arrivals, ReadsTracesOfMooncakeAndAzureAndNamesWrongLines) {
   ASSERT_EQ(csv.size(), 2u);
   EXPECT_DOUBLE_EQ(csv[1].seconds, 0.5);
   EXPECT_EQ(csv[1].output, 6);
-  for (const char* wrong : {"{\"timestamp\": 1}\n", "x,y,z\n", "1,0,5\n", ""}) {
+  const auto later = read("2024-05-31 23:59:59.5+00:00,7,2\n2024-06-01 00:00:00.5+00:00,8,3\n");
+  ASSERT_EQ(later.size(), 2u);
+  EXPECT_DOUBLE_EQ(later[1].seconds, 1.0);
+  for (const char* wrong : {"{\"timestamp\": 1}\n", "x,y,z\n", "1,0,5\n", "", "nan,1,1\n",
+                            "2024-13-01 00:00:00,1,1\n", "TIMESTAMP,GeneratedTokens\n1,1,1\n",
+                            "{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, "
+                            "\"hash_ids\": [-1]}\n"}) {
     try {
       read(wrong);
       FAIL() << wrong;
