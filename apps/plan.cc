@@ -95,6 +95,29 @@ plan::Question QuestionOf(const PlanArgs& args) {
   return q;
 }
 
+plan::Layout LayoutOf(const SimulateArgs& args) {
+  plan::Layout layout = plan::ParseLayout(args.layout);
+  if (args.redundant > 0 && layout.redundant > 0 && layout.redundant != args.redundant)
+    throw Invalid("--ep-num-redundant-experts {}: --layout {} has {}", args.redundant, args.layout,
+                  layout.redundant);
+  if (args.redundant > 0) layout.redundant = args.redundant;
+  return layout;
+}
+
+plan::SimulationOptions OptionsOf(const SimulateArgs& args) {
+  plan::SimulationOptions options{.fidelity = plan::ParseFidelity(args.fidelity),
+                                  .expert_loads = {.source = args.expert_loads,
+                                                   .drift_seconds = args.drift_seconds,
+                                                   .seed = args.seed},
+                                  .failures = {.listed = {},
+                                               .per_day = args.fail_rate,
+                                               .seed = args.seed,
+                                               .restart_seconds = args.restart_seconds}};
+  for (const std::string& text : args.fail)
+    options.failures.listed.push_back(plan::ParseFailure(text));
+  return options;
+}
+
 }  // namespace
 
 int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
@@ -120,15 +143,18 @@ int RunSimulate(const SimulateArgs& args, const std::shared_ptr<const MoeBackend
   const std::vector<plan::Arrival> arrivals =
       args.trace.empty() ? plan::PoissonArrivals(q.load, rate, args.seconds, args.seed)
                          : plan::ReadArrivals(args.trace);
-  const plan::Evaluation layout = args.layout.empty()
-                                      ? plan::Search(q).front()
-                                      : plan::Evaluate(q, plan::ParseLayout(args.layout));
-  const plan::Simulation simulation =
-      plan::Simulate(q, layout, arrivals, plan::ParseFidelity(args.fidelity));
+  const plan::Evaluation layout =
+      args.layout.empty() ? plan::Search(q).front() : plan::Evaluate(q, LayoutOf(args));
+  const plan::Simulation simulation = plan::Simulate(q, layout, arrivals, OptionsOf(args));
   if (!args.chrome_trace.empty()) {
     std::ofstream out(args.chrome_trace);
     if (!(out << plan::SimulationTrace(simulation)))
       throw Resource("--chrome-trace {}: cannot be written", args.chrome_trace);
+  }
+  if (!args.plan.svg.empty()) {
+    std::ofstream out(args.plan.svg);
+    if (!(out << plan::SimulationPicture(layout, simulation)))
+      throw Resource("--svg {}: cannot be written", args.plan.svg);
   }
   fmt::print("costs: {}: {}\n{}", q.table.name, q.table.source,
              plan::SimulationText(layout, simulation));

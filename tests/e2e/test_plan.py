@@ -142,6 +142,43 @@ def test_simulate_counts_cached_prefixes_of_a_trace(tmp_path):
                                                         layout="tp8-ep8-deepep")
 
 
+def test_simulate_draws_rebalances_and_failures(tmp_path):
+    picture, file = tmp_path / "timeline.svg", tmp_path / "trace.json"
+    out = simulate("--input-len", 500, "--output-len", 100, "--rate", 4, "--seconds", 60, "--expert-loads", "zipf:0.8",
+                   "--ep-num-redundant-experts", 8, "--enable-eplb", "--eplb-rebalance-num-iterations", 60,
+                   "--fail", "3@50", "--restart-seconds", 2, "--svg", picture, "--chrome-trace", file,
+                   layout="tp8-ep8-dp8-dense1-deepep")
+    assert re.search(r"the most loaded rank has [\d.]+ times the mean rows", out)
+    before, after = map(float, re.search(r"balancedness ([\d.]+) -> ([\d.]+), \d+ experts received", out).groups())
+    assert after > before
+    assert "1 ranks ended" in out and " 0 requests lost" in out
+    names = {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
+    assert {"prefill", "decode", "pause", "rebalance", "balancedness"} <= names
+    text = picture.read_text()
+    assert text.startswith("<svg") and "balancedness of experts" in text
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    (["--enable-eplb"], "--enable-eplb has no effect without --expert-loads"),
+    (["--expert-loads", "zipf:1", "--eplb-algorithm", "yard"], "has no effect without --enable-eplb"),
+    (["--expert-loads", "zipf:1", "--imbalance", 2], "exclude each other"),
+    (["--expert-loads", "zipf"], "--expert-loads zipf: want uniform, zipf:EXPONENT, or a file"),
+    (["--fail", "8@1"], "the cluster has ranks 0 to 7"),
+    (["--fail", "1"], "want RANK@SECONDS"),
+    (["--restart-seconds", 1], "has no effect without --fail"),
+    (["--fail", "1@1", "--elastic-ep-backend", "mooncake"], "ranks on GPUs restart together"),
+])
+def test_simulate_refuses_flags_that_do_not_fit(flags, wanted):
+    assert wanted in simulate(*POISSON, *flags, code=2)
+
+
+def test_simulate_names_the_wrong_line_of_a_trace(tmp_path):
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,100,5\n2023-11-16 18:15:47.1,5\n")
+    refused = simulate("--trace", trace, code=2)
+    assert f"--trace {trace}, line 3" in refused and len(refused.splitlines()) <= 2
+
+
 def test_simulate_refuses_unknown_layouts_and_fidelities():
     assert "single-batch overlap" in simulate(*POISSON, layout="tp8-ep8-sbo", code=2)
     assert "--fidelity" in simulate(*POISSON, "--fidelity", "kernel", code=2)

@@ -164,6 +164,79 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   return a;
 }
 
+namespace {
+
+constexpr const char* kExperts = "Expert loads";
+constexpr const char* kFailures = "Failures";
+
+void AddExpertLoads(CommandLine& app, SimulateArgs& a) {
+  EplbOptions& eplb = a.plan.engine.eplb;
+  app.Flag("--expert-loads", a.expert_loads, kExperts,
+           "Experts that tokens choose: uniform, zipf:EXPONENT (a few experts are popular), or a "
+           "file with recorded loads (logical_count), as --init-expert-location of serve reads it; "
+           "empty: equal ranks, with --imbalance");
+  app.Flag("--expert-drift", a.drift_seconds, kExperts,
+           "With zipf: seconds in which each expert exchanges its popularity with another one, on "
+           "average; 0: never")
+      .NonNegative();
+  app.Flag("--ep-num-redundant-experts", a.redundant, kExperts,
+           "Same as for serve; 0: redN of --layout")
+      .NonNegative();
+  app.Flag("--ep-dispatch-algorithm", eplb.dispatch, kExperts, "Same as for serve")
+      .OneOf({"static", "dynamic", "fake", "balanced", "lp"});
+  app.Switch("--enable-eplb", eplb.enable, kExperts,
+             "Rebalances experts with the planners of serve; steps wait for the migration");
+  app.Flag("--eplb-algorithm", eplb.algorithm, kExperts, "Same as for serve")
+      .OneOf({"auto", "deepseek", "deepseek_hierarchical", "elasticity_aware", "yard"});
+  app.Flag("--eplb-rebalance-num-iterations", eplb.num_iterations, kExperts, "Same as for serve")
+      .Positive();
+  app.Flag("--eplb-rebalance-layers-per-chunk", eplb.layers_per_chunk, kExperts,
+           "Same as for serve");
+  app.Flag("--eplb-min-rebalancing-utilization-threshold", eplb.min_utilization, kExperts,
+           "Same as for serve")
+      .Range(0.0, 1.0);
+}
+
+void AddFailures(CommandLine& app, SimulateArgs& a) {
+  app.List("--fail", a.fail, kFailures,
+           "RANK@SECONDS ...: the processes of these ranks end. The ranks of an engine have "
+           "consecutive numbers");
+  app.Flag("--fail-rate", a.fail_rate, kFailures,
+           "Number of times that each rank ends per day, at random times of --seed")
+      .NonNegative();
+  app.Flag("--restart-seconds", a.restart_seconds, kFailures,
+           "Seconds from the end of a rank until a new one has loaded; 0: its start, and its "
+           "weights at 2 GB/s")
+      .NonNegative();
+  app.Flag("--elastic-ep-backend", a.plan.engine.elastic_ep_backend, kFailures,
+           "Same as for serve: none | mooncake, on CPUs")
+      .OneOf({"none", "mooncake"});
+}
+
+// Flags that have no effect without another one.
+void CheckSimulate(const CommandLine& app, const SimulateArgs& a) {
+  const auto needs = [&](std::initializer_list<const char*> flags, bool given, const char* other) {
+    for (const char* flag : flags)
+      if (!given && app.Given(flag))
+        throw Invalid("{} has no effect without {}; set both", flag, other);
+  };
+  needs({"--expert-drift", "--ep-dispatch-algorithm", "--enable-eplb"}, !a.expert_loads.empty(),
+        "--expert-loads");
+  needs({"--eplb-algorithm", "--eplb-rebalance-num-iterations", "--eplb-rebalance-layers-per-chunk",
+         "--eplb-min-rebalancing-utilization-threshold"},
+        a.plan.engine.eplb.enable, "--enable-eplb");
+  needs({"--restart-seconds", "--elastic-ep-backend"}, !a.fail.empty() || a.fail_rate > 0,
+        "--fail or --fail-rate");
+  needs({"--ep-num-redundant-experts"}, !a.layout.empty(), "--layout");
+  if (!a.expert_loads.empty() && app.Given("--imbalance"))
+    throw Invalid("--imbalance {} and --expert-loads exclude each other; set only one of them",
+                  a.plan.imbalance);
+  if (!a.trace.empty() && app.Given("--seconds"))
+    throw Invalid("--seconds {} and --trace exclude each other; set only one of them", a.seconds);
+}
+
+}  // namespace
+
 std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) {
   SimulateArgs a;
   RawFlags raw;
@@ -179,7 +252,8 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
       "--trace", a.trace, kSimulation,
       "Arrivals: Mooncake's JSON lines, or Azure's CSV; default: Poisson arrivals with --rate");
   app.Flag("--seconds", a.seconds, kSimulation, "Seconds of Poisson arrivals").Range(0.001, 1e7);
-  app.Flag("--seed", a.seed, kSimulation, "Seed of Poisson arrivals");
+  app.Flag("--seed", a.seed, kSimulation,
+           "Seed of Poisson arrivals, of the popularity of experts, and of failures");
   app.Flag("--fidelity", a.fidelity, kSimulation,
            "step: the time of a step is computed once for each shape, for days of a large cluster. "
            "operation: every operation of every rank is simulated, with the links that ranks "
@@ -188,11 +262,14 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
   app.Flag("--chrome-trace", a.chrome_trace, kSimulation,
            "Write the steps of the first engine to this file, and with --fidelity operation the "
            "operations of its first steps");
+  app.Flag("--svg", a.plan.svg, kSimulation, "Write a timeline of the first engine to this file");
+  AddExpertLoads(app, a);
+  AddFailures(app, a);
   app.Footer(
-      "Experts have equal loads. With --fidelity operation each attention group has the engine's "
-      "scheduler and prefix cache. With step, requests are admitted in order of arrival and no "
-      "prefix is cached.");
+      "Each attention group has the engine's scheduler and prefix cache. docs/planning.md explains "
+      "the figures and what they assume.");
   if (!ParseWords(app, args)) return std::nullopt;
+  CheckSimulate(app, a);
   Settle(raw, a.plan);
   if (a.trace.empty() && a.plan.rate <= 0)
     throw Invalid(

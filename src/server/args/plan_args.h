@@ -28,7 +28,7 @@ struct PlanArgs {
   double imbalance = 1.1;                  // --imbalance
   double price = 0;                        // --price: per hour of a GPU or host
   std::string explain;                     // --explain LAYOUT
-  std::string svg;                         // --svg FILE
+  std::string svg;                         // --svg FILE; also of simulate
   bool json = false;                       // --json
   int rows = 12;                           // --top: rows of the table
 };
@@ -42,6 +42,12 @@ struct SimulateArgs {
   uint64_t seed = 0;              // --seed
   std::string fidelity = "step";  // --fidelity
   std::string chrome_trace;       // --chrome-trace FILE
+  int32_t redundant = 0;          // --ep-num-redundant-experts; 0: that of the layout
+  std::string expert_loads;       // --expert-loads; empty: equal loads
+  double drift_seconds = 0;       // --expert-drift
+  std::vector<std::string> fail;  // --fail RANK@SECONDS ...
+  double fail_rate = 0;           // --fail-rate: per rank and day
+  double restart_seconds = 0;     // --restart-seconds
 };
 
 // For --help, prints the help and returns nothing. Throws Error kInvalid that names the flag.
