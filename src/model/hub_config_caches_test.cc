@@ -1,0 +1,144 @@
+// config.json of published checkpoints whose layers differ in their caches.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/testing.h"
+#include "model/config.h"
+#include "model/families/family.h"
+#include "model/rope.h"
+
+namespace switchyard {
+namespace {
+
+using ::testing::HasSubstr;
+using Scoring = RouterConfig::Scoring;
+
+std::string RefusalOf(const std::string& config) {
+  return ErrorOf([&] { ParseModelConfig(config); });
+}
+
+constexpr std::string_view kMimo = R"({
+    "architectures": ["MiMoV2FlashForCausalLM"], "add_full_attention_sink_bias": false,
+    "add_swa_attention_sink_bias": true, "attention_bias": false, "attention_chunk_size": 128,
+    "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192,
+    "hidden_act": "silu", "hidden_size": 4096, "hybrid_block_size": null,
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1], "initializer_range": 0.02,
+    "intermediate_size": 16384, "layernorm_epsilon": 1e-05, "max_position_embeddings": 262144,
+    "model_type": "mimo_v2_flash", "moe_intermediate_size": 2048,
+    "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1], "n_group": 1, "n_routed_experts": 256,
+    "n_shared_experts": null, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 8, "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": null,
+    "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_size": 128,
+    "swa_head_dim": 192, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
+    "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": false,
+    "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true,
+    "v_head_dim": 128, "vocab_size": 152576})";
+
+TEST(HubConfig, MiMoV2Flash) {
+  const ModelConfig c = ParseModelConfig(kMimo);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  EXPECT_EQ(c.attention.head_dim, 192);
+  EXPECT_EQ(c.attention.value_dim(), 128);
+  EXPECT_FLOAT_EQ(c.attention.value_scale, 0.707f);
+  EXPECT_FLOAT_EQ(c.norm_eps, 1e-5f);
+  EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::moe), 7);
+  EXPECT_EQ(c.moe->shared_intermediate, 0);
+  EXPECT_FLOAT_EQ(c.moe->router.routed_scaling_factor, 1.0f);
+  for (int64_t i = 0; i < c.num_layers(); ++i) {
+    const bool full = i == 0 || i == 5;
+    EXPECT_EQ(c.layers[i].window, full ? 0 : 129) << i;
+    EXPECT_EQ(c.layers[i].sinks, !full) << i;
+    EXPECT_EQ(c.kv_heads(i), full ? 4 : 8) << i;
+    EXPECT_EQ(c.rope_of(i).theta, full ? 5e6 : 1e4) << i;
+    EXPECT_EQ(c.rope_of(i).rotary_dim, 64) << i;
+  }
+
+  const auto error_with = [](std::string_view setting, std::string_view other) {
+    std::string text(kMimo);
+    return RefusalOf(text.replace(text.find(setting), setting.size(), other));
+  };
+  EXPECT_THAT(error_with(R"("swa_head_dim": 192)", R"("swa_head_dim": 128)"),
+              HasSubstr("swa_head_dim is 128; only 192 is supported"));
+  EXPECT_THAT(error_with("0, 1, 1, 1, 1, 0, 1, 1", "0, 1"),
+              HasSubstr("hybrid_layer_pattern has 2 entries; want one for each of the 8 layers"));
+  EXPECT_THAT(error_with(R"("swa_num_key_value_heads": 8)", R"("swa_num_key_value_heads": 3)"),
+              HasSubstr("not a multiple of the 3 KV heads of layers with a sliding window"));
+  EXPECT_THAT(error_with(R"("n_shared_experts": null)", R"("n_shared_experts": 1)"),
+              HasSubstr("n_shared_experts is 1"));
+}
+
+constexpr std::string_view kQwen3Next = R"({
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645,
+    "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+    "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": true,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10,
+    "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": false,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": null,
+    "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+    "vocab_size": 151936})";
+
+TEST(HubConfig, Qwen3Next) {
+  const ModelConfig c = ParseModelConfig(kQwen3Next);
+  EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::linear), 36);
+  EXPECT_FALSE(c.layers[3].linear);
+  EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::moe), 48);
+  EXPECT_TRUE(c.attention.gate_in_q);
+  EXPECT_TRUE(c.centred_norms);
+  EXPECT_EQ(c.rope.rotary_dim, 64);
+  EXPECT_EQ(c.linear->group(), 2);
+  EXPECT_TRUE(c.moe->shared_gate);
+  EXPECT_TRUE(c.unknown_keys.empty());
+}
+
+TEST(HubConfig, Qwen35Moe) {
+  const ModelConfig c = ParseModelConfig(R"({
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": false, "text_config": {
+    "attention_bias": false, "attn_output_gate": true, "dtype": "bfloat16", "eos_token_id": 248044,
+    "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+    "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "num_attention_heads": 16,
+    "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {
+      "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+      "rope_theta": 10000000, "rope_type": "default"},
+    "shared_expert_intermediate_size": 512, "vocab_size": 248320}})");
+  EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::linear), 30);
+  EXPECT_TRUE(c.linear->separate);
+  EXPECT_TRUE(c.moe->router.renormalize);
+  EXPECT_EQ(c.rope.rotary_dim, 64);
+  const TensorNames names = NamesOf(c);
+  EXPECT_EQ(names.layers, "model.language_model.layers.");
+  EXPECT_EQ(names.head, "lm_head.weight");
+}
+
+TEST(HubConfig, Qwen3NextRefusesLayersAndHeadsThatDoNotFit) {
+  const auto error_with = [](std::string_view setting, std::string_view other) {
+    std::string text(kQwen3Next);
+    return RefusalOf(text.replace(text.find(setting), setting.size(), other));
+  };
+  EXPECT_THAT(error_with(R"("mlp_only_layers": [])", R"("layer_types": ["linear_attention"])"),
+              HasSubstr("layer_types has 1 entries; want one for each of the 48 layers"));
+  EXPECT_THAT(error_with(R"("linear_num_value_heads": 32)", R"("linear_num_value_heads": 24)"),
+              HasSubstr("linear_num_value_heads is 24, not a multiple"));
+  EXPECT_THAT(error_with(R"("full_attention_interval": 4)", R"("full_attention_interval": 49)"),
+              HasSubstr("want at least one layer with full_attention"));
+  EXPECT_THAT(error_with(R"("linear_conv_kernel_dim": 4)", R"("linear_conv_kernel_dim": 17)"),
+              HasSubstr("linear_conv_kernel_dim"));
+}
+
+}  // namespace
+}  // namespace switchyard
