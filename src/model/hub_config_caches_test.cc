@@ -10,13 +10,11 @@
 #include "core/testing.h"
 #include "model/config.h"
 #include "model/families/family.h"
-#include "model/rope.h"
 
 namespace switchyard {
 namespace {
 
 using ::testing::HasSubstr;
-using Scoring = RouterConfig::Scoring;
 
 std::string RefusalOf(const std::string& config) {
   return ErrorOf([&] { ParseModelConfig(config); });
