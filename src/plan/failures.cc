@@ -57,7 +57,8 @@ Recovery RecoveryOf(const FailureOptions& options, const Question& q, const Eval
                     .load_rate = kLoadRate};
   recovery.load_seconds = options.restart_seconds > 0
                               ? options.restart_seconds
-                              : recovery.settle_seconds + layout.memory.weights.total() / kLoadRate;
+                              : recovery.settle_seconds +
+                                    layout.largest().memory.weights.total() / kLoadRate;
   return recovery;
 }
 
