@@ -125,7 +125,8 @@ TEST(RankEpochsTest, AnAbsentRankWhoseLoadMakesNoProgressIsKilled) {
   }
 }
 
-// No other rank waits for the only active one, so the limit applies to it too, until it has heartbeats.
+// No other rank waits for the only active one, so the limit applies to it too, until it has
+// heartbeats.
 TEST(RankEpochsTest, TheOnlyActiveRankIsKilledIfItsLoadMakesNoProgress) {
   RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, 0,
                   /*load_timeout=*/milliseconds(400));

@@ -185,7 +185,8 @@ TEST(ChecksTest, RanksThatServeWithoutOthers) {
   const std::vector<Case> cases = {
       {with([](auto&) {}), ""},
       {with([](auto& c) { c.speculative.algorithm = "NGRAM"; }), ""},
-      {with([](auto& c) { c.speculative.algorithm = "NEXTN"; }), "a draft model is not supported"},
+      {with([](auto& c) { c.speculative.algorithm = "NEXTN"; }), ""},
+      {with([](auto& c) { c.eplb.enable = true; }), ""},
       {with([](auto& c) { c.disaggregation_mode = "prefill"; }), "--disaggregation-mode"}};
   ExpectCases(cases);
   ExpectCases({{cases[0].change, "all ranks must be on one host"}}, "qwen3_moe",
