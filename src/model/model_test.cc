@@ -174,12 +174,8 @@ TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
                     .dp = ranks,
                     .dense_tp = 1});
   }
-  ExpectSameBits({.fixture = kMixedLayers,
-                  .tp = 2,
-                  .ep = 2,
-                  .backend = "deepep",
-                  .dp = 2,
-                  .dense_tp = 1});
+  ExpectSameBits(
+      {.fixture = kMixedLayers, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1});
 }
 
 // Rows of the placement file: experts in a different order in each layer, and replicas of some.
