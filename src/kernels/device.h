@@ -78,7 +78,7 @@ class Device {
 
   virtual std::string Describe() const = 0;  // for the log: "NVIDIA H200 (GPU 0)"
   virtual bool is_cpu() const { return false; }
-  virtual FusedOps* fused() { return nullptr; }          // null: no fused ops on this device
+  virtual FusedOps* fused() { return nullptr; }  // null: no fused ops on this device
 
   // Allocates zeroed memory, aligned to 256 bytes. It is freed with the last copy of the pointer,
   // which must not outlive the device. Throws Error kResource.

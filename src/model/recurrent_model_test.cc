@@ -40,20 +40,29 @@ std::vector<T> Reference(const std::string& family, const std::string& tensor) {
   return values;
 }
 
-// The prompt and the tokens that transformers has generated, in chunks and then row by row.
-void ExpectReference(const Case& c, const std::string& family, const std::string& i) {
-  const auto prompt = Reference<int64_t>(family, "prompt." + i);
-  const auto generated = Reference<int64_t>(family, "generated." + i);
-  const auto want = Reference<float>(family, "logits." + i);
-  Text text{.tokens = {prompt.begin(), prompt.end()}, .chunk = 5};
-  text.tokens.insert(text.tokens.end(), generated.begin(), generated.end());
-  text.decode_from = static_cast<int>(prompt.size()) + 3;
-  const std::vector<float> logits = RunAlone(c, {text}).front().logits;
-  for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(logits[n], want[n], 2e-4) << n;
-  const auto vocab = static_cast<std::ptrdiff_t>(logits.size() / text.tokens.size());
-  for (size_t t = prompt.size(); t < text.tokens.size(); ++t) {
-    const auto row = logits.begin() + static_cast<std::ptrdiff_t>(t - 1) * vocab;
-    ASSERT_EQ(std::max_element(row, row + vocab) - row, text.tokens[t]) << t;
+// The prompts and the tokens that transformers has generated, in chunks and then row by row.
+void ExpectReference(const Case& c, const std::string& family) {
+  Group texts;
+  std::vector<std::vector<float>> wanted;
+  for (const std::string i : {"0", "1", "2"}) {
+    const auto prompt = Reference<int64_t>(family, "prompt." + i);
+    auto generated = Reference<int64_t>(family, "generated." + i);
+    generated.resize(12);
+    wanted.push_back(Reference<float>(family, "logits." + i));
+    Text& text = texts.emplace_back(Text{.tokens = {prompt.begin(), prompt.end()}, .chunk = 5});
+    text.tokens.insert(text.tokens.end(), generated.begin(), generated.end());
+    text.decode_from = static_cast<int>(prompt.size()) + 3;
+  }
+  const std::vector<Outcome> outcomes = RunAlone(c, texts);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::vector<float>&logits = outcomes[i].logits, &want = wanted[i];
+    const std::vector<int32_t>& tokens = texts[i].tokens;
+    for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(logits[n], want[n], 2e-4) << n;
+    const size_t vocab = logits.size() / tokens.size();
+    for (size_t t = want.size() / vocab; t < tokens.size(); ++t) {
+      const float* row = logits.data() + (t - 1) * vocab;
+      ASSERT_EQ(std::max_element(row, row + vocab) - row, tokens[t]) << t;
+    }
   }
 }
 
@@ -61,11 +70,11 @@ TEST(RecurrentModelTest, LogitsAreThoseOfTransformers) {
   for (const std::string family :
        {"qwen3_next", "qwen3_next_dense", "qwen3_5_moe_text", "qwen3_5_moe"}) {
     const std::string path = "../families/" + family;
-    for (const Case& c : {Case{path}, Case{path, 2}, Case{path, 2, 2, "deepep"}})
-      for (const char* prompt : {"0", "1", "2"}) {
-        SCOPED_TRACE(::testing::Message() << c << ", prompt " << prompt);
-        ExpectReference(c, family, prompt);
-      }
+    const bool more = family.size() % 2 == 0;  // both layouts of two ranks occur
+    for (const Case& c : {Case{path}, more ? Case{path, 2} : Case{path, 2, 2, "deepep"}}) {
+      SCOPED_TRACE(::testing::Message() << c);
+      ExpectReference(c, family);
+    }
   }
 }
 
@@ -73,7 +82,7 @@ TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
   const Case c{.fixture = kModel};
   const std::vector<int32_t> ids = Ids(29, 3);
   const Outcome whole = RunAlone(c, {{.tokens = ids}}).front();
-  for (const int chunk : {1, 5, 8, 28})
+  for (const int chunk : {1, 5, 28})
     EXPECT_EQ(RunAlone(c, {{.tokens = ids, .chunk = chunk}}).front(), whole) << chunk;
   const auto crowd = RunAlone(c, {{.tokens = Ids(11, 7), .chunk = 4, .decode_from = 9},
                                   {.tokens = ids, .chunk = 9, .decode_from = 20, .start = 2},

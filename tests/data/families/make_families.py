@@ -155,7 +155,7 @@ FAMILIES = {
                                             layer_types=["linear_attention", "full_attention", "linear_attention"])),
     "qwen3_5_moe": ("Qwen3_5Moe", dict(text=dict(**GROUPED, num_hidden_layers=4, **{**LINEAR, "linear_value_head_dim": 20,
                                                                                     "linear_num_value_heads": 2},
-                                                 num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16,
+                                                 num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12,
                                                  shared_expert_intermediate_size=20),
                                        vision=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2,
                                                    out_hidden_size=48, num_position_embeddings=4),
