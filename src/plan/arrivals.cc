@@ -37,7 +37,10 @@ bool Seconds(const std::string& text, double* to) {
     const std::chrono::year_month_day date{std::chrono::year(year),
                                            std::chrono::month(static_cast<unsigned>(month)),
                                            std::chrono::day(static_cast<unsigned>(day))};
-    if (!date.ok()) return false;
+    // The types of the standard library keep the lowest bits only.
+    const bool small =
+        year >= 1 && year <= 9999 && month >= 1 && month <= 12 && day >= 1 && day <= 31;
+    if (!small || !date.ok()) return false;
     const auto days = std::chrono::sys_days(date).time_since_epoch().count();
     *to = ((static_cast<double>(days) * 24 + hour) * 60 + minute) * 60 + second;
     return std::isfinite(*to);
