@@ -38,7 +38,8 @@ bool Seconds(const std::string& text, double* to) {
                                            std::chrono::month(static_cast<unsigned>(month)),
                                            std::chrono::day(static_cast<unsigned>(day))};
     // The types of the standard library keep the lowest bits only.
-    const bool small = year >= 1 && year <= 9999 && month <= 12 && day <= 31;
+    const bool small =
+        year >= 1 && year <= 9999 && month >= 1 && month <= 12 && day >= 1 && day <= 31;
     if (!small || !date.ok()) return false;
     const auto days = std::chrono::sys_days(date).time_since_epoch().count();
     *to = ((static_cast<double>(days) * 24 + hour) * 60 + minute) * 60 + second;
