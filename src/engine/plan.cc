@@ -174,9 +174,8 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
   if (!plan.model.has_states() || plan.cuda) return;
   if (config.max_running_requests == 0) {
     const RankMemory memory = PlanRankMemory(config, plan);
-    const double room =
-        static_cast<double>(Budget(machine.memory, config, false)) -
-        FixedNeed(config, plan, {&memory, 1}, {&plan.ranks_of_host, 1}).fixed();
+    const double room = static_cast<double>(Budget(machine.memory, config, false)) -
+                        FixedNeed(config, plan, {&memory, 1}, {&plan.ranks_of_host, 1}).fixed();
     const double request =
         3.0 * plan.ranks_of_host *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));

@@ -152,8 +152,8 @@ double KeysOfWeights(const ModelConfig& model) {
     const LayerConfig& layer = model.layers[i];
     weights += LayerCost(model, i);
     if (layer.linear) continue;
-    const int64_t most = std::max<int64_t>(std::max(layer.window, layer.chunk),
-                                           model.attention.index_topk);
+    const int64_t most =
+        std::max<int64_t>(std::max(layer.window, layer.chunk), model.attention.index_topk);
     if (most > 0) {
       weights += KeyCost(model) * static_cast<double>(most);
     } else {

@@ -55,10 +55,10 @@ Recovery RecoveryOf(const FailureOptions& options, const Question& q, const Eval
                     .keeps_cache = !cuda && !q.config.eplb.enable,
                     .settle_seconds = cuda ? 3.0 : 0.02,
                     .load_rate = kLoadRate};
-  recovery.load_seconds = options.restart_seconds > 0
-                              ? options.restart_seconds
-                              : recovery.settle_seconds +
-                                    layout.largest().memory.weights.total() / kLoadRate;
+  recovery.load_seconds =
+      options.restart_seconds > 0
+          ? options.restart_seconds
+          : recovery.settle_seconds + layout.largest().memory.weights.total() / kLoadRate;
   return recovery;
 }
 

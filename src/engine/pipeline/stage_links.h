@@ -29,7 +29,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 // Every rank of a stage is connected to the ranks with the same place in other stages:
 //
 //   rows:     hidden rows, stage → next stage
-//   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank of
+//   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank
+//   of
 //             an attention group, and only for batches that return them
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage

@@ -16,7 +16,8 @@ namespace {
 // layers have the same KV heads and rotation.
 bool HasPlainHeads(const ModelConfig& config) {
   const AttentionConfig& a = config.attention;
-  return !a.gate_in_q && a.value_dim() == a.head_dim && a.value_scale == 1.0f && !config.window_rope &&
+  return !a.gate_in_q && a.value_dim() == a.head_dim && a.value_scale == 1.0f &&
+         !config.window_rope &&
          std::ranges::all_of(config.layers,
                              [](const LayerConfig& layer) { return layer.kv_heads == 0; }) &&
          a.clip_qkv == 0.0f && a.qk_norm != AttentionConfig::QkNorm::kWhole && !a.norm_after_rope &&
