@@ -211,10 +211,12 @@ TEST(ChecksTest, MooncakeNeedsRanksThatShareMemory) {
                         "--moe-a2a-backend deepep | flashinfer | none | fused"));
 }
 
-class Float32Runner : public Runner {
+class PlainRunner : public Runner {
  public:
   RunnerLayout layout() const override { return RunnerLayout::kContiguous; }
-  bool Supports(WeightFormat format) const override { return format == WeightFormat::kF32; }
+  bool Supports(WeightFormat format) const override {
+    return format == WeightFormat::kF32 || format == WeightFormat::kBF16;
+  }
   void Run(const ExpertBlock&, const GroupedRows&, int64_t, ThreadPool&, float*) override {}
 };
 
@@ -222,22 +224,21 @@ class Float32Runner : public Runner {
 TEST(ChecksTest, APlanRefusesExpertsThatTheRunnerDoesNotSupport) {
   EngineConfig config = FourRanks();
   auto backends = std::make_shared<MoeBackends>(BuiltinMoeBackends());
-  backends->runners.Add("float32", {[] { return std::make_unique<Float32Runner>(); }, ""});
+  backends->runners.Add("plain", {[] { return std::make_unique<PlainRunner>(); }, ""});
   config.backends = backends;
   EXPECT_EQ(ErrorOf([&] { MakePlan(config); }), kAccepted);
-  config.moe.runner_backend = "float32";
+  config.moe.runner_backend = "plain";
   config.quantization.method = "fp8";
   EXPECT_THAT(ErrorOf([&] { MakePlan(config); }),
-              HasSubstr("--moe-runner-backend float32 does not support"));
+              HasSubstr("--moe-runner-backend plain does not support"));
 
   EngineConfig drafting = FourRanks("deepseek_v3");
   drafting.backends = backends;
   drafting.speculative = {.algorithm = "NEXTN"};
-  drafting.moe.speculative_runner_backend = "float32";
+  drafting.moe.speculative_runner_backend = "plain";
   EXPECT_THAT(ErrorOf([&] { MakePlan(drafting); }),  // MTP layers are int8 by default
-              HasSubstr("draft model: --moe-runner-backend float32 does not support"));
+              HasSubstr("draft model: --moe-runner-backend plain does not support"));
   drafting.speculative.draft_quantization = "unquant";
-  drafting.dtype = "float32";
   EXPECT_EQ(ErrorOf([&] { MakePlan(drafting); }), kAccepted);
 }
 
