@@ -47,8 +47,9 @@ void Run(const std::filesystem::path& model, int64_t positions, const char* back
   const auto from = rig.prefill.Pages(positions, 1), to = rig.decode.Pages(positions, 2);
   rig.prefill.FillAll(0, from, positions, 3);
   rig.decode.FillAll(0, to, positions, 4);  // touches the memory
-  const KvFormat& format = rig.prefill.caches().format();
-  const auto bytes = static_cast<double>(format.layers * format.BytesPerLayer(positions));
+  double bytes = 0;
+  for (const KvLayerFormat& layer : rig.prefill.caches().format().layers)
+    bytes += static_cast<double>(layer.Bytes(positions));
   std::vector<double> times;
   for (uint64_t round = 0; round < 9; ++round) {
     RequestOutput first, pages;
