@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/device/symmetric_memory.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "engine/active_layout.h"
+#include "engine/kept_weights.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/test_engine.h"
 #include "quant/weight_view.h"
@@ -142,6 +146,26 @@ TEST(KeptModelTest, AnAbortedLoadIsContinued) {
   const ModelShard whole = TargetShard(config, plan, 1);
   ExpectLoaded(*kept.Weights(whole, kNoCheck), whole);
   ExpectLoaded(*kept.WeightsOfActive(alone, active, kNoCheck), alone);
+}
+
+// A load without progress is killed, so each load counts its steps.
+TEST(KeptWeightsTest, CountsTheStepsOfEachLoad) {
+  EngineConfig config = ConfigOfRanks("deepseek_v3", /*moves=*/false);
+  config.speculative.algorithm = "NEXTN";
+  const EnginePlan plan = MakePlan(config);
+  const auto arena = SharedArena::Create(kRanks, size_t{1} << 20);
+  KeptWeights kept;
+  kept.LoadDraft(config, plan, 2, *arena);
+  EXPECT_TRUE(kept.draft.has_weights());
+  EXPECT_FALSE(kept.model.has_weights());
+  const uint64_t steps = arena->load_steps(2);
+  EXPECT_GT(steps, 0u);
+  kept.LoadDraft(config, plan, 2, *arena);
+  EXPECT_EQ(arena->load_steps(2), steps);
+  kept.LoadAbsent(config, plan, 2, *arena);
+  EXPECT_TRUE(kept.model.has_weights());
+  EXPECT_GT(arena->load_steps(2), steps);
+  EXPECT_EQ(arena->load_steps(1), 0u);
 }
 
 }  // namespace

@@ -25,15 +25,22 @@ LoadedWeights KeptWeights::ForEpoch(const EngineConfig& config, const EnginePlan
   return loaded;
 }
 
+void KeptWeights::LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank,
+                            SharedArena& arena) {
+  if (!plan.draft) return;
+  draft.Load(DraftShard(config, plan, rank),
+             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); });
+}
+
 void KeptWeights::LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank,
                              SharedArena& arena) {
   if (model.has_weights()) return;
   kernels::SelectIsa(config.cpu_isa);
   if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
-  const auto progress = [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); };
   // The target comes last, because its weights show that the rank can serve.
-  if (plan.draft) draft.Load(DraftShard(config, plan, rank), progress);
-  model.Load(TargetShard(config, plan, rank), progress);
+  LoadDraft(config, plan, rank, arena);
+  model.Load(TargetShard(config, plan, rank),
+             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); });
   LOG_INFO("this rank has loaded its weights and waits");
 }
 

@@ -26,6 +26,9 @@ struct KeptWeights {
   // arena is aborted.
   LoadedWeights ForEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
                          const std::vector<int>& active, SharedArena& arena);
+  // Loads the weights of the draft model, if the plan has one, unless there are any. Counts the
+  // steps in `arena` (SharedArena::CountLoadStep).
+  void LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
   // Loads the weights of a rank without other ranks, unless there are any. Counts the steps in
   // `arena` (SharedArena::CountLoadStep).
   void LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);

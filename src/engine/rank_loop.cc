@@ -444,7 +444,7 @@ void ServeEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
     return;
   }
   // The abort of an epoch may have come before the draft model was loaded.
-  if (plan.draft) kept->draft.Load(DraftShard(config, plan, rank));
+  kept->LoadDraft(config, plan, rank, *arena);
   const ActiveLayout layout = LayoutOfActive(config, plan, active);
   const auto index = static_cast<int>(std::ranges::find(active, rank) - active.begin());
   LoadAndServe(layout.config, layout.plan, rank, group, arena, io,

@@ -90,6 +90,37 @@ TEST(RankEpochsTest, AnEpochRunsWithoutRanksThatLoad) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
+// The first epoch after a loss runs without rank 1, which loads. The next one needs all ranks: no
+// other rank is left, or too few. A rank that loads would join only at the end of its load.
+TEST(RankEpochsTest, ARankThatLoadsStartsAgainIfAllRanksAreNeeded) {
+  for (const int world : {2, 3}) {
+    RankGroup group(world, "stuck load", kLong, {}, {}, {}, /*epochs=*/true);
+    auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+    RankProcesses& ranks = group.ranks();
+    const auto lose = [&](int rank, size_t exits) {
+      EXPECT_TRUE(ranks.WaitJoined());
+      kill(PidOf(rank), SIGKILL);
+      EXPECT_EQ(group.Exits(exits).size(), exits);
+      socket->Send("wake");  // the leader waits for a message
+      EXPECT_TRUE(ranks.Settle(kLong, kLong));
+      const std::string endpoint = ControlSocket::UniqueEndpoint();
+      socket->DiscardUnsent();
+      socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+      return ranks.BeginEpoch(endpoint, [=](const std::vector<int>& others) {
+        return std::ssize(others) == world - 1;
+      });
+    };
+    EXPECT_THAT(lose(1, 1), ::testing::ElementsAre(1));
+    EXPECT_THAT(ranks.Absent(), ::testing::ElementsAre(1));
+    EXPECT_THAT(lose(0, 2), ::testing::ElementsAre(0, 1));
+    EXPECT_TRUE(ranks.Absent().empty());
+    EXPECT_TRUE(ranks.WaitJoined());
+    socket->Send("hello");
+    EXPECT_EQ(socket->Receive(kLong), "rank 0 heard hello");
+    EXPECT_EQ(group.Exits(2).size(), 2u);  // the kill of rank 1 is not reported
+  }
+}
+
 // A rank that hangs while the others serve is killed and reported. A slow load with progress is not
 // limited.
 TEST(RankEpochsTest, AnAbsentRankWhoseLoadMakesNoProgressIsKilled) {

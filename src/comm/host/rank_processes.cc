@@ -85,8 +85,10 @@ struct RankProcesses::Impl {
   bool killed = false;
   bool closing = false;
   // If set, the watcher's thread begins an epoch and fulfills the promise with the ranks that it
-  // has started.
-  std::optional<std::promise<std::vector<int>>> next_epoch;
+  // has started; nullopt: it has killed ranks instead, and the epoch can begin when they have
+  // ended.
+  using Started = std::optional<std::vector<int>>;
+  std::optional<std::promise<Started>> next_epoch;
   RunsWith runs_with;  // of the next epoch
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait
@@ -106,6 +108,7 @@ struct RankProcesses::Impl {
   int count() const {
     return options.network ? options.network->world.ranks_per_node : options.world;
   }
+  bool RetireLoading();
   void Kill();                // requires the mutex
   void Retire(Child& child);  // requires the mutex
   bool AllEnded() const { return std::ranges::all_of(children, &Child::reported); }
@@ -171,23 +174,32 @@ void RankProcesses::Impl::Wake() const {
 // Runs on the watcher's thread, which also reaps. So `children` does not change in this function
 // except by SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
-  std::optional<std::promise<std::vector<int>>> request;
+  std::optional<std::promise<Started>> request;
   std::vector<int> absent, others;
-  bool damaged = false;
   {
     const std::lock_guard lock(mutex);
     request.swap(next_epoch);
     if (!request) return;
-    // A process that ended by a fault signal may have overwritten any memory before.
-    damaged = std::ranges::any_of(
-        exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
-    exits.clear();
-    killed = false;
     for (const Child& child : children)
       (child.ended || !arena->Waits(child.rank()) ? absent : others).push_back(child.rank());
   }
   try {
-    if (absent.empty() || others.empty() || !runs_with || !runs_with(others)) absent.clear();
+    if (absent.empty() || others.empty() || !runs_with || !runs_with(others)) {
+      if (RetireLoading()) {
+        request->set_value(std::nullopt);
+        return;
+      }
+      absent.clear();
+    }
+    bool damaged = false;
+    {
+      const std::lock_guard lock(mutex);
+      // A process that ended by a fault signal may have overwritten any memory before.
+      damaged = std::ranges::any_of(
+          exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
+      exits.clear();
+      killed = false;
+    }
     if (damaged) arena->ClearKept();
     arena->BeginEpoch(options.control_endpoint, absent);
     request->set_value(SpawnMissing());
@@ -256,6 +268,18 @@ void RankProcesses::Impl::OnEnd(size_t child) {
   exits.push_back(exit);
   children[child].reported = true;
   changed.notify_all();
+}
+
+// Kills the ranks that neither have ended nor wait for the next epoch. False if there are none.
+bool RankProcesses::Impl::RetireLoading() {
+  bool any = false;
+  const std::lock_guard lock(mutex);
+  for (Child& child : children) {
+    if (child.ended || arena->Waits(child.rank())) continue;
+    Retire(child);
+    any = true;
+  }
+  return any;
 }
 
 void RankProcesses::Impl::Kill() {
@@ -419,16 +443,23 @@ void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why
 
 std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint,
                                            RunsWith runs_with) {
-  std::future<std::vector<int>> started;
-  {
-    const std::lock_guard lock(impl_->mutex);
-    CHECK(impl_->options.epochs && !impl_->closing);
-    impl_->options.control_endpoint = control_endpoint;
-    impl_->runs_with = std::move(runs_with);
-    started = impl_->next_epoch.emplace().get_future();
+  std::unique_lock lock(impl_->mutex);
+  CHECK(impl_->options.epochs && !impl_->closing);
+  impl_->options.control_endpoint = control_endpoint;
+  impl_->runs_with = std::move(runs_with);
+  for (;;) {
+    std::future<Impl::Started> result = impl_->next_epoch.emplace().get_future();
+    lock.unlock();
+    impl_->Wake();
+    if (Impl::Started started = result.get()) return *std::move(started);
+    lock.lock();
+    const auto ended = [](const Impl::Child& child) { return child.reported || !child.retired; };
+    if (!impl_->changed.wait_for(lock, kReapTime,
+                                 [&] { return std::ranges::all_of(impl_->children, ended); }))
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("a rank that was killed while it loaded has not ended after {} s",
+                              kReapTime.count()));
   }
-  impl_->Wake();
-  return started.get();
 }
 
 std::vector<int> RankProcesses::Absent() const {

@@ -114,7 +114,10 @@ class RankProcesses {
   // Call after Settle: begins the next epoch, and starts and returns the ranks that have ended.
   // Clears the kept memory of all ranks if a rank has ended by a fault signal. The ranks that have
   // ended, and those that still load, are absent from the epoch if `runs_with` returns true for the
-  // others. Otherwise, and without `runs_with`, all ranks are active. Called on another thread.
+  // others. Otherwise, and without `runs_with`, all ranks are active. Then ranks that still load
+  // are killed and started again, because they would join only at the end of their load. Error
+  // kPeer if one of them has not ended after 30 s. `runs_with` is called on another thread, maybe
+  // more than once.
   using RunsWith = std::function<bool(const std::vector<int>& ranks)>;
   std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {});
   // The ranks that the epoch runs without, and whether all of them wait for the next epoch.

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -15,15 +16,16 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-// While memory is released, requests wait in the front.
+// While memory is released, requests wait in the front. `absent_` describes the present epoch in
+// this case too, because Run waits for these ranks.
 void Supervisor::ResumeFront() {
-  if (released_.any()) return;
   const bool had_absent = !absent_.empty();
-  absent_ = ranks_->Absent();
+  absent_ = ranks_ ? ranks_->Absent() : std::vector<int>();
   if (!had_absent && !absent_.empty()) {
     absent_since_ = Clock::now();
     log_absent_at_ = absent_since_ + kLogAbsentTime;
   }
+  if (released_.any()) return;
   front_.SetAbsentGroups(absent_);  // each rank is an attention group
   front_.Resume();
 }
@@ -54,6 +56,7 @@ bool Supervisor::DrainRequests(const PlannedChange& change, ChangeOutcome* outco
 // Ends the ranks, and with them all of their memory. While memory is released, none start.
 void Supervisor::EndForRelease(Clock::time_point start) {
   std::unique_ptr<EngineRanks> last = Detach();
+  absent_.clear();
   front_.PauseForChange(start, layout_->groups());
   last.reset();
   layout_->Release();
@@ -62,6 +65,8 @@ void Supervisor::EndForRelease(Clock::time_point start) {
 bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outcome) {
   const MemoryTags tags = change.memory;
   if (!DrainRequests(change, outcome)) return false;
+  // If a rank ended meanwhile, the others may serve without it.
+  if (outcome->error.empty() && !AwaitAbsent(outcome)) return false;
   if (!outcome->error.empty()) return true;
   const auto start = Clock::now();
   if (tags.weights) {

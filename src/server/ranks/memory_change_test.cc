@@ -18,6 +18,7 @@ constexpr MemoryTags kCache = {.kv_cache = true};
 
 class MemoryChangeTest : public SupervisorTest {
  protected:
+  explicit MemoryChangeTest(int groups = 1) : SupervisorTest(groups) {}
   void StartServing(bool ranks_free_cache = false) {
     Start({.restarts = true, .ranks_free_cache = ranks_free_cache});
     supervisor->Watch();
@@ -194,6 +195,72 @@ TEST_F(MemoryChangeTest, AnUpdateWithoutWeightsLoadsAtTheResume) {
   Begin({.memory = kAll, .resumes = true});
   Host(2).Send(RankReady{});
   EXPECT_FALSE(Outcome().released.any());
+}
+
+// Three ranks, each of which is an attention group. One of them loads while the others serve.
+class AbsentMemoryTest : public MemoryChangeTest {
+ protected:
+  AbsentMemoryTest() : MemoryChangeTest(3) {}
+  // Begins a release. While requests drain, rank 1 ends. Returns when rank 1 has loaded and the
+  // epoch with all ranks, the third one, begins.
+  void LoseARankWhileRequestsDrain(MemoryTags tags) {
+    StartServing();
+    const uint64_t open = Submit(5);
+    EXPECT_EQ(Request(1).id, open);
+    Begin({.rounds = {{}}, .drains = true, .aborts = true, .memory = tags});
+    const auto messages = Host(1).Receive();
+    ASSERT_THAT(messages, SizeIs(1));
+    EXPECT_EQ(std::get<AbortRequest>(messages[0]).id, open);
+    absent = {1};
+    Host(1).End("rank 1 was killed", kKilled);
+    Host(2).Send(RankReady{});
+    while (front.history().epoch < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(front.history().absent, 1);
+    absent = {};
+    Host(2).absent_have_loaded = true;
+    Host(3).Send(RankReady{});
+  }
+};
+
+TEST_F(AbsentMemoryTest, TheWeightsAreReleasedWhenAllRanksAreBack) {
+  LoseARankWhileRequestsDrain(kWeights);
+  const ChangeOutcome done = Outcome();
+  EXPECT_THAT(done.error, IsEmpty());
+  EXPECT_EQ(done.released, kWeights);
+  EXPECT_EQ(HostsSoFar(), 3u);
+  const uint64_t id = Submit(5);  // waits
+  Begin({.memory = kWeights, .resumes = true});
+  Host(4).Send(RankReady{});
+  EXPECT_FALSE(Outcome().released.any());
+  EXPECT_EQ(Request(4).id, id);
+  EXPECT_EQ(front.history().absent, 0);
+}
+
+TEST_F(AbsentMemoryTest, TheCacheIsReleasedWhenAllRanksAreBack) {
+  LoseARankWhileRequestsDrain(kCache);
+  Host(4).Send(RankReady{});
+  EXPECT_EQ(Outcome().released, kCache);
+  const uint64_t id = Submit(5);  // waits
+  EXPECT_FALSE(Make({.memory = kCache, .resumes = true}).released.any());
+  EXPECT_EQ(Request(4).id, id);
+  EXPECT_EQ(HostsSoFar(), 4u);
+  EXPECT_EQ(front.history().absent, 0);
+}
+
+TEST_F(AbsentMemoryTest, ARankThatEndsWithoutTheCacheReturnsBeforeTheResume) {
+  StartServing();
+  Begin({.rounds = {{}}, .drains = true, .memory = kCache});
+  Host(2).Send(RankReady{});
+  EXPECT_EQ(Outcome().released, kCache);
+  absent = {1};
+  Host(2).End("rank 1 was killed", kKilled);
+  Host(3).Send(RankReady{});
+  absent = {};
+  Host(3).absent_have_loaded = true;
+  Host(4).Send(RankReady{});
+  EXPECT_FALSE(Make({.memory = kCache, .resumes = true}).released.any());
+  EXPECT_EQ(HostsSoFar(), 4u);
+  EXPECT_EQ(front.history().absent, 0);
 }
 
 }  // namespace

@@ -66,8 +66,10 @@ bool Supervisor::Change() {
   const auto& restarts = change.memory.any() ? kNoRounds : change.rounds;
   for (const std::vector<int>& ranks : restarts) {
     if (!outcome.pauses.empty()) WaitForOutput();
+    // A rank that ended between two rounds may be absent. The next round could then restart the
+    // last rank that serves.
     while (std::optional<RanksEnd> end = serving ? TakeEnd() : std::nullopt)
-      serving = Restart(*std::move(end));
+      serving = Restart(*std::move(end)) && AwaitAbsent(&outcome);
     if (!serving || stopping_) break;
     if (Draining()) {
       outcome.error = kShuttingDown;

@@ -125,7 +125,7 @@ void Supervisor::Run() {
       // that hangs ends this wait too: RankProcesses kills the rank.
       const auto wakes = [this] {
         return stopping_ || ends_.contains(present_) ||
-               (absent_.empty() ? pending_.has_value() : ranks_->AbsentHaveLoaded());
+               (absent_.empty() ? pending_.has_value() : ranks_ && ranks_->AbsentHaveLoaded());
       };
       if (absent_.empty()) changed_.wait(lock, wakes);
       while (!wakes()) {
@@ -169,6 +169,7 @@ bool Supervisor::Restart(RanksEnd end) {
     LOG_WARNING("{}; the ranks start again when the memory is resumed", end.why);
     front_.Pause(end);
     Drop();
+    absent_.clear();
     layout_->Release();
     return true;
   }

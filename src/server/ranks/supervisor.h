@@ -152,7 +152,9 @@ class Supervisor : public RankLink {
   // Used by thread_ only. While memory is released, the front stays paused. Without weights there
   // are no ranks. Without a cache there may be ranks.
   MemoryTags released_;
-  std::vector<int> absent_;  // ranks that the present epoch runs without; used by thread_ only
+  // Ranks that the present epoch runs without; empty while there are no ranks. Used by thread_
+  // only.
+  std::vector<int> absent_;
   // Since when ranks are absent, and when LogAbsent is next due. Used by thread_ only.
   std::chrono::steady_clock::time_point absent_since_, log_absent_at_;
   std::vector<std::future<void>> discards_;  // used by thread_, and by Stop after thread_ has ended

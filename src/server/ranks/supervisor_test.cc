@@ -9,8 +9,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(SupervisorTest, NewRanksContinueTheRequests) {
   Start({.restarts = true});
@@ -128,6 +130,34 @@ TEST_F(AbsentRanksTest, TheOthersServeDuringAPlannedRestart) {
   EXPECT_EQ(outcome.pauses.size(), 3u);
   EXPECT_EQ(front.history().deaths, 1);
   EXPECT_THAT(retired, ElementsAre(ElementsAre(1), ElementsAre(), ElementsAre(2)));
+}
+
+// Between two rounds a rank ends. The next round waits for it: otherwise it could restart the only
+// rank that serves.
+TEST_F(AbsentRanksTest, ARankThatEndsBetweenTwoRestartsReturnsFirst) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  for (int i = 0; i < 3; ++i) Submit(9);
+  Host(1).Receive();
+  absent = {1};
+  std::promise<ChangeOutcome> done;
+  ASSERT_TRUE(supervisor->Begin({.what = "the planned restart of rank 1, 2", .rounds = {{1}, {2}}},
+                                [&](const ChangeOutcome& outcome) { done.set_value(outcome); }));
+  Begin(2);
+  absent = {0};
+  Host(2).absent_have_loaded = true;
+  Begin(3);  // all ranks; the next restart waits for an output
+  Host(3).End("rank 0 was killed", kKilled);
+  EXPECT_THAT(Begin(4), Not(Contains(0)));
+  absent = {};
+  Host(4).absent_have_loaded = true;
+  Host(5).Send(RankReady{});  // all ranks; then the next restart begins
+  Begin(6);
+  const ChangeOutcome outcome = done.get_future().get();
+  EXPECT_EQ(outcome.error, "");
+  EXPECT_EQ(outcome.pauses.size(), 4u);
+  EXPECT_EQ(front.history().deaths, 1);
+  EXPECT_THAT(retired, ElementsAre(ElementsAre(1), ElementsAre(), ElementsAre(), ElementsAre(2)));
 }
 
 // A shutdown does not wait for the rank that loads.
