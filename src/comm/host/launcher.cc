@@ -12,6 +12,7 @@ namespace switchyard {
 namespace {
 
 constexpr std::string_view kTorchrun = "torchrun";
+constexpr const char* kTorchrunId = "TORCHELASTIC_RUN_ID";
 
 struct Variables {
   const char *launcher, *rank, *world, *ranks_of_host;
@@ -57,10 +58,11 @@ std::optional<LaunchedRank> FindLauncher(const GetVariable& get) {
     const char* world = get(names.world);
     if (rank == nullptr || world == nullptr) continue;
     const bool torchrun = names.launcher == kTorchrun;
-    if (torchrun && get("TORCHELASTIC_RUN_ID") == nullptr) continue;
+    if (torchrun && get(kTorchrunId) == nullptr) continue;
     LaunchedRank place{.rank = ParseNumber(names.rank, rank),
                        .world = ParseNumber(names.world, world),
-                       .launcher = names.launcher};
+                       .launcher = names.launcher,
+                       .variable = torchrun ? kTorchrunId : names.rank};
     if (place.world <= 1) return std::nullopt;
     if (place.rank >= place.world) {
       throw Invalid("{}={} in the environment: there are {} ranks", names.rank, rank, place.world);
@@ -75,6 +77,23 @@ std::optional<LaunchedRank> FindLauncher(const GetVariable& get) {
 
 std::optional<LaunchedRank> FindLauncher() {
   return FindLauncher([](const char* name) { return std::getenv(name); });
+}
+
+void CheckNodeRank(int node_rank, const LaunchedRank& rank) {
+  if (node_rank == 0 || node_rank == rank.rank) return;
+  throw Error(ErrorKind::kInvalid,
+              fmt::format("--node-rank {}: this process is rank {} of {} in the environment of {}",
+                          node_rank, rank.rank, rank.world, rank.launcher),
+              "leave it out, or start one process per host with --nnodes");
+}
+
+std::string HintOfProcesses(const LaunchedRank& rank, std::string_view command) {
+  std::string hint = "to run several ranks per process, start one process per host with --nnodes";
+  if (!rank.variable.empty()) {
+    hint += fmt::format("; to start a program that is no rank of {}: env -u {} {} …", rank.launcher,
+                        rank.variable, command);
+  }
+  return hint;
 }
 
 }  // namespace switchyard

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace switchyard {
 
@@ -13,6 +14,7 @@ struct LaunchedRank {
   int ranks_of_host = 0;  // 0: the launcher does not report it
   std::string launcher;   // "mpirun", "srun", "torchrun"
   std::string address;    // HOST:PORT on the host of rank 0; empty: the launcher names none
+  std::string variable;   // environment variable without which this launcher is not detected
 };
 
 // This process's rank among those started by a launcher, from the variables of torchrun, OpenMPI,
@@ -22,5 +24,12 @@ struct LaunchedRank {
 using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchedRank> FindLauncher(const GetVariable& get);
 std::optional<LaunchedRank> FindLauncher();  // reads the environment
+
+// Error kInvalid unless `node_rank` (--node-rank) is the number of this rank, or 0, its default.
+void CheckNodeRank(int node_rank, const LaunchedRank& rank);
+
+// The hint of an error about the number of processes. It says how to start `command` (such as
+// "switchyard serve") from a process of the launcher as a program of its own, not as a rank.
+std::string HintOfProcesses(const LaunchedRank& rank, std::string_view command);
 
 }  // namespace switchyard

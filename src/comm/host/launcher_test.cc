@@ -39,6 +39,7 @@ TEST(LauncherTest, FindsItsPlace) {
   EXPECT_EQ(slurm->rank, 3);
   EXPECT_EQ(slurm->world, 8);
   EXPECT_EQ(slurm->launcher, "srun");
+  EXPECT_EQ(slurm->variable, "SLURM_PROCID");
 }
 
 TEST(LauncherTest, TorchrunNamesTheAddressOfRank0) {
@@ -58,6 +59,7 @@ TEST(LauncherTest, TorchrunNamesTheAddressOfRank0) {
   EXPECT_EQ(place->world, 4);
   EXPECT_EQ(place->ranks_of_host, 2);
   EXPECT_EQ(place->address, "n0:29500");
+  EXPECT_EQ(place->variable, "TORCHELASTIC_RUN_ID");
   environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";  // its store listens at the port
   EXPECT_EQ(In(environment)->address, "n0:29501");
 }

@@ -247,6 +247,15 @@ void CheckGiven(const TrainArgs& a) {
   want(a.steps > 0, "--steps", "how long to train");
 }
 
+// Refuses flags that have no effect with the others.
+void CheckEffects(const CommandLine& app, const TrainArgs& a) {
+  if (a.async_save && a.save_every == 0)
+    throw Invalid("--async-save: writes the checkpoints of --save-every, which is 0");
+  if (app.Given("--max-skipped-steps") && a.on_nonfinite != "skip" && a.spike_sigmas == 0)
+    throw Invalid(
+        "--max-skipped-steps: steps are skipped only with --on-nonfinite skip or --spike-sigmas");
+}
+
 }  // namespace
 
 std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args) {
@@ -269,6 +278,7 @@ std::optional<TrainArgs> ParseTrain(const std::vector<std::string>& args) {
   RefuseUnknownFlags(app, ConfigPath(args), {words.begin(), words.begin() + own}, args);
   if (!ParseWords(app, words)) return std::nullopt;
   CheckGiven(a);
+  CheckEffects(app, a);
   a.words = WithoutConfig(words);
   return a;
 }

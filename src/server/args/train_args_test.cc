@@ -73,7 +73,8 @@ TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
 TEST_F(TrainArgsTest, WordsGiveTheSameFlagsWithoutTheFile) {
   const std::string yaml = "model: m\ndata: [a, b]\nsteps: 7\noutput: o\nlearning-rate: 0.5\n";
   for (const bool joined : {false, true}) {
-    std::vector<std::string> words = WithYaml(yaml, {"--steps", "9", "--async-save"});
+    std::vector<std::string> words =
+        WithYaml(yaml, {"--steps", "9", "--async-save", "--save-every", "3"});
     if (joined) {
       words[1] = words[0] + "=" + words[1];
       words.erase(words.begin());
@@ -96,6 +97,20 @@ TEST_F(TrainArgsTest, UnknownNamesAreRefusedWithTheNearest) {
   EXPECT_THAT(of_file, HasSubstr("there is no key lenght; the nearest is length"));
   EXPECT_THAT(ErrorOf([&] { ParseTrain({"--warmup-step=5"}); }),
               HasSubstr("there is no flag --warmup-step; the nearest is --warmup-steps"));
+}
+
+TEST_F(TrainArgsTest, FlagsWithoutEffectAreRefused) {
+  const auto refusal = [](const std::vector<std::string>& more) {
+    std::vector<std::string> args = kLeast;
+    args.insert(args.end(), more.begin(), more.end());
+    return ErrorOf([&] { ParseTrain(args); });
+  };
+  EXPECT_THAT(refusal({"--async-save"}), HasSubstr("--async-save: writes the checkpoints of"));
+  EXPECT_EQ(refusal({"--async-save", "--save-every", "2"}), "no error");
+  EXPECT_EQ(refusal({"--async-save=false"}), "no error");
+  EXPECT_THAT(refusal({"--max-skipped-steps", "10"}), HasSubstr("--max-skipped-steps: steps are"));
+  EXPECT_EQ(refusal({"--max-skipped-steps", "3", "--on-nonfinite", "skip"}), "no error");
+  EXPECT_EQ(refusal({"--max-skipped-steps", "3", "--spike-sigmas", "6"}), "no error");
 }
 
 TEST_F(TrainArgsTest, ValuesOutOfRangeNameTheFlag) {

@@ -45,8 +45,9 @@ Launch FromLauncher(const ServerArgs& args, const LaunchedRank& launched) {
         fmt::format("{} started {} processes, but {} is {}: each process runs one rank",
                     launched.launcher, launched.world,
                     args.engine.mesh.pp > 1 ? "--pp-size times --tp-size" : "--tp-size", ranks),
-        "to run several ranks per process, start one process per host with --nnodes");
+        HintOfProcesses(launched, "switchyard serve"));
   }
+  CheckNodeRank(args.node_rank, launched);
   Launch launch{.nodes = launched.world,
                 .node = launched.rank,
                 .ranks_per_node = 1,

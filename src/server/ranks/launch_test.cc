@@ -60,6 +60,9 @@ TEST(LaunchTest, EveryProcessOfALauncherIsARank) {
   EXPECT_EQ(mpi.ranks_of_host, 2);
   EXPECT_FALSE(mpi.address);
   EXPECT_TRUE(PlanLaunch(ArgsOf(4, 1, 0, "[::1]:80"), rank).address);
+  EXPECT_EQ(PlanLaunch(ArgsOf(4, 1, 2), rank).node, 2);
+  EXPECT_THAT(RefusalOf(ArgsOf(4, 1, 1), rank),
+              HasSubstr("--node-rank 1: this process is rank 2 of 4 in the environment of mpirun"));
 }
 
 TEST(LaunchTest, NnodesComesBeforeALauncher) {
@@ -80,6 +83,10 @@ TEST(LaunchTest, RefusalsNameTheFlags) {
   EXPECT_THAT(
       RefusalOf(ArgsOf(4), LaunchedRank{.world = 2, .launcher = "srun"}),
       AllOf(HasSubstr("srun started 2 processes, but --tp-size is 4"), HasSubstr("--nnodes")));
+  EXPECT_THAT(RefusalOf(ArgsOf(4),
+                        LaunchedRank{
+                            .world = 2, .launcher = "torchrun", .variable = "TORCHELASTIC_RUN_ID"}),
+              HasSubstr("env -u TORCHELASTIC_RUN_ID switchyard serve"));
 }
 
 // A node may have several stages, one stage, or a part of one.

@@ -114,7 +114,8 @@ EventLog::EventLog(const fs::path& dir, int64_t last_step,
                             host.data(), getpid());
   std::error_code failed;  // the write below reports it
   fs::create_directories(dir, failed);
-  out_.open(path_, std::ios::binary | std::ios::app);
+  const uintmax_t present = fs::file_size(path_, failed);
+  if (!failed) size_ = present;
   std::string version = EventOf(0);
   PutBytes(&version, field::kFileVersion, "brain.Event:2");
   Append(version);
@@ -124,10 +125,28 @@ EventLog::EventLog(const fs::path& dir, int64_t last_step,
   Append(start);
 }
 
+// Opens the file for further records, and first removes what a failed write has left of one.
+bool EventLog::Open() {
+  std::error_code failed;
+  const bool found = fs::exists(path_, failed);
+  if (!found && !failed) size_ = 0;
+  if (found && fs::file_size(path_, failed) > size_ && !failed)
+    fs::resize_file(path_, size_, failed);
+  if (!failed) out_.open(path_, std::ios::binary | std::ios::app);
+  return out_.is_open();
+}
+
 void EventLog::Append(std::string_view event) {
-  out_ << TfRecord(event) << std::flush;
-  if (out_) return;
+  const std::string record = TfRecord(event);
+  if ((out_.is_open() || Open()) && out_ << record << std::flush) {
+    size_ += record.size();
+    return;
+  }
+  // The stream may still hold a part of the record, which it would write again. Open removes it
+  // from the file: now, since a reader stops at it, or at the next record if that fails now.
+  out_.close();
   out_.clear();
+  Open();
   if (!std::exchange(warned_, true) && warn_)
     warn_(path_.string() + ": cannot be written; TensorBoard will lack steps");
 }

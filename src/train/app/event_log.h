@@ -24,8 +24,9 @@ std::string TfRecord(std::string_view data);
 // steps of earlier files. Used by one thread.
 class EventLog {
  public:
-  // `last_step`: the step that the run resumes from; 0: none. If the file cannot be written, `warn`
-  // is called once and the run continues without it.
+  // `last_step`: the step that the run resumes from; 0: none. If a record cannot be written, it is
+  // left out, and the next one is tried again; the file has no part of a record. `warn` is called
+  // for the first such record.
   EventLog(const std::filesystem::path& dir, int64_t last_step,
            std::function<void(const std::string&)> warn);
 
@@ -34,8 +35,10 @@ class EventLog {
 
  private:
   void Append(std::string_view event);
+  bool Open();
 
   std::filesystem::path path_;
+  uintmax_t size_ = 0;  // of the records in the file
   std::function<void(const std::string&)> warn_;
   bool warned_ = false;
   std::ofstream out_;

@@ -1,8 +1,10 @@
 #include "train/app/event_log.h"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -115,6 +117,35 @@ TEST(EventLogTest, EachStepIsASummaryOfItsNumbers) {
   EXPECT_EQ(scalars.at("balancedness"), "0.500000");
   EXPECT_FALSE(scalars.contains("step"));
   EXPECT_TRUE(warnings.empty());
+  fs::remove_all(dir);
+}
+
+// A reader of the file stops at a part of a record.
+TEST(EventLogTest, ARecordOfAFullDiskLeavesNoPart) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("switchyard_full_events_" + std::to_string(::getpid()));
+  std::vector<std::string> warnings;
+  EventLog log(dir, 0, [&](const std::string& w) { warnings.push_back(w); });
+  log.Write({.step = 1});
+  const auto size = fs::file_size(log.path());
+  // A limit on the file size emulates a full disk.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit low = before;
+  low.rlim_cur = size + 10;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  log.Write({.step = 2});
+  const auto size_when_full = fs::file_size(log.path());
+  log.Write({.step = 3});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(size_when_full, size);
+  log.Write({.step = 4});
+  const std::vector<std::string> records = Records(log.path());
+  ASSERT_EQ(records.size(), 4u);  // version, start, steps 1 and 4
+  EXPECT_EQ(Fields(records[3]).find(2)->second, "4");
+  EXPECT_EQ(warnings.size(), 1u);
   fs::remove_all(dir);
 }
 

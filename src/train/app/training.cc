@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -167,9 +170,17 @@ std::optional<fs::path> CheckpointOfRank0(Collectives& world,
   return path.empty() ? std::nullopt : std::optional<fs::path>(path);
 }
 
-// Main function of one rank. Only rank 0 reports progress.
+void AbortWith(const std::exception& error, int rank, SharedArena& arena) {
+  arena.Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+}
+
+// Main function of one rank. Only rank 0 reports progress. `on_error` gets the error of the
+// training loop while the trainer still exists, and aborts the arena. The trainer's destructor
+// waits for the checkpoint in the background, which may take long; other ranks must not wait that
+// long.
 TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedArena>& arena,
-                    const std::function<bool()>& stop, Progress& progress) {
+                    const std::function<bool()>& stop, Progress& progress,
+                    const std::function<void(const std::exception&)>& on_error) {
   const TrainingOptions& options = setup.options;
   const auto ranks = LayoutRanks::Create(arena, options.layout, rank, {.timeout = options.timeout});
   ThreadPool pool(options.threads);
@@ -204,20 +215,25 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     }
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
-  trainer.Run(
-      [&](const StepReport& report) {
-        if (!first) return;
-        log->Write(report);
-        if (events) events->Write(report);
-        progress.Step(report);
-      },
-      [&] {
-        ranks->memory->TestFault(fmt::format("step{}", trainer.state().step));
-        return stop && stop();
-      },
-      [&](const std::string& warning) {
-        if (first) progress.Say(warning);
-      });
+  try {
+    trainer.Run(
+        [&](const StepReport& report) {
+          if (!first) return;
+          log->Write(report);
+          if (events) events->Write(report);
+          progress.Step(report);
+        },
+        [&] {
+          ranks->memory->TestFault(fmt::format("step{}", trainer.state().step));
+          return stop && stop();
+        },
+        [&](const std::string& warning) {
+          if (first) progress.Say(warning);
+        });
+  } catch (const std::exception& error) {
+    on_error(error);
+    throw;
+  }
   return EndAt(options, trainer.state().step);
 }
 
@@ -231,11 +247,24 @@ TrainingEnd RunTraining(const TrainingOptions& options, const std::function<bool
     setup.sums = SharedArena::Create(layout.ranks(), LayoutRanks::BytesPerRank(layout) + kSlack);
   }
   TrainingEnd end;
-  RunRankThreads(layout.ranks(), BytesPerRank(setup),
-                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-                   const TrainingEnd mine = RunRank(setup, rank, arena, stop, progress);
-                   if (rank == 0) end = mine;
-                 });
+  std::mutex mutex;
+  std::exception_ptr cause;  // the error that aborted the arena; other ranks fail because of it
+  const auto run = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+    const TrainingEnd mine =
+        RunRank(setup, rank, arena, stop, progress, [&](const std::exception& error) {
+          const std::lock_guard lock(mutex);
+          if (arena->aborted()) return;
+          cause = std::current_exception();
+          AbortWith(error, rank, *arena);
+        });
+    if (rank == 0) end = mine;
+  };
+  try {
+    RunRankThreads(layout.ranks(), BytesPerRank(setup), run);
+  } catch (const std::exception&) {
+    if (cause != nullptr) std::rethrow_exception(cause);
+    throw;
+  }
   progress.Finish();
   return end;
 }
@@ -256,7 +285,9 @@ TrainingEnd RunTrainingRank(const TrainingOptions& options, int rank,
                             const std::shared_ptr<SharedArena>& arena,
                             const std::function<bool()>& stop, Progress& progress) {
   const Setup setup = Prepare(options, RunFiles::kFound, progress);
-  const TrainingEnd end = RunRank(setup, rank, arena, stop, progress);
+  const TrainingEnd end =
+      RunRank(setup, rank, arena, stop, progress,
+              [&](const std::exception& error) { AbortWith(error, rank, *arena); });
   progress.Finish();
   return end;
 }

@@ -43,6 +43,7 @@ size_t ArenaBytesPerRank(const TrainingOptions& options);
 // Main function of rank `rank`, after PrepareRun. `arena` has options.layout.ranks() ranks, to
 // which this one is connected. All ranks resume from the checkpoint that rank 0 has found. Rank 0
 // alone writes the log and `progress`. Throws what RunTraining throws; the caller aborts the arena.
+// An error of the training loop aborts the arena before anything else.
 // Throws kInvalid if the ranks have read different data. Errors of other ranks, and waits that
 // exceed options.timeout, are thrown as kPeer and kTimeout and name the rank.
 TrainingEnd RunTrainingRank(const TrainingOptions& options, int rank,

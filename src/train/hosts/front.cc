@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,8 +18,11 @@
 #include "comm/host/control_socket.h"
 #include "comm/host/node_group.h"
 #include "core/error.h"
+#include "core/format.h"
 #include "core/log.h"
+#include "core/log_queue.h"
 #include "train/run/checkpoint.h"
+#include "train/run/trainer.h"
 
 namespace switchyard::train {
 namespace {
@@ -26,8 +31,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPoll = 20ms;
-// For ranks to end after the first has failed. A rank notices the failure at its next wait.
-constexpr auto kEndTime = 30s;
+// For killed ranks to end. They may have much memory to release.
 constexpr auto kKillTime = 30s;
 // For a message of another node, which may name the cause of a failure.
 constexpr auto kCauseTime = 5s;
@@ -137,6 +141,17 @@ void WarnWithoutSecret(const Launch& launch) {
       launch.address->Text());
 }
 
+// Ends this process, because a killed rank does not end: the destructor of RankProcesses would wait
+// for it without a limit. `nodes`: null on one node.
+[[noreturn]] void ExitWithout(const std::vector<int>& pids, const std::string& why,
+                              NodeGroup* nodes) {
+  LOG_ERROR("{}; ranks were killed but have not ended after {} s, so the process exits: pid {}",
+            why, std::chrono::seconds(kKillTime).count(), Joined(pids, ", "));
+  if (nodes != nullptr) nodes->SendLost(why, /*cause=*/false);
+  FlushLog(1s);
+  _exit(1);
+}
+
 // Starts the ranks of this node once and waits until they have ended. `nodes`: null on one node.
 Ending RunAttempt(const FrontOptions& options, const std::string& resume,
                   std::unique_ptr<NodeGroup> group, const std::function<bool()>& stop) {
@@ -164,18 +179,23 @@ Ending RunAttempt(const FrontOptions& options, const std::string& resume,
                   .on_end = [&] { events.End(); }});
   }
 
-  bool told = false;
+  bool told = false, killed = false;
   std::optional<Clock::time_point> give_up;
   while (!ranks.Running().empty()) {
     if (!std::exchange(told, told || stop()) && told) control.Send("stop");
-    if (!give_up && arena->aborted()) give_up = Clock::now() + kEndTime;
-    if (give_up && Clock::now() >= *give_up) ranks.Kill(kKillTime);
+    if (!give_up && arena->aborted()) give_up = Clock::now() + options.end_time;
+    if (give_up && Clock::now() >= *give_up) {
+      killed = true;
+      if (!ranks.Kill(kKillTime)) ExitWithout(ranks.Running(), arena->AbortReason(), nodes.get());
+    }
     std::this_thread::sleep_for(kPoll);
   }
   ranks.WaitEnded(kKillTime);
   control.DiscardUnsent();
 
   Ending ending = events.OfRanks();
+  // RankProcesses does not report the exits of ranks that it has killed.
+  if (!ending.failed && killed) ending = {.failed = true, .why = arena->AbortReason()};
   if (nodes == nullptr) return ending;
   if (!ending.failed) {
     if (options.launch.leads()) {
@@ -245,10 +265,13 @@ int RunChildRank(const TrainingOptions& options, RankSpec spec, Progress& progre
     };
     RunTrainingRank(options, spec.rank, spec.arena, stop, progress);
     return 0;
+  } catch (const SaveError& error) {
+    failed(error);
+    return kInputError;
   } catch (const Error& error) {
     failed(error);
-    return error.kind() == ErrorKind::kPeer || error.kind() == ErrorKind::kTimeout ? 1
-                                                                                   : kInputError;
+    // A missing file or port may be there after a restart.
+    return error.kind() == ErrorKind::kInvalid ? kInputError : 1;
   } catch (const std::exception& error) {
     failed(error);
     return 1;

@@ -24,6 +24,9 @@ struct FrontOptions {
   Statement statement;  // flags that must be equal on all nodes
   int max_restarts = 0;
   std::chrono::milliseconds stall_timeout{0};  // RankProcesses::Options::stall_timeout
+  // For the ranks of this node to end after the first has failed; then they are killed. A rank
+  // notices the failure at its next wait.
+  std::chrono::milliseconds end_time{30'000};
   // The spec of rank processes (RankSpec), if they resume as `resume` says (--resume).
   std::function<std::string(const std::string& resume)> spec;
 };
@@ -37,12 +40,14 @@ struct FrontOptions {
 // started again and resume from the last checkpoint of the run. A run on several nodes first waits
 // for all nodes, up to training.timeout, so a node may be replaced in this time. Otherwise throws
 // Error kPeer with the first cause. Errors about the input (kInvalid, of any rank), such as
-// different data, end the run on all nodes without a restart. `progress` gets one line per restart.
+// different data, and a last checkpoint that cannot be written (SaveError) end the run on all nodes
+// without a restart, with kInvalid. `progress` gets one line per restart. If a rank that was killed
+// does not end, the process exits with code 1.
 void RunRankProcesses(const FrontOptions& options, const std::function<bool()>& stop,
                       Progress& progress);
 
-// Main function of a rank process. Returns its exit code: 0, kInputError if the input is at fault,
-// so that a restart is useless, or 1. The front asks the first rank of its node to stop.
+// Main function of a rank process. Returns its exit code: 0; kInputError for an error kInvalid or a
+// SaveError, so that a restart is useless; or 1. The front asks the first rank of its node to stop.
 inline constexpr int kInputError = 2;
 int RunChildRank(const TrainingOptions& options, RankSpec spec, Progress& progress);
 

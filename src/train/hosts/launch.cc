@@ -12,8 +12,9 @@ Launch FromLauncher(const LaunchFlags& flags, int ranks, const LaunchedRank& lau
                 fmt::format("{} started {} processes, but --tp, --dp and --pp make {} ranks: each "
                             "process runs one rank",
                             launched.launcher, launched.world, ranks),
-                "to run several ranks per process, start one process per host with --nnodes");
+                HintOfProcesses(launched, "switchyard train"));
   }
+  CheckNodeRank(flags.node_rank, launched);
   if (flags.max_restarts > 0) {
     throw Error(ErrorKind::kInvalid,
                 fmt::format("--max-restarts: the ranks are processes of {}, which alone can start "

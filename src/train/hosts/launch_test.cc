@@ -7,6 +7,7 @@
 namespace switchyard::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string ErrorOfPlan(const LaunchFlags& flags, int ranks,
@@ -41,11 +42,15 @@ TEST(TrainLaunchTest, ALaunchersProcessIsOneRank) {
   place.address = "n0:29501";
   EXPECT_EQ(PlanLaunch({}, 4, place).address->Text(), "n0:29501");
   EXPECT_EQ(PlanLaunch({.dist_init_addr = "n1:7"}, 4, place).address->Text(), "n1:7");
+  EXPECT_EQ(PlanLaunch({.node_rank = 3}, 4, place).node, 3);
 }
 
 TEST(TrainLaunchTest, WhatALaunchCannotHonourIsRefused) {
-  const LaunchedRank mpi{.rank = 0, .world = 2, .launcher = "mpirun"};
-  EXPECT_THAT(ErrorOfPlan({}, 4, mpi), HasSubstr("mpirun started 2 processes"));
+  const LaunchedRank mpi{.rank = 0, .world = 2, .launcher = "mpirun", .variable = "PMI_RANK"};
+  EXPECT_THAT(ErrorOfPlan({}, 4, mpi), AllOf(HasSubstr("mpirun started 2 processes"),
+                                             HasSubstr("env -u PMI_RANK switchyard train")));
+  EXPECT_THAT(ErrorOfPlan({.node_rank = 1}, 2, mpi),
+              HasSubstr("--node-rank 1: this process is rank 0 of 2"));
   EXPECT_THAT(ErrorOfPlan({.max_restarts = 1}, 2, mpi), HasSubstr("--max-restarts: the ranks are"));
   EXPECT_THAT(ErrorOfPlan({.dist_secret_file = "f"}, 2, mpi), HasSubstr("over MPI"));
   EXPECT_THAT(ErrorOfPlan({.early_sums = true}, 2, mpi), HasSubstr("--early-sums: needs"));

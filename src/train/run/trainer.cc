@@ -212,7 +212,8 @@ void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
       Save(/*background=*/false);
       return;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kResource || left <= std::chrono::seconds{0}) throw;
+      if (error.kind() != ErrorKind::kResource) throw;
+      if (left <= std::chrono::seconds{0}) throw SaveError(error);
       if (warn) {
         warn(
             fmt::format("{}; the write is retried for {} s; free disk space, otherwise the last {} "

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "core/error.h"
 #include "core/parallel.h"
 #include "train/optimizer/schedule.h"
 #include "train/run/checkpoint.h"
@@ -55,6 +56,12 @@ struct TrainerRanks {
   int part = 0, parts = 1;
 };
 
+// The last checkpoint cannot be written (kResource), such as on a full disk.
+class SaveError : public Error {
+ public:
+  explicit SaveError(const Error& error) : Error(error) {}
+};
+
 // Trains a model over ranks. Everything is borrowed. Used by the rank's thread only.
 class Trainer {
  public:
@@ -72,7 +79,7 @@ class Trainer {
   // Trains until the last step of the schedule, or until `stop` returns true on any rank. Then
   // saves a checkpoint. Reports every step. If an intermediate checkpoint cannot be written, `warn`
   // is called, and the next save tries again. If the last checkpoint cannot be written, `warn` is
-  // called, the write is retried for options.full_disk_wait, and then the error is thrown. With
+  // called, the write is retried for options.full_disk_wait, and then SaveError is thrown. With
   // async_save, a checkpoint is complete at the end of the first step at which all ranks have
   // written their files, or before the next checkpoint.
   //
