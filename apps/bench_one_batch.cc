@@ -20,6 +20,7 @@
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
+#include "model/state_storage.h"
 #include "model/weights/expert_formats.h"
 #include "profile/profiler.h"
 
@@ -52,17 +53,22 @@ double Seconds(Clock::time_point since) {
 }
 
 // Builds the batches of `batch` sequences that grow together; sequence s owns pages [s · per, (s +
-// 1) · per).
+// 1) · per). With recurrent states, it also owns the slots 2 s and 2 s + 1: each pass reads the one
+// that the previous pass wrote.
 class Sequences {
  public:
-  Sequences(Case c, int32_t output, int32_t page_size, int64_t vocab)
-      : case_(c), page_size_(page_size), random_(7) {
+  Sequences(Case c, int32_t output, int32_t page_size, const ModelConfig& model)
+      : case_(c),
+        page_size_(page_size),
+        has_states_(model.has_states()),
+        random_(7),
+        odd_slots_(c.batch, false) {
     const int32_t per = (c.input + output + page_size - 1) / page_size;
     pages_.resize(c.batch);
     for (int32_t s = 0; s < c.batch; ++s) {
       for (int32_t p = 0; p < per; ++p) pages_[s].push_back(s * per + p);
     }
-    token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(vocab) - 1);
+    token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(model.vocab_size) - 1);
   }
 
   // Rows [begin, begin + rows) of sequences [first, last). `draw`: the model samples the tokens.
@@ -74,6 +80,7 @@ class Sequences {
                              .rows = rows,
                              .kv_len = begin + rows,
                              .pages = pages_[s].data()});
+      if (has_states_) AddState(s, begin, b);
       for (int32_t i = begin; i < begin + rows; ++i) {
         b.tokens.push_back(token_(random_));
         b.positions.push_back(i);
@@ -88,11 +95,23 @@ class Sequences {
   }
 
  private:
+  // Of the last sequence of `b`.
+  void AddState(int32_t s, int32_t begin, ForwardBatch& b) {
+    const auto slot = [&] { return 2 * s + (odd_slots_[s] ? 1 : 0); };
+    const int32_t from = begin == 0 ? -1 : slot();
+    odd_slots_[s] = !odd_slots_[s];
+    const auto& sequence = b.sequences.back();
+    b.states.push_back(
+        {.row_begin = sequence.row_begin, .rows = sequence.rows, .from = from, .to = slot()});
+  }
+
   Case case_;
   int32_t page_size_;
+  bool has_states_;
   std::mt19937 random_;
   std::uniform_int_distribution<int32_t> token_;
   std::vector<std::vector<int32_t>> pages_;
+  std::vector<bool> odd_slots_;  // [batch] whether the last pass wrote slot 2 s + 1
 };
 
 // One step. `profiler`: this rank's profiler; null: no profile.
@@ -110,7 +129,7 @@ void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profile
 // all sequences.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
               RankComm& comm, profile::Profiler* profiler, Result& result) {
-  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model.vocab_size);
+  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model);
   const int32_t step = one_batch::PrefillRows(plan, c);
   const int32_t chunk = std::min(step, c.input);
   const int32_t together = std::min(c.batch, std::max(1, step / c.input));
@@ -292,6 +311,7 @@ int RunOneBatch(const OneBatchArgs& args) {
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   kv.SetStates(StateStorage(plan.model, comm->mesh, plan.num_states));
                    memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
                    const ExpertServices::Attached attached(experts, model);
                    ModelForward forward(model, kv, experts);

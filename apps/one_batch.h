@@ -27,12 +27,12 @@ double Median(std::vector<double> v);
 // Maximum prompt rows of one prefill step, as in the scheduler.
 int32_t PrefillRows(const EnginePlan& plan, const Case& c);
 
-// Checks that --cost-table, if given, can be read and is for this kind of device.
+// Checks that --cost-table, if given, can be read and is for this kind of device and model.
 void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan);
 
 // Prints the times that the cost model of `switchyard plan` predicts for the cases, and their
 // differences from the measured times. Adds both to the objects of `rows`, one for each case.
-// Prints only the reason if there is no cost table for this device.
+// Prints only the reason if there are no costs of this device or model.
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows);

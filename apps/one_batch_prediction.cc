@@ -19,6 +19,8 @@ struct Step {
   double error() const { return predicted / measured - 1; }
 };
 
+constexpr const char* kLayersWithStates = "layers with recurrent states";
+
 std::optional<plan::CostTable> TableOf(const OneBatchArgs& args, const EngineConfig& config,
                                        const EnginePlan& plan) {
   if (!args.cost_table.empty()) return plan::ReadCostTable(args.cost_table);
@@ -30,6 +32,9 @@ std::optional<plan::CostTable> TableOf(const OneBatchArgs& args, const EngineCon
 
 void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
   if (args.cost_table.empty()) return;
+  if (plan.model.has_states())
+    throw Invalid("--cost-table {}: there are no costs of {}; leave the flag out", args.cost_table,
+                  kLayersWithStates);
   const plan::CostTable table = plan::ReadCostTable(args.cost_table);
   if (table.cuda != plan.cuda)
     throw Invalid("--cost-table {}: measured for {}, but this run is on {}", args.cost_table,
@@ -39,6 +44,10 @@ void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows) {
+  if (plan.model.has_states()) {
+    fmt::print("no predicted times: there are no costs of {}\n", kLayersWithStates);
+    return;
+  }
   const auto table = TableOf(args, config, plan);
   if (!table) {
     fmt::print("no predicted times: no cost table of {}; --cost-table reads one\n",

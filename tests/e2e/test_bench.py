@@ -85,6 +85,16 @@ def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
     assert (set(passes) == {"1.000"}) == even
 
 
+# Prompts in one pass and in two, of one sequence and of several.
+def test_one_batch_runs_recurrent_states():
+    done = bench("one-batch", "--device", "cpu", "--model", server.FIXTURES.parent / "families/qwen3_next", "--batch-size", 1, 3,
+                 "--input-len", 8, 40, "--output-len", 4, "--repeat", 1, "--chunked-prefill-size", 32)
+    assert done.returncode == 0, done.stderr
+    assert "no predicted times: there are no costs of layers with recurrent states" in done.stdout
+    cases = re.findall(r"^ +(\d+ +\d+) +[\d.]+ +- ", done.stdout, re.MULTILINE)
+    assert [case.split() for case in cases] == [["1", "8"], ["1", "40"], ["3", "8"], ["3", "40"]]
+
+
 def one_batch(*arguments):
     return bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--output-len", 4,
                  "--repeat", 1, *arguments)
