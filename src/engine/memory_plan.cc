@@ -35,13 +35,14 @@ void Add(const RankMemory& draft, RankMemory* memory) {
   memory->exchange += draft.exchange;
 }
 
-std::string DescribeStates(const RankMemory& memory, const EnginePlan& plan) {
+std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
+                           const EnginePlan& plan) {
   if (plan.num_states == 0) return "";
   return fmt::format(
-      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request, the others for "
-      "cached prefixes), ",
+      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request{}), ",
       memory.states / kMiB, plan.num_states,
-      memory.states / kMiB / static_cast<double>(plan.num_states));
+      memory.states / kMiB / static_cast<double>(plan.num_states),
+      config.disable_radix_cache ? "" : ", the others for cached prefixes");
 }
 
 }  // namespace
@@ -97,8 +98,8 @@ std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
       "memory of a rank in full use: {:.1f} MiB: weights {:.1f} ({}), cache {:.1f}, {}activations "
       "{:.1f}, experts' rows {:.1f}, logits {:.1f}, rope table {:.1f}, {}exchange buffers {:.1f}",
       (memory.fixed() + cache) / kMiB, memory.weights.total() / kMiB, Joined(modules, ", "),
-      cache / kMiB, DescribeStates(memory, plan), memory.activations / kMiB, memory.moe / kMiB,
-      memory.logits / kMiB, memory.tables / kMiB,
+      cache / kMiB, DescribeStates(config, memory, plan), memory.activations / kMiB,
+      memory.moe / kMiB, memory.logits / kMiB, memory.tables / kMiB,
       plan.cuda ? fmt::format("scratch of kernels {:.1f}, ", memory.scratch / kMiB) : "",
       memory.exchange / kMiB);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/cpus.h"
@@ -16,6 +17,7 @@
 #include "engine/expert_services.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
+#include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
 #include "engine/pipeline/stage_links.h"
@@ -166,30 +168,27 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   return need;
 }
 
-// Slots of recurrent states: two for each running request, and as many again as there are requests
-// for cached prefixes, at least kFewStates. Without --max-running-requests, the slots of
-// requests take at most a quarter of the memory that weights and passes leave.
+// Slots of recurrent states (StateSlots::TotalFor). Without --max-running-requests, they take at
+// most a quarter of the memory that weights and passes leave, unless there are few requests.
 void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
-  constexpr int64_t kFewStates = 8;
   if (!plan.model.has_states() || plan.cuda) return;
   if (config.max_running_requests == 0) {
     const RankMemory memory = PlanRankMemory(config, plan);
     const double room = static_cast<double>(Budget(machine.memory, config, false)) -
                         FixedNeed(config, plan, {&memory, 1}, {&plan.ranks_of_host, 1}).fixed();
     const double request =
-        3.0 * plan.ranks_of_host *
+        (config.disable_radix_cache ? 2.0 : 4.0) * plan.ranks_of_host *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
     const auto most = static_cast<double>(plan.max_running_requests);
     plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
-  const int64_t running = plan.max_running_requests;
-  plan.num_states = 2 * running + std::max(running, kFewStates);
+  plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache);
 }
 
 [[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,
                                        const Need& need, int64_t kv_bytes, int64_t budget,
-                                       const char* hint) {
+                                       const std::string& hint) {
   throw Error(
       ErrorKind::kResource,
       fmt::format(
@@ -201,7 +200,7 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
                           : std::string(),
           need.activations / kGiB, need.symmetric / kGiB, budget / kGiB, config.mem_fraction_static,
           memory.total / kGiB, memory.available / kGiB),
-      hint);
+      need.states > 0 ? "lower --max-running-requests, " + hint : hint);
 }
 
 // The memory for the pages and everything else: the memory of the host for all its ranks, or a

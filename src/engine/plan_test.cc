@@ -1,12 +1,15 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <utility>
 
 #include "core/error.h"
 #include "core/temporary_directory.h"
 #include "engine/config.h"
 #include "engine/host_memory.h"
+#include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
+#include "model/state_storage.h"
 
 namespace switchyard {
 namespace {
@@ -287,6 +290,61 @@ TEST(Plan, TooLittleMemoryIsAnErrorBeforeLoading) {
                     HasSubstr("--max-total-tokens")));
   config.max_total_tokens = 0;
   EXPECT_THAT(ErrorOf(config, ErrorKind::kResource), HasSubstr("--mem-fraction-static"));
+}
+
+// A model with recurrent states. With `wide`, a state has about 50 MiB.
+EngineConfig WithStates(bool wide) {
+  EngineConfig config = Fixture();
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "families/qwen3_next";
+  if (wide)
+    config.model_override_args = R"({"linear_key_head_dim": 1024, "linear_value_head_dim": 1024})";
+  return config;
+}
+
+TEST(Plan, ALimitOfRequestsGivesTheNumberOfStates) {
+  EngineConfig config = WithStates(false);
+  for (const auto& [running, states] : {std::pair(5, 3 * 5 + 8), {20, 4 * 20}}) {
+    config.max_running_requests = running;
+    EXPECT_EQ(MakePlan(config).num_states, states);
+  }
+  config.disable_radix_cache = true;  // there are no checkpoints
+  EXPECT_EQ(MakePlan(config).num_states, 2 * 20);
+  config.model_path = Fixture().model_path;
+  EXPECT_EQ(MakePlan(config).num_states, 0);
+}
+
+TEST(Plan, StatesOfADefaultPlanFitIntoAQuarterOfTheMemory) {
+  constexpr int64_t kMemory = int64_t{16} << 30;
+  const Machine machine{.memory = {.total = kMemory, .available = kMemory}, .cpus = 2};
+  EngineConfig config = WithStates(true);
+  for (const bool reuse : {true, false}) {
+    config.disable_radix_cache = !reuse;
+    const EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, 1);
+    const int64_t states = plan.num_states;
+    EXPECT_EQ(states, StateSlots::TotalFor(plan.max_running_requests, reuse));
+    const auto slot = static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh()));
+    const double quarter = 0.85 * static_cast<double>(kMemory) / 4;
+    EXPECT_LT(static_cast<double>(states) * slot, quarter);
+    EXPECT_GT(static_cast<double>(states) * slot, quarter / 2);
+  }
+}
+
+TEST(Plan, StatesThatDoNotFitAreNamed) {
+  constexpr int64_t kMemory = int64_t{16} << 30;
+  const Machine machine{.memory = {.total = kMemory, .available = kMemory}, .cpus = 2};
+  EngineConfig config = WithStates(true);
+  config.max_running_requests = 1000;
+  for (const int64_t tokens : {1000, 0}) {
+    config.max_total_tokens = tokens;
+    try {
+      MakePlanOn(machine, ReadModelConfig(config), config, 1);
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kResource);
+      EXPECT_THAT(error.what(), HasSubstr("recurrent states "));
+      EXPECT_THAT(error.hint(), HasSubstr("lower --max-running-requests"));
+    }
+  }
 }
 
 TEST(Plan, RefusesGgufModelsOnGpus) {

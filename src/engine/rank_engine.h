@@ -102,8 +102,8 @@ class RankEngine {
     int32_t page_size = 16;
     int64_t num_pages = 0;
     // Slots of recurrent states: two for each running request, the others for cached prefixes
-    // (StateSlots). 0: the model has no such states. They exclude drafts, passes that are launched
-    // ahead, and several passes in flight.
+    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts, passes that are
+    // launched ahead, and several passes in flight.
     int64_t num_states = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;

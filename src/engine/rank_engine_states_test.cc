@@ -1,6 +1,9 @@
 // Recurrent states: reuse of cached prefixes, retraction, and passes that run again.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
+#include "engine/kv_cache/state_slots.h"
 #include "engine/sampler/random.h"
 #include "engine/test_rank_engine.h"
 
@@ -59,6 +62,22 @@ TEST(RankEngineStates, TheLeastRecentCheckpointGivesItsSlot) {
   for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(run(id, 5 * static_cast<int32_t>(id) + 1), 0);
   EXPECT_EQ(run(8, 0), 0);  // its checkpoint was dropped, its pages were not
   EXPECT_EQ(run(9, 0), 8);
+}
+
+// Each output crosses the end of a page and keeps a mark, while all requests run.
+TEST(RankEngineStates, OutputsOfAFullBatchLeaveTheCheckpointsOfPrefixes) {
+  constexpr int32_t kRunning = 16;
+  Rig rig(WithStates(Roomy(), kRunning, StateSlots::TotalFor(kRunning, true) - 2 * kRunning));
+  rig.Run(Greedy(1, Count(18), 1));
+  for (int32_t i = 0; i < kRunning; ++i)  // prompts shorter than a page
+    rig.Tell({Greedy(static_cast<uint64_t>(i) + 2, Ids(3, 20 + i), 12)});
+  int64_t most = 0;
+  while (rig.engine.HasWork()) {
+    rig.Step();
+    most = std::max(most, rig.engine.running());
+  }
+  EXPECT_EQ(most, kRunning);
+  EXPECT_EQ(rig.Run(Greedy(100, Count(18), 1)).cached_tokens, 16);
 }
 
 TEST(RankEngineStates, RetractedRequestsContinueWithTheSameTokens) {

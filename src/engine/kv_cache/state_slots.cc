@@ -1,10 +1,16 @@
 #include "engine/kv_cache/state_slots.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/check.h"
 
 namespace switchyard {
+
+int64_t StateSlots::TotalFor(int64_t running, bool reuses_prefixes) {
+  constexpr int64_t kFewCheckpoints = 8;
+  return reuses_prefixes ? 3 * running + std::max(running, kFewCheckpoints) : 2 * running;
+}
 
 StateSlots::StateSlots(int64_t total, int64_t pages, int64_t running)
     : most_marks_(total - 2 * running),
