@@ -115,6 +115,7 @@ struct LayerConfig {
   bool shared_index = false;
 
   bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
+  bool operator==(const LayerConfig&) const = default;
 };
 
 struct MoeModelConfig {
@@ -210,6 +211,10 @@ struct ModelConfig {
   // KV heads of a layer with grouped attention.
   int64_t kv_heads(int64_t layer) const {
     return layers[layer].kv_heads > 0 ? layers[layer].kv_heads : attention.kv_heads;
+  }
+  // Whether a layer selects keys itself (AttentionConfig::index_topk).
+  bool has_indexer(int64_t layer) const {
+    return attention.index_topk > 0 && !layers[layer].shared_index;
   }
   bool uses_window_rope(int64_t layer) const { return window_rope && layers[layer].window > 0; }
   const RopeConfig& rope_of(int64_t layer) const {

@@ -24,7 +24,7 @@ KvRowBytes KvStorage::RowBytes(const ModelConfig& config, int64_t layer, const M
   const AttentionConfig& a = config.attention;
   if (a.kind == AttentionConfig::Kind::kLatent)
     return {.k = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim),
-            .v = a.index_topk > 0 ? kernels::CacheRowBytes(dtype, a.index_head_dim) : 0};
+            .v = config.has_indexer(layer) ? kernels::CacheRowBytes(dtype, a.index_head_dim) : 0};
   const int64_t heads = KvHeads(config, layer, mesh).size();
   return {.k = heads * kernels::CacheRowBytes(dtype, a.head_dim),
           .v = heads * kernels::CacheRowBytes(dtype, a.value_dim())};

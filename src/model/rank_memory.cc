@@ -95,6 +95,13 @@ Counted CountAll(const ModelConfig& config, const Mesh& mesh, const LoadOptions&
   return counted;
 }
 
+// The settings of a layer that may change its weights.
+LayerConfig KindOf(LayerConfig layer) {
+  layer.rope = true;
+  layer.window = layer.chunk = 0;
+  return layer;
+}
+
 // Layers of one kind have equal sizes, unless a rule names some of them. So one layer of each kind
 // is counted, which is faster for plans that compare hundreds of layouts.
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
@@ -103,13 +110,11 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
   const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
                                                   (config.layer_norm ? 2 : 1) * sizeof(float)
                                             : 0;
-  const auto kind_of = [](const LayerConfig& layer) {
-    return (layer.moe ? 1 : 0) + (layer.linear ? 2 : 0) + (layer.shared_index ? 4 : 0);
-  };
-  for (int kind = 0; kind < 8; ++kind) {
-    const auto first = std::ranges::find(config.layers, kind, kind_of);
-    if (first == config.layers.end()) continue;
-    const auto times = static_cast<double>(std::ranges::count(config.layers, kind, kind_of));
+  for (auto first = config.layers.begin(); first != config.layers.end(); ++first) {
+    const LayerConfig kind = KindOf(*first);
+    const auto is_of_kind = [&](const LayerConfig& layer) { return KindOf(layer) == kind; };
+    if (std::any_of(config.layers.begin(), first, is_of_kind)) continue;  // counted already
+    const auto times = static_cast<double>(std::ranges::count_if(config.layers, is_of_kind));
     ModelConfig one = config;
     one.layers = {*first};
     LoadOptions of_one = load;

@@ -291,6 +291,11 @@ TEST(SparseAttentionConfig, Glm5) {
   EXPECT_THAT(ErrorOf(with(R"("index_topk_pattern": "FS",)")), HasSubstr("has 2 entries"));
   EXPECT_THAT(ErrorOf(with(R"("indexer_types": ["full"],)")), HasSubstr("has 1 entries"));
   EXPECT_THAT(ErrorOf(with(R"("index_kpool": 4,)")), HasSubstr("index_kpool is 4"));
+  // The error names the key that leaves the first layer without an indexer.
+  EXPECT_THAT(ErrorOf(with(R"("index_topk_freq": 4, "index_skip_topk_offset": 0,)")),
+              HasSubstr("index_skip_topk_offset: layer 0 has no indexer"));
+  EXPECT_THAT(ErrorOf(with(("\"index_topk_pattern\": \"" + std::string(78, 'S') + "\",").c_str())),
+              HasSubstr("index_topk_pattern: layer 0 has no indexer"));
 }
 
 }  // namespace

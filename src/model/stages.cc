@@ -25,10 +25,12 @@ double AttentionCost(const ModelConfig& model, int64_t layer) {
   const auto latent = static_cast<double>(a.kv_lora_rank), low = static_cast<double>(a.q_lora_rank);
   const double queries =
       low > 0 ? low * (hidden + heads * (nope + rope)) : hidden * heads * (nope + rope);
+  const double cost =
+      queries + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden;
+  if (!model.has_indexer(layer)) return cost;
   const auto index_head = static_cast<double>(a.index_head_dim);
   const auto index_heads = static_cast<double>(a.index_heads);
-  return queries + hidden * (latent + rope) + latent * heads * (nope + value) +
-         heads * value * hidden + index_heads * (low * index_head + hidden) + hidden * index_head;
+  return cost + index_heads * (low * index_head + hidden) + hidden * index_head;
 }
 
 double LayerCost(const ModelConfig& model, int64_t index) {
@@ -152,8 +154,10 @@ double KeysOfWeights(const ModelConfig& model) {
     const LayerConfig& layer = model.layers[i];
     weights += LayerCost(model, i);
     if (layer.linear) continue;
-    const int64_t most =
-        std::max<int64_t>(std::max(layer.window, layer.chunk), model.attention.index_topk);
+    const AttentionConfig& a = model.attention;
+    if (model.has_indexer(i))  // it scores all keys
+      of_key += static_cast<double>(a.index_heads) * static_cast<double>(a.index_head_dim);
+    const int64_t most = std::max<int64_t>(std::max(layer.window, layer.chunk), a.index_topk);
     if (most > 0) {
       weights += KeyCost(model) * static_cast<double>(most);
     } else {

@@ -73,6 +73,48 @@ TEST(KeysOfWeights, ComparesAttentionWithWeights) {
   EXPECT_EQ(KeysOfWeights(model), std::numeric_limits<double>::infinity());
 }
 
+// Both layers attend to 10 keys; the indexer of the first one scores all.
+TEST(KeysOfWeights, CountsTheScoresOfIndexers) {
+  ModelConfig model = Dense(2);
+  AttentionConfig& a = model.attention;
+  a = {.kind = AttentionConfig::Kind::kLatent, .heads = 4};
+  a.q_lora_rank = 8;
+  a.kv_lora_rank = 16;
+  a.qk_nope_head_dim = 12;
+  a.qk_rope_head_dim = 4;
+  a.v_head_dim = 8;
+  a.index_topk = 10;
+  a.index_heads = 2;
+  a.index_head_dim = 6;
+  model.layers[1].shared_index = true;
+  constexpr double kQueries = 8 * (64 + 4 * 16), kLatents = 64 * 20 + 16 * 4 * (12 + 8);
+  constexpr double kLayer = kQueries + kLatents + 4 * 8 * 64 + 3 * 64 * 64;
+  constexpr double kIndexer = 2 * (8 * 6 + 64) + 64 * 6, kKeys = 10 * 4 * (2 * 16 + 4);
+  EXPECT_DOUBLE_EQ(KeysOfWeights(model), (2 * (kLayer + kKeys) + kIndexer) / (2.0 * 6));
+}
+
+// Layers of one kind are counted once. Kinds differ in all that changes the weights.
+TEST(WeightsOfRank, CountsLayersOfDifferentKinds) {
+  ModelConfig mixed = LoadModelConfig(Fixture(kMixedLayers));
+  mixed.layers[2].kv_heads = 2;
+  mixed.layers[3].sinks = !mixed.layers[3].sinks;
+  for (const ModelConfig& model : {mixed, LoadModelConfig(Fixture("../families/qwen3_next")),
+                                   LoadModelConfig(Fixture("../families/glm_moe_dsa_shared"))}) {
+    SCOPED_TRACE(model.architecture);
+    double attention = 0, dense = 0, experts = 0;
+    for (int i = 0; i < model.num_layers(); ++i) {
+      const WeightBytes one = WeightsOfRank(StageConfigOf(model, {.begin = i, .end = i + 1}), {});
+      attention += one.attention;
+      dense += one.dense;
+      experts += one.experts;
+    }
+    const WeightBytes whole = WeightsOfRank(model, {});
+    EXPECT_DOUBLE_EQ(whole.attention, attention);
+    EXPECT_DOUBLE_EQ(whole.dense, dense);
+    EXPECT_DOUBLE_EQ(whole.experts, experts);
+  }
+}
+
 // Formats of activations are chosen by the first MoE layer of the model, in each of its stages.
 TEST(StageConfig, KnowsTheFirstMoeLayerOfTheModel) {
   ModelConfig model = Dense(4);

@@ -3,6 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <string>
+
+#include "core/testing.h"
 #include "engine/memory_plan.h"
 #include "plan/report.h"
 #include "plan/search.h"
@@ -132,6 +136,45 @@ TEST(StagesOfALayout, ASearchOnCpusHasThem) {
   EXPECT_THAT(Explain(q, e.layout), AllOf(HasSubstr("Are layers divided into pipeline stages?"),
                                           HasSubstr("layers 0 to 19"), HasSubstr("m / (m + p - 1)"),
                                           HasSubstr("--pp-layer-partition 20,28")));
+}
+
+// A question about a model of tests/data/families.
+Question FamilyQuestion(const std::string& name) {
+  const auto folder = std::filesystem::path(SWITCHYARD_TEST_DATA) / "families" / name;
+  Question q{.model = LoadModelConfig(folder), .table = CpuDefaults(2)};
+  q.config.model_path = folder;
+  q.cluster = {.card = "host", .per_node = 2, .cpus = 2, .memory = 8e9};
+  return q;
+}
+
+// Half of the layers with an indexer cost half of it.
+TEST(LayoutCosts, IndexersCountWhereTheyAre) {
+  const auto seconds = [](bool decode, int shared) {
+    Question q = FamilyQuestion("glm_moe_dsa_shared");
+    for (int i = 0; i < 4; ++i) q.model.layers[i].shared_index = i >= 4 - shared;
+    const Layout layout = ParseLayout("tp1");
+    const LayoutCosts costs(q, layout, Admit(q, layout).plan);
+    const StepTime step = costs.Of({.decode = decode, .sequences = 2, .rows = 64, .keys = 100});
+    return step.work.parts[static_cast<size_t>(Part::kAttention)];
+  };
+  for (const bool decode : {false, true}) {
+    const double all = seconds(decode, 0), none = seconds(decode, 4);
+    EXPECT_LT(none, seconds(decode, 2));
+    EXPECT_LT(seconds(decode, 2), all);
+  }
+  EXPECT_NEAR(seconds(false, 2), (seconds(false, 0) + seconds(false, 4)) / 2,
+              1e-6 * seconds(false, 0));
+}
+
+TEST(LayoutCosts, RefuseRecurrentStates) {
+  const Question q = FamilyQuestion("qwen3_next");
+  const Layout layout = ParseLayout("tp1");
+  const std::string want =
+      "Qwen3NextForCausalLM: there are no costs of layers with recurrent states";
+  EXPECT_THAT(ErrorOf([&] { Evaluate(q, layout); }), HasSubstr(want));  // of `plan`
+  const EnginePlan plan = Admit(q, layout).plan;
+  EXPECT_GT(plan.num_states, 0);
+  EXPECT_THAT(ErrorOf([&] { LayoutCosts(q, layout, plan); }), HasSubstr(want));  // of `simulate`
 }
 
 TEST(StagesOfALayout, OnGpusAreExplainedOnPaper) {

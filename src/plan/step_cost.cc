@@ -166,11 +166,13 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   Product(Part::kAttention, f_.attention, shape.rows, latent, hidden, cost);
   Small(Part::kAttention, shape.rows * (q + 2 * latent) * 2 * kFloat, cost, 3);
   const MatrixFormat plain{};  // the absorbed matrices are held unquantized
-  if (a.index_topk > 0) {
+  if (indexers_ > 0) {
+    Cost indexer;
     const double index_q = a.index_heads * a.index_head_dim;
-    Product(Part::kAttention, f_.attention, shape.rows, index_q, a.q_lora_rank, cost);
-    Product(Part::kAttention, f_.attention, shape.rows, a.index_head_dim, hidden, cost);
-    Product(Part::kAttention, plain, shape.rows, a.index_heads, hidden, cost);
+    Product(Part::kAttention, f_.attention, shape.rows, index_q, a.q_lora_rank, &indexer);
+    Product(Part::kAttention, f_.attention, shape.rows, a.index_head_dim, hidden, &indexer);
+    Product(Part::kAttention, plain, shape.rows, a.index_heads, hidden, &indexer);
+    cost->Add(indexer, indexers_);
   }
   Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
@@ -217,12 +219,12 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
   double of_flops = 0;
-  if (a.index_topk > 0) {  // the indexer scores all keys
+  if (indexers_ > 0) {  // they score all keys
     const auto width = static_cast<double>(a.index_head_dim);
     const auto index_row =
         static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, a.index_head_dim));
-    flops += 2 * rows * keys * static_cast<double>(a.index_heads) * width;
-    if (decode) of_bytes += sequences * keys * index_row / t_.latent_bytes.At(heads);
+    flops += indexers_ * 2 * rows * keys * static_cast<double>(a.index_heads) * width;
+    if (decode) of_bytes += indexers_ * sequences * keys * index_row / t_.latent_bytes.At(heads);
   }
   if (decode) {
     const double rate = latent ? t_.latent_flops : t_.decode_flops;

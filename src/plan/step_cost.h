@@ -117,7 +117,8 @@ class StepCosts {
         routing_(routing),
         mesh_(ranks.mesh, 0),
         uniform_(UniformOf(model, ranks)),
-        kinds_(KindsOf(model, mesh_)) {}
+        kinds_(KindsOf(model, mesh_)),
+        indexers_(IndexersOf(model)) {}
 
   // The time of a step in which all groups have this shape, apart from `mean_rows`. With `loads`,
   // every rank has the rows of the most loaded one of each layer, for which the others wait.
@@ -169,6 +170,11 @@ class StepCosts {
     double share = 0;     // the fraction of layers of this kind
   };
   static std::vector<LayerKind> KindsOf(const ModelConfig& model, const Mesh& mesh);
+  static double IndexersOf(const ModelConfig& model) {
+    double count = 0;
+    for (int64_t i = 0; i < model.num_layers(); ++i) count += model.has_indexer(i) ? 1 : 0;
+    return count / static_cast<double>(model.layers.size());
+  }
   void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
   void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
                double seconds_of_start = -1) const;
@@ -204,6 +210,7 @@ class StepCosts {
   const Mesh mesh_;
   const UniformRouting uniform_;
   const std::vector<LayerKind> kinds_;
+  const double indexers_;  // the fraction of layers with an indexer
 };
 
 }  // namespace switchyard::plan

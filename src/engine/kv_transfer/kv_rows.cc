@@ -69,7 +69,8 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
       KvLayerFormat& rows = format.layers.emplace_back();
       rows.heads = 1;
       rows.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
-      if (a.index_topk > 0) rows.value_bytes = kernels::CacheRowBytes(dtype, a.index_head_dim);
+      if (model.has_indexer(layer))
+        rows.value_bytes = kernels::CacheRowBytes(dtype, a.index_head_dim);
     } else {
       format.layers.push_back({.heads = model.kv_heads(layer),
                                .key_bytes = kernels::CacheRowBytes(dtype, a.head_dim),

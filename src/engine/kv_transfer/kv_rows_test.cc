@@ -171,6 +171,24 @@ TEST(KvRowsTest, KeysOfAnIndexAreInThePlaceOfValues) {
   EXPECT_EQ(format.layers, std::vector(model.layers.size(), rows));
 }
 
+// A layer without an indexer has no index keys, in the format and in the memory.
+TEST(KvRowsTest, ALayerWithASharedIndexHasNoIndexKeys) {
+  const ModelConfig model =
+      LoadModelConfig(std::filesystem::path(SWITCHYARD_TEST_DATA) / "families/glm_moe_dsa_shared");
+  const KvFormat format = KvFormat::Of(model, DType::kBF16);
+  KvStorage storage(model, Mesh(), /*num_pages=*/1, /*page_size=*/4, DType::kBF16);
+  int64_t bytes = 0, shared = 0;
+  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    const bool indexer = !model.layers[layer].shared_index;
+    shared += indexer ? 0 : 1;
+    EXPECT_EQ(storage.v(layer).defined(), indexer);
+    EXPECT_EQ(format.layers[layer].value_bytes, indexer ? 2 * model.attention.index_head_dim : 0);
+    bytes += format.layers[layer].Bytes(1);
+  }
+  EXPECT_GT(shared, 0);
+  EXPECT_EQ(static_cast<int64_t>(KvStorage::BytesPerToken(model, Mesh(), DType::kBF16)), bytes);
+}
+
 TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
   const KvLayerFormat format = Grouped(2);
   Layer from(format, 1, 4, 8, 1), to(format, 1, 4, 8, 2);

@@ -54,7 +54,7 @@ void ReadSharedIndices(const ConfigReader& reader, ModelConfig* config) {
       RefuseType(reader, key, types[i], "full or shared");
     if (shared && i == 0)
       throw Invalid("{}: layer 0 has no indexer, and there is no layer before it that has one",
-                    reader.Where(key));
+                    reader.Where(types.empty() ? "index_skip_topk_offset" : key));
     config->layers[i].shared_index = shared;
   }
 }

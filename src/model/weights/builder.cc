@@ -77,8 +77,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   } else if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
   } else {
-    const bool indexer = config.attention.index_topk > 0 && !config.layers[index].shared_index;
-    layer.latent = BuildLatentAttention(parts, prefix, indexer);
+    layer.latent = BuildLatentAttention(parts, prefix, config.has_indexer(index));
   }
   bytes.attention += meter.Next();
   if (config.layers[index].moe) {
