@@ -111,9 +111,6 @@ EngineConfig DecodeConfig(std::string_view bytes);
 // disables the int8 rows.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
-// The sizes that follow from config.json and the machine: dtype, context length, page count,
-// threads. Error kInvalid names invalid flags. Error kResource reports the needed and the available
-// memory before loading starts. Pages, requests and batches are those of one attention group.
 // Replicas and placement of the draft model's experts. Not the default only in epochs without some
 // ranks (LayoutOfActive). Plain value.
 struct DraftExperts {
@@ -121,6 +118,9 @@ struct DraftExperts {
   std::string location = "trivial";  // as --init-expert-location
 };
 
+// The sizes that follow from config.json and the machine: dtype, context length, page count,
+// threads. Error kInvalid names invalid flags. Error kResource reports the needed and the available
+// memory before loading starts. Pages, requests and batches are those of one attention group.
 struct EnginePlan {
   ModelConfig model;
   // Configuration of the draft model of speculative decoding, if any.

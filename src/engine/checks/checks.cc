@@ -2,6 +2,7 @@
 // model.
 #include "engine/checks/checks.h"
 
+#include <cmath>
 #include <string_view>
 
 #include "core/error.h"
@@ -11,6 +12,7 @@
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
+#include "model/stages.h"
 
 namespace switchyard {
 namespace {
@@ -141,6 +143,16 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model) {
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
 }
 
+// Chunks of equal time have equal numbers of rows if the cost of a row does not grow with its
+// position.
+void CheckDynamicChunking(const EngineConfig& c, const ModelConfig& model) {
+  if (c.dynamic_chunking && std::isinf(KeysOfWeights(model)))
+    throw Invalid(
+        "--enable-dynamic-chunking has no effect for {}: each layer attends to a limited number of "
+        "keys; leave the flag out",
+        model.architecture);
+}
+
 void CheckContext(const EngineConfig& c, const ModelConfig& model) {
   if (c.context_length == 0) return;
   const int64_t longest = model.longest_context();
@@ -213,6 +225,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
   CheckPooling(config, plan.model);
   CheckStates(config, plan.model);
+  CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);
   CheckRecorder(config, plan.model);
   CheckEplb(config, plan);

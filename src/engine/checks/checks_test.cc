@@ -290,5 +290,35 @@ TEST(ChecksTest, RecurrentStates) {
               HasSubstr("a draft model with recurrent states is not supported"));
 }
 
+// The families that GPUs refuse as a model are refused as a draft model too.
+TEST(ChecksTest, DraftModelsOfCpuOnlyFamilies) {
+  EngineConfig config;
+  config.speculative.draft_model_path = "drafts";
+  for (const char* name : {"deepseek_v32", "mimo_v2_flash"}) {
+    const ModelConfig draft = LoadModelConfig(Fixture("../families") / name);
+    const auto error = [&](bool gpus) {
+      return ErrorOf([&] { CheckDraft(config, draft, {.gpus = gpus}); });
+    };
+    EXPECT_EQ(error(false), kAccepted) << name;
+    EXPECT_THAT(error(true),
+                HasSubstr("--speculative-draft-model-path drafts: " + draft.architecture + " ("));
+    EXPECT_THAT(error(true), HasSubstr("is supported on CPUs only"));
+  }
+}
+
+TEST(ChecksTest, DynamicChunkingNeedsAttentionThatGrows) {
+  EngineConfig config = FourRanks();
+  config.mesh = {.pp = 2};
+  config.moe.a2a_backend = "none";
+  config.dynamic_chunking = true;
+  EXPECT_EQ(RefusalOf(config), kAccepted);
+  EnginePlan plan;
+  plan.ranks_of_host = config.mesh.world();
+  plan.model = ReadModelConfig(config);
+  for (LayerConfig& layer : plan.model.layers) layer.window = 16;
+  EXPECT_THAT(ErrorOf([&] { CheckOptions(config, plan, {}); }),
+              HasSubstr("--enable-dynamic-chunking has no effect for Qwen3MoeForCausalLM"));
+}
+
 }  // namespace
 }  // namespace switchyard
