@@ -88,6 +88,10 @@ bool ReadJson(const std::string& line, Arrival* a) {
 }  // namespace
 
 std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double seconds, uint64_t seed) {
+  constexpr double kMostArrivals = 1e9;
+  if (!(rate * seconds <= kMostArrivals))
+    throw Invalid("--rate {} and --seconds {}: about {:.2g} requests; want at most {:.0e}", rate,
+                  seconds, rate * seconds, kMostArrivals);
   std::vector<Arrival> arrivals;
   std::mt19937_64 random(seed);
   for (double at = 0;;) {

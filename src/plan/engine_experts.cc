@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/check.h"
+#include "core/error.h"
 #include "eplb/migration.h"
 #include "eplb/plan_job.h"
 #include "eplb/transfers.h"
@@ -68,19 +68,10 @@ EngineExperts::EngineExperts(std::shared_ptr<const ExpertLoads> loads, const Que
 
 void EngineExperts::Restart() {
   Use(Placement::Trivial(loads_->layers(), physical_, loads_->experts()), whole_);
-  chunks_.clear();
-  added_ = 0;
-  moved_ = false;
-  uncounted_ = passes_ = 0;
-  if (!eplb_.enable) return;
-  window_.emplace(loads_->layers(), loads_->experts(), whole_.ranks,
-                  ExpertMap(physical_, whole_.ranks, /*shared_dispatched=*/false),
-                  eplb_.num_iterations, *alone_->tp);
-  trigger_.emplace(eplb_.num_iterations);
+  BeginEplb(eplb_.enable);
 }
 
 void EngineExperts::ServeWith(std::span<const int> active) {
-  CHECK(!eplb_.enable);  // the engine refuses --elastic-ep-backend with --enable-eplb
   const ExpertPlacement one =
       ExpertPlacement::Trivial(loads_->experts(), physical_ - loads_->experts());
   const std::vector<ExpertPlacement> whole(static_cast<size_t>(loads_->layers()), one);
@@ -92,6 +83,43 @@ void EngineExperts::ServeWith(std::span<const int> active) {
                              .nodes = 1,
                              .groups = whole_.groups,
                              .active = {}});
+  BeginEplb(eplb_.enable && CanPlan());
+}
+
+void EngineExperts::BeginEplb(bool enable) {
+  chunks_.clear();
+  added_ = 0;
+  moved_ = false;
+  uncounted_ = passes_ = 0;
+  window_.reset();
+  trigger_.reset();
+  if (!enable) return;
+  window_.emplace(loads_->layers(), loads_->experts(), topology_.ranks,
+                  ExpertMap(placement_.physical, topology_.ranks, /*shared_dispatched=*/false),
+                  eplb_.num_iterations, *alone_->tp);
+  trigger_.emplace(eplb_.num_iterations);
+}
+
+EplbAlgorithm EngineExperts::Planner() const {
+  return ParseEplbAlgorithm(PlannerFor(eplb_, placement_.physical, topology_.ranks));
+}
+
+bool EngineExperts::CanPlan() const {
+  if (topology_.ranks < 2) return false;
+  const LoadHistory even{.steps = 1,
+                         .layers = 1,
+                         .experts = loads_->experts(),
+                         .counts = std::vector<int32_t>(static_cast<size_t>(loads_->experts()), 1)};
+  try {
+    PlanPlacement(Planner(), {.history = &even,
+                              .topology = topology_,
+                              .physical = placement_.physical,
+                              .previous = nullptr,
+                              .yard = {}});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 void EngineExperts::Use(Placement placement, const RankTopology& topology) {
@@ -229,10 +257,9 @@ void EngineExperts::Plan(const RebalanceTrigger::Due& due, double now) {
   if (!balancedness || *balancedness > eplb_.min_utilization) return window_->OnPlanned();
   const LoadHistory history = window_->History(due.steps);
   window_->OnPlanned(due.steps);
-  const EplbAlgorithm algorithm = ParseEplbAlgorithm(PlannerFor(eplb_, physical_, topology_.ranks));
-  next_ = PlanPlacement(algorithm, {.history = &history,
+  next_ = PlanPlacement(Planner(), {.history = &history,
                                     .topology = topology_,
-                                    .physical = physical_,
+                                    .physical = placement_.physical,
                                     .previous = &placement_,
                                     .yard = {}});
   ResetLayersNotWorthMoving(history, window_->passes_per_step() * history.steps, dispatch_,

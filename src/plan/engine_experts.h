@@ -74,9 +74,10 @@ class EngineExperts {
   // `steps` equal steps of `tokens` tokens in the engine have ended at `now`; each took `seconds`.
   void EndSteps(int64_t steps, int64_t tokens, double seconds, double now);
 
-  // All ranks serve, with the initial placement.
+  // All ranks serve, with the initial placement. A migration in progress ends without an effect.
   void Restart();
-  // The engine's placement while only the ranks `active` serve (PlacementsOfActive).
+  // Likewise while only the ranks `active` serve: the engine's placement is PlacementsOfActive.
+  // Experts do not move if one rank is left, or if the planner cannot place them on so few ranks.
   void ServeWith(std::span<const int> active);
 
   ExpertFigures figures() const;
@@ -100,6 +101,10 @@ class EngineExperts {
   static constexpr size_t kKeptStates = 256;
 
   void Use(Placement placement, const RankTopology& topology);
+  // Discards the migration in progress and the loads so far. `enable`: whether experts may move.
+  void BeginEplb(bool enable);
+  EplbAlgorithm Planner() const;  // for the present placement
+  bool CanPlan() const;           // as CanBalance of the engine's active_layout.cc
   void ResetDividers(std::span<const int> layers);
   State Compute();
   void Count();
@@ -111,7 +116,7 @@ class EngineExperts {
   const size_t all_layers_;      // of the model
   std::vector<int> moe_layers_;  // index in the model
   const RankTopology whole_;     // of all ranks
-  const int physical_;           // experts on all ranks
+  const int physical_;           // experts on all ranks, while all of them serve
   const EplbOptions eplb_;
   const EpDispatchAlgorithm dispatch_;
   const double expert_bytes_;  // on one rank

@@ -73,6 +73,10 @@ ExpertLoads::ExpertLoads(const ExpertLoadOptions& options, const ModelConfig& mo
     : drift_seconds_(options.drift_seconds), seed_(options.seed) {
   if (!model.has_moe())
     throw Invalid("--expert-loads {}: the model has no experts", options.source);
+  constexpr double kLeastDrift = 1e-3;  // every change takes a computation
+  if (options.drift_seconds > 0 && options.drift_seconds < kLeastDrift)
+    throw Invalid("--expert-drift {}: want 0, or at least {} seconds", options.drift_seconds,
+                  kLeastDrift);
   const RouterConfig& router = model.moe->router;
   layers_ = static_cast<int>(std::ranges::count(model.layers, true, &LayerConfig::moe));
   experts_ = router.num_experts;

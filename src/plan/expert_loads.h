@@ -19,7 +19,7 @@ struct ExpertLoadOptions {
   // eplb/array_file.h). Empty: all ranks have equal loads (Routing).
   std::string source;
   // --expert-drift: in this number of seconds, each expert of a Zipf router exchanges its
-  // popularity with another one, once on average. 0: never.
+  // popularity with another one, once on average; at least 0.001. 0: never.
   double drift_seconds = 0;
   uint64_t seed = 0;
 
@@ -30,9 +30,9 @@ struct ExpertLoadOptions {
 class ExpertLoads {
  public:
   // Error kInvalid names --expert-loads: a source of another form, a file that is not a recording,
-  // or a recording of other layers or experts than those of the model; kNotFound as ArrayFile. A
-  // recording has the model's MoE layers, or all its layers, or one layer, which then applies to
-  // all.
+  // or a recording of other layers or experts than those of the model; or it names --expert-drift.
+  // kNotFound as ArrayFile. A recording has the model's MoE layers, or all its layers, or one
+  // layer, which then applies to all.
   ExpertLoads(const ExpertLoadOptions& options, const ModelConfig& model);
 
   int layers() const { return layers_; }  // MoE layers

@@ -34,7 +34,7 @@ struct Planned {
       : question(QuestionOf(eplb)),
         evaluation(Evaluate(question, ParseLayout(layout))),
         costs(question, evaluation.layout, evaluation.plan) {}
-  Planned(const Planned&) = delete;  // costs refers to question
+  Planned(const Planned&) = delete;  // as LayoutCosts
   static Question QuestionOf(const EplbOptions& eplb) {
     Question q = GpuQuestion("qwen3_30b_a3b", "h200", 4);
     q.config.eplb = eplb;
@@ -111,6 +111,7 @@ TEST(ExpertLoads, WrongSourcesAreRefused) {
         {"zipf:-1", 0, "0 to 10"},
         {file.string(), 0, "recorded 2 experts"},
         {file.string(), 5, "--expert-drift"},
+        {"zipf:1", 1e-9, "--expert-drift"},
         {"/no/such/file", 0, "/no/such/file"}}) {
     try {
       const ExpertLoads loads({.source = source, .drift_seconds = drift},
@@ -188,6 +189,48 @@ TEST(EngineExperts, AnAbsentRankGetsNoRows) {
   EXPECT_NEAR(Sum(std::vector<double>(shares.Layer(0).begin(), shares.Layer(0).end())), 3, 1e-3);
   experts.Restart();
   EXPECT_EQ(experts.Shares(0).ranks, 4);
+}
+
+// As in the engine, experts move among the ranks that serve, and a single rank has nothing to move.
+TEST(EngineExperts, ExpertsMoveAmongTheActiveRanks) {
+  const Planned planned("tp4-ep4-dp4-dense1-deepep-red8",
+                        {.enable = true, .num_iterations = 100, .dispatch = "balanced"});
+  ASSERT_TRUE(planned.evaluation.accepted) << planned.evaluation.refused;
+  EngineExperts experts = planned.experts({.source = "zipf:1", .seed = 1});
+  double now = 0;
+  const auto run = [&](int iterations, int ranks) {
+    for (int i = 0; i < iterations; ++i) {
+      EXPECT_EQ(experts.Shares(now).ranks, ranks);
+      const int64_t steps = std::min<int64_t>(experts.equal_steps(), 50);
+      const double seconds = 0.02 + experts.added_seconds();
+      now += static_cast<double>(steps) * seconds;
+      experts.EndSteps(steps, 4000, seconds, now);
+    }
+  };
+  const auto count = [&] { return experts.figures().rebalances.size(); };
+  const auto run_until = [&](size_t rebalances, int ranks) {
+    for (int i = 0; i < 500 && count() < rebalances; ++i) run(1, ranks);
+  };
+  run_until(1, 4);
+  ASSERT_EQ(count(), 1u);
+  EXPECT_GT(experts.added_seconds(), 0);
+  experts.ServeWith(std::vector<int>{0, 2, 3});  // the migration ends without an effect
+  EXPECT_EQ(experts.added_seconds(), 0);
+  run_until(2, 3);
+  ASSERT_EQ(count(), 2u);
+  for (int i = 0; i < 3000 && experts.figures().rebalances[1].end == 0; ++i) run(1, 3);
+  run(1, 3);
+  EXPECT_EQ(experts.figures().rebalances[0].end, 0);
+  const Rebalance of_three = experts.figures().rebalances[1];
+  EXPECT_GT(of_three.end, of_three.start);
+  EXPECT_GT(of_three.after, of_three.before);
+  experts.ServeWith(std::vector<int>{1});
+  const size_t before = count();
+  run(200, 1);
+  EXPECT_EQ(count(), before);
+  experts.Restart();
+  run_until(before + 1, 4);
+  EXPECT_GT(count(), before);
 }
 
 }  // namespace

@@ -36,6 +36,10 @@ std::vector<std::vector<RankFailure>> FailuresOf(const FailureOptions& options, 
   }
   std::mt19937_64 random(options.seed);
   const double rate = options.per_day * static_cast<double>(cluster) / 86'400;
+  constexpr double kMostFailures = 1e9;
+  if (rate * end > kMostFailures)
+    throw Invalid("--fail-rate {}: ranks would end about {:.2g} times; want at most {:.0e}",
+                  options.per_day, rate * end, kMostFailures);
   for (double at = 0; rate > 0;) {
     const double uniform = (static_cast<double>(random() >> 11) + 0.5) / 9007199254740992.0;
     at -= std::log(uniform) / rate;
@@ -52,7 +56,7 @@ std::vector<std::vector<RankFailure>> FailuresOf(const FailureOptions& options, 
 Recovery RecoveryOf(const FailureOptions& options, const Question& q, const Evaluation& layout) {
   const bool cuda = q.cluster.cuda;
   Recovery recovery{.serves_without = q.config.elastic_ep_backend == "mooncake",
-                    .keeps_cache = !cuda && !q.config.eplb.enable,
+                    .keeps_cache = !cuda && !q.model.has_states(),
                     .settle_seconds = cuda ? 3.0 : 0.02,
                     .load_rate = kLoadRate};
   recovery.load_seconds =

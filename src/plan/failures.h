@@ -27,8 +27,9 @@ struct FailureOptions {
 // Reads RANK@SECONDS. Error kInvalid names --fail.
 RankFailure ParseFailure(const std::string& text);
 
-// All failures before `end`, by engine, in order of time; those of equal time in order of rank.
-// Random ones come in addition to the listed ones. Error kInvalid for a rank outside the cluster.
+// The listed failures and the random ones before `end`, by engine, in order of time; those of equal
+// time in order of rank. Listed ones may be later than `end`. Error kInvalid for a rank outside the
+// cluster, and for more than 10^9 random failures.
 std::vector<std::vector<RankFailure>> FailuresOf(const FailureOptions& options, int engines,
                                                  int ranks, double end);
 
@@ -41,9 +42,9 @@ struct Recovery {
   double load_rate = 0;         // bytes per second that a rank loads
 };
 
-// On CPUs, the other ranks keep their weights, and the cache stays (not with --enable-eplb). On
-// GPUs all ranks start again, at the same time. Without `restart_seconds`, a rank starts in the
-// time measured in docs/elastic.md, and loads its weights with kLoadRate.
+// On CPUs, the other ranks keep their weights, and the cache stays, unless the model has recurrent
+// states. On GPUs all ranks start again, at the same time. Without `restart_seconds`, a rank starts
+// in the time measured in docs/elastic.md, and loads its weights with kLoadRate.
 constexpr double kLoadRate = 2e9;
 Recovery RecoveryOf(const FailureOptions& options, const Question& question,
                     const Evaluation& layout);

@@ -40,6 +40,12 @@ TEST(Failures, WrongFlagsAreRefused) {
   }
   EXPECT_EQ(ParseFailure("3@1.5").seconds, 1.5);
   EXPECT_THROW(FailuresOf({.listed = {{8, 1}}}, 1, 8, 10), Error);
+  try {
+    FailuresOf({.listed = {}, .per_day = 1e15}, 1, 8, 10);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--fail-rate"));
+  }
 }
 
 Question Gpus() {
@@ -99,6 +105,17 @@ TEST(Failures, TheCacheOfCpuRanksStays) {
   EXPECT_NEAR(s.seconds, whole.seconds + 1, 0.2 * whole.seconds);
 }
 
+// KeptPages keeps no pages of a model with recurrent states.
+TEST(Failures, TheCacheStaysOnCpusWithoutRecurrentStates) {
+  Question q = Cpus("none");
+  const Evaluation e = Evaluate(q, ParseLayout("tp2-ep2"));
+  ASSERT_TRUE(e.accepted) << e.refused;
+  q.config.eplb.enable = true;
+  EXPECT_TRUE(RecoveryOf({}, q, e).keeps_cache);
+  q.model.layers[0].linear = true;
+  EXPECT_FALSE(RecoveryOf({}, q, e).keeps_cache);
+}
+
 TEST(Failures, OtherRanksServeWhileOneIsAbsent) {
   const Question q = Cpus("mooncake");
   const Evaluation e = Evaluate(q, ParseLayout("tp4-ep4-dp4-dense1-deepep-red4"));
@@ -119,6 +136,22 @@ TEST(Failures, OtherRanksServeWhileOneIsAbsent) {
     EXPECT_THAT(s.pauses[1].reason, HasSubstr("all ranks serve"));
     EXPECT_LT(s.failures.pause_seconds, load);
   }
+}
+
+TEST(Failures, TheOtherRanksRebalance) {
+  Question q = Cpus("mooncake");
+  q.config.eplb.enable = true;
+  q.config.eplb.num_iterations = 20;
+  const Evaluation e = Evaluate(q, ParseLayout("tp4-ep4-dp4-dense1-deepep-red4"));
+  ASSERT_TRUE(e.accepted) << e.refused;
+  const std::vector<Arrival> arrivals(40, Arrival{0, 60, 800, {}});
+  const ExpertLoadOptions loads = {.source = "zipf:1"};
+  const double half = Simulate(q, e, arrivals, {.expert_loads = loads}).seconds / 2;
+  const Simulation s = Simulate(
+      q, e, arrivals,
+      {.expert_loads = loads, .failures = {.listed = {{1, half}}, .restart_seconds = half / 2}});
+  EXPECT_EQ(s.lost, 0);
+  EXPECT_GT(s.failures.absent_seconds, 0);
 }
 
 TEST(Failures, GpusRefuseToServeWithoutARank) {

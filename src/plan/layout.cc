@@ -1,6 +1,7 @@
 #include "plan/layout.h"
 
 #include <charconv>
+#include <cstdint>
 #include <string_view>
 
 #include "core/error.h"
@@ -10,6 +11,7 @@ namespace {
 
 constexpr const char* kBackends[] = {"none", "deepep", "mooncake", "flashinfer", "fused"};
 constexpr const char* kModes[] = {"normal", "low_latency"};
+constexpr int kMostRanks = 1 << 16;  // of an engine
 
 std::vector<std::string> Split(const std::string& text) {
   std::vector<std::string> parts;
@@ -46,7 +48,8 @@ bool FitsNodes(int ranks, const Cluster& cluster) {
   return ranks % cluster.per_node == 0 && cluster.nodes % (ranks / cluster.per_node) == 0;
 }
 
-// The engine refuses two-batch overlap and redundant experts with pipeline stages. Smaller chunks
+// With pipeline stages, the engine refuses two-batch overlap, and also --enable-eplb and
+// --ep-dispatch-algorithm, without which redundant experts do not balance ranks. Smaller chunks
 // than the default keep more stages busy during a prompt.
 void AddStagedExchanges(Layout layout, std::vector<Layout>& all) {
   constexpr int32_t kSmallChunk = 512;
@@ -130,8 +133,14 @@ Layout ParseLayout(const std::string& name) {
           name, part);
   }
   const MeshShape& mesh = layout.mesh;
-  if (mesh.tp < 1 || mesh.ep < 1 || mesh.dp < 1 || mesh.pp < 1)
-    throw Invalid("layout {}: want sizes of at least 1", name);
+  for (const int size : {mesh.tp, mesh.ep, mesh.dp, mesh.pp})
+    if (size < 1 || size > kMostRanks)
+      throw Invalid("layout {}: want sizes of 1 to {}", name, kMostRanks);
+  if (int64_t{mesh.pp} * mesh.tp > kMostRanks)
+    throw Invalid("layout {}: has {} ranks; want at most {}", name, int64_t{mesh.pp} * mesh.tp,
+                  kMostRanks);
+  if (mesh.dense_tp > kMostRanks || layout.redundant > kMostRanks)
+    throw Invalid("layout {}: want at most {} in dense and red", name, kMostRanks);
   return layout;
 }
 
@@ -170,9 +179,10 @@ std::string FlagsOf(const Layout& layout) {
   if (layout.a2a != "none") flags += " --moe-a2a-backend " + layout.a2a;
   if (layout.mode != "auto") flags += " --deepep-mode " + layout.mode;
   if (layout.runner != "auto") flags += " --moe-runner-backend " + layout.runner;
-  if (layout.redundant > 0)
-    flags += fmt::format(" --ep-num-redundant-experts {} --ep-dispatch-algorithm balanced",
-                         layout.redundant);
+  if (layout.redundant > 0) {
+    flags += fmt::format(" --ep-num-redundant-experts {}", layout.redundant);
+    if (layout.mesh.pp == 1) flags += " --ep-dispatch-algorithm balanced";  // see CheckStages
+  }
   if (layout.tbo) flags += " --enable-two-batch-overlap";
   if (layout.sbo) flags += " --enable-single-batch-overlap";
   if (layout.chunk != 0) flags += fmt::format(" --chunked-prefill-size {}", layout.chunk);

@@ -36,7 +36,8 @@ struct Layout {
 
 bool operator==(const Layout& a, const Layout& b);
 
-// Reads what Name writes. Error kInvalid names the part, and the known ones.
+// Reads what Name writes. Error kInvalid names the part, and the known ones. Sizes and pp · tp are
+// at most 65536.
 Layout ParseLayout(const std::string& name);
 
 // The engine's configuration of a layout, from flags that all layouts share.

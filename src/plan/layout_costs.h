@@ -21,7 +21,7 @@ struct PassTime {
   double slowest() const;  // seconds of the slowest stage: the time between two passes
 };
 
-// The step costs of an evaluated layout. Borrows the question.
+// The step costs of an evaluated layout. The question is not kept.
 class LayoutCosts {
  public:
   LayoutCosts(const Question& question, const Layout& layout, const EnginePlan& plan);

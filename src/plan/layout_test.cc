@@ -21,7 +21,8 @@ TEST(Layout, NamesReadBack) {
 }
 
 TEST(Layout, UnknownPartsAreNamed) {
-  for (const char* name : {"tp8-qq2", "tp8-", "8", "tpx", "tp8-ep8x", "tp0", "tp8-pp0"}) {
+  for (const char* name : {"tp8-qq2", "tp8-", "8", "tpx", "tp8-ep8x", "tp0", "tp8-pp0", "tp65537",
+                           "tp4096-pp4096", "tp4-ep4-red65537", "tp99999999999"}) {
     try {
       ParseLayout(name);
       FAIL() << name;
@@ -38,6 +39,12 @@ TEST(Layout, FlagsAreThoseThatDifferFromServesDefaults) {
             " --moe-a2a-backend deepep --enable-two-batch-overlap");
   EXPECT_EQ(FlagsOf(ParseLayout("tp2-pp3-ep2-chunk512")),
             " --tp-size 2 --pp-size 3 --ep-size 2 --chunked-prefill-size 512");
+  EXPECT_EQ(FlagsOf(ParseLayout("tp2-ep2-red4")),
+            " --tp-size 2 --ep-size 2 --ep-num-redundant-experts 4 --ep-dispatch-algorithm "
+            "balanced");
+  // The engine refuses dispatch algorithms with pipeline stages.
+  EXPECT_EQ(FlagsOf(ParseLayout("tp2-pp2-ep2-red4")),
+            " --tp-size 2 --pp-size 2 --ep-size 2 --ep-num-redundant-experts 4");
 }
 
 TEST(Layout, EnumeratedSizesDivideEachOtherAndTheNodes) {

@@ -220,6 +220,7 @@ Evaluation Admit(const Question& q, const Layout& layout) {
     e.stages = StagesIn(config, e.plan);
   } catch (const Error& error) {
     e.refused = error.what();
+    e.refusal = error.kind();
     return e;
   }
   e.accepted = true;
@@ -267,6 +268,10 @@ std::vector<Evaluation> Search(const Question& q) {
     if (all.front().accepted)
       throw Invalid("no layout meets the load. The best one, {}: {}", all.front().layout.Name(),
                     all.front().refused);
+    const auto too_large = std::ranges::find(all, ErrorKind::kResource, &Evaluation::refusal);
+    if (too_large == all.end())
+      throw Invalid("no layout is accepted. First one, {}: {}", all.front().layout.Name(),
+                    all.front().refused);
     const double least = LeastWeights(q);
     throw Error(
         ErrorKind::kResource,
@@ -274,7 +279,7 @@ std::vector<Evaluation> Search(const Question& q) {
                     "which has {:.1f} GiB. First layout, {}: {}",
                     q.config.model_path.string(), q.cluster.devices(), q.cluster.card, least / kGiB,
                     q.cluster.cuda ? "device" : "host", q.cluster.memory / kGiB,
-                    all.front().layout.Name(), all.front().refused),
+                    too_large->layout.Name(), too_large->refused),
         fmt::format("about {:.0f} devices of this size would hold it; or use --quantization, or "
                     "cards with more memory",
                     std::ceil(least * q.cluster.devices() / (0.8 * q.cluster.memory))));

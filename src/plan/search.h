@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "engine/memory_plan.h"
 #include "plan/layout.h"
 #include "plan/layout_costs.h"
@@ -54,7 +55,8 @@ struct StageMemory {
 
 struct Evaluation {
   Layout layout;
-  std::string refused;    // why the engine does not accept it, or why it does not meet the load
+  std::string refused;  // why the engine does not accept it, or why it does not meet the load
+  ErrorKind refusal = ErrorKind::kInvalid;  // of the engine; kResource: too little memory
   bool accepted = false;  // whether the engine accepts it: it fits, and all flags are valid
   int replicas = 1;
   EnginePlan plan;
@@ -79,7 +81,8 @@ Evaluation Admit(const Question& question, const Layout& layout);
 // One layout. A layout that the engine refuses has the reason in `refused`, and no points.
 Evaluation Evaluate(const Question& question, const Layout& layout);
 // All layouts, best first; refused ones last. If no layout fits, an Error kResource states what
-// would be needed. If none meets the limits, an Error kInvalid states what is reachable.
+// would be needed. If the engine accepts none for other reasons, an Error kInvalid has the first
+// reason. If none meets the limits, an Error kInvalid states what is reachable.
 std::vector<Evaluation> Search(const Question& question);
 
 }  // namespace switchyard::plan

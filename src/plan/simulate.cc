@@ -89,7 +89,6 @@ class Clocks : public EngineClocks {
 
  private:
   struct Entry {
-    std::unique_ptr<Question> question;  // whose model `costs` refers to
     std::unique_ptr<LayoutCosts> costs;
     std::unique_ptr<StepClock> clock;
     int64_t running = 0;
@@ -98,8 +97,7 @@ class Clocks : public EngineClocks {
   Entry& EntryOf(int active) {
     Entry& entry = entries_[active];
     if (entry.clock) return entry;
-    entry.question = std::make_unique<Question>(question_);
-    Question& q = *entry.question;
+    Question q = question_;
     Layout layout = layout_.layout;
     EnginePlan plan = layout_.plan;
     if (const int ranks = layout.mesh.tp; active < ranks) {

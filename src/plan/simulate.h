@@ -22,7 +22,8 @@ struct Arrival {
   std::vector<uint32_t> blocks = {};
 };
 
-// Poisson arrivals of equal requests. The same seed gives the same arrivals.
+// Poisson arrivals of equal requests. The same seed gives the same arrivals. Error kInvalid for
+// more than 10^9 expected requests.
 std::vector<Arrival> PoissonArrivals(const Load& load, double rate, double seconds, uint64_t seed);
 // A trace: lines of JSON with timestamp (ms), input_length, output_length and optionally hash_ids
 // (Mooncake), or CSV with columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure). Error

@@ -137,6 +137,12 @@ TEST(Simulate, ARequestThatNoCacheHoldsIsRefused) {
 TEST(Arrivals, PoissonArrivalsHaveTheRequestedRate) {
   const std::vector<Arrival> all = PoissonArrivals({}, 100, 100, 3);
   EXPECT_NEAR(static_cast<double>(all.size()), 10'000, 400);
+  try {
+    PoissonArrivals({}, 1e12, 1, 3);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--rate"));
+  }
 }
 
 TEST(Arrivals, ReadsTracesOfMooncakeAndAzureAndNamesWrongLines) {

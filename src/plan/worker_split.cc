@@ -14,16 +14,18 @@
 namespace switchyard::plan {
 namespace {
 
-constexpr size_t kKept = 8;  // layouts of each kind that a search combines
+constexpr size_t kKept = 8;         // layouts of each kind that a search combines
+constexpr int kMostWorkers = 4096;  // of each kind, as for --prefill-workers
 
 // "2xtp4": the number and the layout.
 Layout ParseWorkers(const std::string& part, int* workers) {
   int number = 0;
   const char* end_of_part = part.data() + part.size();
   const auto [end, error] = std::from_chars(part.data(), end_of_part, number);
-  if (error != std::errc()) return ParseLayout(part);
-  if (number < 1 || end == end_of_part || *end != 'x')
-    throw Invalid("workers {}: want a number and a layout, like 2xtp4-ep4", part);
+  if (error == std::errc::invalid_argument) return ParseLayout(part);
+  if (number < 1 || number > kMostWorkers || end == end_of_part || *end != 'x')
+    throw Invalid("workers {}: want a number of 1 to {} and a layout, like 2xtp4-ep4", part,
+                  kMostWorkers);
   *workers = number;
   return ParseLayout(std::string(end + 1, end_of_part));
 }
@@ -198,8 +200,7 @@ std::optional<std::pair<int, int>> Numbers(const Question& q, const SplitLayout&
 
 // Seconds of the rows' transfer after the prompt. The rows of a layer are sent while later layers
 // compute, so what takes longer hides the other one but for a layer.
-double Exposed(double alone, double transfer, double layers, const Layout& layout, double chunks) {
-  if (layout.tbo) return transfer / chunks;
+double Exposed(double alone, double transfer, double layers) {
   return std::max(alone + transfer / layers, transfer + alone / layers) - alone;
 }
 
@@ -214,9 +215,7 @@ void Finish(const Question& q, Split* s) {
   s->kv_bytes = KvBytes(q, p.evaluation.plan.kv_dtype);
   s->transfer = input * s->kv_bytes / std::min(p.link, d.link) +
                 (q.cluster.nodes > 1 ? q.table.network.seconds : q.table.host.seconds);
-  const double chunk = p.rows / s->layout.prefill.mesh.dp;
-  s->exposed = Exposed(p.alone, s->transfer, static_cast<double>(q.model.num_layers()),
-                       s->layout.prefill, std::max(1.0, std::ceil(input / chunk)));
+  s->exposed = Exposed(p.alone, s->transfer, static_cast<double>(q.model.num_layers()));
   double wait = 0;
   if (load.rate > 0) {
     const double used = std::min(0.99, s->used_prefill);

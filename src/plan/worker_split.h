@@ -17,7 +17,8 @@ struct SplitLayout {
   // "2xtp4/1xtp8-ep8-deepep": prefill workers, then decode workers.
   std::string Name() const;
 };
-// Reads what Name writes; numbers may be left out: "tp4/tp8". Error kInvalid names the part.
+// Reads what Name writes; numbers may be left out: "tp4/tp8", and are at most 4096. Error
+// kInvalid names the part.
 SplitLayout ParseSplitLayout(const std::string& name);
 // Whether a name has two layouts.
 bool IsSplitName(const std::string& name);
@@ -52,8 +53,7 @@ struct Split {
 
 // The model of the figures:
 //   - A prefill worker computes full steps of prompts, and sends the rows of its cache meanwhile,
-//     layer by layer. So its rate is the smaller one of its steps and of its link. With two-batch
-//     overlap, the rows of a chunk are sent after it.
+//     layer by layer. So its rate is the smaller one of its steps and of its link.
 //   - A decode worker runs decode steps only, so the time between tokens is that of a step.
 //   - TTFT is the time of the prompt alone, the wait for other prompts (as in a queue with constant
 //     service times), and the part of the transfer that ends after the prompt.

@@ -124,10 +124,12 @@ ordered_json WorkerJson(const WorkerPlan& w, int workers) {
 std::string SplitCommands(const Question& q, const Split& s) {
   const std::string refusals = Refusals(s);
   if (!refusals.empty()) return refusals;
+  // The router and the other workers are on other hosts.
   std::string text = fmt::format(
-      "\n{} --port {} --disaggregation-mode prefill --disaggregation-bootstrap-port {}\n",
+      "\n{} --host 0.0.0.0 --port {} --disaggregation-mode prefill "
+      "--disaggregation-bootstrap-port {}\n",
       ServeCommand(q, s.prefill.evaluation), kPrefillPort, kBootstrapPort);
-  text += fmt::format("{} --port {} --disaggregation-mode decode\n",
+  text += fmt::format("{} --host 0.0.0.0 --port {} --disaggregation-mode decode\n",
                       ServeCommand(q, s.decode.evaluation), kDecodePort);
   std::string route = fmt::format("switchyard route --port {}", kRouterPort);
   for (int i = 1; i <= s.layout.prefill_workers; ++i)

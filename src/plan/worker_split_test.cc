@@ -35,7 +35,8 @@ TEST(SplitLayout, NamesReadBack) {
   for (const char* name : {"tp1/tp1", "2xtp4-ep4/1xtp8-ep8-dp8-deepep", "3xtp1/tp2"})
     EXPECT_EQ(ParseSplitLayout(name).Name(), name);
   EXPECT_FALSE(IsSplitName("tp8-ep8"));
-  for (const char* name : {"tp1", "0xtp1/tp1", "2tp1/tp1", "2x/tp1", "tp1/", "tp1/zz"})
+  for (const char* name : {"tp1", "0xtp1/tp1", "2tp1/tp1", "2x/tp1", "tp1/", "tp1/zz",
+                           "4097xtp1/tp1", "tp1/99999999999xtp1"})
     EXPECT_NE(ErrorOf([&] { ParseSplitLayout(name); }), "") << name;
 }
 
@@ -82,6 +83,12 @@ TEST(Split, TheTransferFollowsThePromptByALayer) {
   EXPECT_NEAR(s.transfer, 1000 * s.kv_bytes / (0.85 * 10e9 / 8) + q.table.network.seconds, 1e-9);
   EXPECT_LT(s.transfer, s.prefill.alone);
   EXPECT_NEAR(s.exposed, s.transfer / 48, 1e-9);
+  // With two-batch overlap, a layer is sent when both micro-batches have computed it.
+  const Split overlapped = EvaluateSplit(GpuQuestion("qwen3_30b_a3b", "h200", 8),
+                                         ParseSplitLayout("1xtp2-ep2-dp2-deepep-tbo/1xtp1"));
+  ASSERT_EQ(overlapped.refused, "");
+  ASSERT_LT(overlapped.transfer, overlapped.prefill.alone);
+  EXPECT_NEAR(overlapped.exposed, overlapped.transfer / 48, 1e-9);
   // A slow link limits the rate, and its transfer hides the prompt.
   q.cluster.nic_gbit = 0.01;
   const Split slow = EvaluateSplit(q, ParseSplitLayout("1xtp1/1xtp1"));
@@ -109,11 +116,11 @@ TEST(Split, ASearchPrintsTheCommands) {
       EXPECT_LE(all[i].requests, all[i - 1].requests);
     }
   const std::string text = SplitReport(q, all, 3);
-  EXPECT_THAT(
-      text,
-      AllOf(HasSubstr("--disaggregation-mode prefill"), HasSubstr("--disaggregation-mode decode"),
-            HasSubstr("switchyard route --port 30000 --prefill http://PREFILL1:30001"),
-            HasSubstr("without separate workers"), Not(HasSubstr("nan"))));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("--host 0.0.0.0 --port 30001 --disaggregation-mode prefill"),
+                    HasSubstr("--host 0.0.0.0 --port 30002 --disaggregation-mode decode"),
+                    HasSubstr("switchyard route --port 30000 --prefill http://PREFILL1:30001"),
+                    HasSubstr("without separate workers"), Not(HasSubstr("nan"))));
   EXPECT_THAT(SplitJson(q, all), HasSubstr("\"transfer_seconds\""));
   EXPECT_THAT(ExplainSplit(q, all.front().layout),
               AllOf(HasSubstr("Does the link carry the cache of the prompts?"),

@@ -119,7 +119,8 @@ def test_plans_of_stages_and_workers_are_accepted_by_serve():
     run(*commands(staged)[0].split()[1:], "--dry-run")
     out = run("plan", "--model-path", ROOT / "models/yardling", *HOST, "--nodes", 3, "--nics", "1x10", "--disaggregate")
     prefill, decode, route = commands(out)
-    assert "--disaggregation-mode prefill" in prefill and "--disaggregation-mode decode" in decode
+    assert "--host 0.0.0.0 --port 30001 --disaggregation-mode prefill" in prefill
+    assert "--host 0.0.0.0 --port 30002 --disaggregation-mode decode" in decode
     run(*prefill.split()[1:], "--dry-run")
     run(*decode.split()[1:], "--dry-run")
     assert "--prefill http://PREFILL1:30001 8998" in route and "--decode http://DECODE1:30002" in route
@@ -155,6 +156,13 @@ def test_explain_prints_the_decision_tree():
 ])
 def test_bad_input_says_what_would_be_needed(flags, wanted):
     assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)
+
+
+def test_a_family_for_cpus_only_is_not_a_lack_of_memory():
+    model = DATA / "families/mimo_v2_flash"
+    refused = run("plan", "--model-path", model, "--gpus", "8xh200", "--input-len", 20, "--output-len", 10, code=2)
+    assert "no layout is accepted. First one, tp1" in refused and "supported on CPUs only" in refused
+    assert "devices of this size" not in refused
 
 
 def simulate(*flags, layout="tp8-ep8-dp8-dense1-deepep-sbo", code=0):
@@ -210,6 +218,9 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
     (["--enable-eplb"], "--enable-eplb has no effect without --expert-loads"),
     (["--expert-loads", "zipf:1", "--eplb-algorithm", "yard"], "has no effect without --enable-eplb"),
     (["--expert-loads", "zipf:1", "--imbalance", 2], "exclude each other"),
+    (["--expert-loads", "zipf:1", "--expert-drift", "1e-9"], "--expert-drift 1e-09: want 0, or at least"),
+    (["--fail-rate", "nan"], "--fail-rate"),
+    (["--fail-rate", "1e15"], "--fail-rate"),
     (["--expert-loads", "zipf"], "--expert-loads zipf: want uniform, zipf:EXPONENT, or a file"),
     (["--fail", "8@1"], "the cluster has ranks 0 to 7"),
     (["--fail", "1"], "want RANK@SECONDS"),
