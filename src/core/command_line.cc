@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 #include "core/error.h"
 
@@ -39,6 +41,13 @@ std::string FlagLines(const CLI::App& app) {
   return lines;
 }
 
+// Ranges of CLI11 accept nan, which is neither below nor above a bound. Without a description, the
+// check does not appear in the help.
+std::string RefuseNan(const std::string& value) {
+  if (!std::isnan(std::strtod(value.c_str(), nullptr))) return {};
+  return fmt::format("Value {} is not a number", value);
+}
+
 }  // namespace
 
 FlagHandle FlagHandle::Range(int least, int most) {
@@ -47,17 +56,17 @@ FlagHandle FlagHandle::Range(int least, int most) {
 }
 
 FlagHandle FlagHandle::Range(double least, double most) {
-  option_->check(CLI::Range(least, most));
+  option_->check(CLI::Range(least, most))->check(RefuseNan);
   return *this;
 }
 
 FlagHandle FlagHandle::Positive() {
-  option_->check(CLI::PositiveNumber);
+  option_->check(CLI::PositiveNumber)->check(RefuseNan);
   return *this;
 }
 
 FlagHandle FlagHandle::NonNegative() {
-  option_->check(CLI::NonNegativeNumber);
+  option_->check(CLI::NonNegativeNumber)->check(RefuseNan);
   return *this;
 }
 

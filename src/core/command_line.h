@@ -46,7 +46,7 @@ class FlagHandle {
   explicit FlagHandle(CLI::Option* option) : option_(option) {}
 
   FlagHandle Range(int least, int most);        // bounds included
-  FlagHandle Range(double least, double most);  // bounds included
+  FlagHandle Range(double least, double most);  // bounds included; like the next two, refuses nan
   FlagHandle Positive();
   FlagHandle NonNegative();
   FlagHandle OneOf(std::initializer_list<const char*> values);

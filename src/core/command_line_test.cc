@@ -98,6 +98,20 @@ TEST(CommandLineTest, ErrorsNameTheOptionAndTheHelp) {
   EXPECT_TRUE(app.Parse({}));
 }
 
+TEST(CommandLineTest, RangesRefuseNan) {
+  for (const char* flag : {"--range", "--positive", "--least-zero"}) {
+    CommandLine app("Test", "test");
+    double value = 1;
+    app.Option("--range", value).Range(0.0, 2.0);
+    app.Option("--positive", value).Positive();
+    app.Option("--least-zero", value).NonNegative();
+    for (const char* wrong : {"nan", "-nan", "NaN", "inf", "-1"})
+      EXPECT_THAT(ErrorOf(app, {std::string(flag) + "=" + wrong}), HasSubstr(flag)) << wrong;
+    EXPECT_EQ(ErrorOf(app, {flag, "2"}), "no error");
+    EXPECT_EQ(value, 2);
+  }
+}
+
 TEST(CommandLineTest, HiddenOptionsCallBackOnceWithTheLastValue) {
   CommandLine app("Test", "test");
   std::vector<std::string> found;
