@@ -4,8 +4,9 @@
 A process for each test, as ctest starts, costs more than most tests, above all under sanitizers. So each program runs
 in shards of many tests (GoogleTest's GTEST_TOTAL_SHARDS), one shard more than processors at the same time. Prints the
 output of shards that fail from the first failed test on, the names of failed tests, and the number of tests. Writes
-DIR/tests.xml for scripts/slowest.py. Without modules, runs all programs of the folder. Fails if a test fails, a shard ends without a report or exceeds its time limit, or
-a program has no test.
+DIR/tests.xml for scripts/slowest.py. Without modules, runs all programs of the folder whose module still exists. Fails if
+a test fails, a shard ends without a report or exceeds its time limit, or a program has no test. SIGINT and SIGTERM end
+the programs and their child processes.
 """
 
 import concurrent.futures
@@ -21,13 +22,17 @@ import xml.etree.ElementTree as ElementTree
 
 TESTS_PER_SHARD = 40
 TIME_LIMIT = 900  # seconds for a shard
+LIST_LIMIT = 60  # seconds for a program to list its tests
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINES = 400  # of the output of a failed shard
 running = set()
+stopped = False  # no further program starts
 lock = threading.Lock()
 
 
 def all_programs(build):
-    found = sorted([*build.glob("src/*/*_test"), *build.glob("bench/*_test")])
+    found = sorted(path for path in [*build.glob("src/*/*_test"), *build.glob("bench/*_test")]
+                   if (ROOT / path.parent.relative_to(build)).is_dir())
     return found or sys.exit(f"run_shards: no test program is built in {build}")
 
 
@@ -38,8 +43,34 @@ def program_of(build, module):
 
 
 def tests_of(program):
-    listed = subprocess.run([program, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
+    try:
+        listed = subprocess.run([program, "--gtest_list_tests"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                check=True, timeout=LIST_LIMIT).stdout
+    except subprocess.TimeoutExpired:
+        sys.exit(f"run_shards: {program.name} has not listed its tests within {LIST_LIMIT} s")
     return sum(line.startswith("  ") for line in listed.splitlines())
+
+
+def kill_group(process):
+    """Ends a program and its children."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def run_all(shards):
+    """KeyboardInterrupt (SIGINT, SIGTERM) ends the programs. The pool joins its threads, which wait for them."""
+    global stopped
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() + 1) as pool:
+        try:
+            list(pool.map(Shard.run, shards))
+        except KeyboardInterrupt:
+            with lock:
+                stopped = True
+                for process in running:
+                    kill_group(process)
+            raise
 
 
 class Shard:
@@ -55,16 +86,18 @@ class Shard:
         command = [self.program, f"--gtest_output=xml:{self.report}"]
         start = time.monotonic()
         with self.log.open("w") as log:
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
             with lock:
+                if stopped:
+                    return self
+                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                                           stderr=subprocess.STDOUT, start_new_session=True)
                 running.add(process)
             try:
                 code = process.wait(TIME_LIMIT)
                 if code != 0 or not self.report.exists():
                     self.failure = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
                 process.wait()
                 self.failure = f"no end within {TIME_LIMIT} s"
             with lock:
@@ -104,13 +137,14 @@ def write_report(shards, path):
 
 
 def main():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     build = pathlib.Path(sys.argv[1]).resolve()
     programs = [program_of(build, module) for module in sys.argv[2:]] or all_programs(build)
     folder = build / "shards"
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    os.chdir(pathlib.Path(__file__).resolve().parent.parent)
+    os.chdir(ROOT)
     shards, total = [], 0
     for program in programs:
         tests = tests_of(program)
@@ -119,14 +153,7 @@ def main():
         total += tests
         count = -(-tests // TESTS_PER_SHARD)
         shards += [Shard(program, i, count, folder) for i in range(count)]
-    try:
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() + 1) as pool:
-            list(pool.map(Shard.run, shards))
-    except KeyboardInterrupt:
-        with lock:
-            for process in running:
-                os.killpg(process.pid, signal.SIGKILL)
-        raise
+    run_all(shards)
     skipped = write_report(shards, build / "tests.xml")
     bad = [shard for shard in shards if shard.failure]
     for shard in bad:

@@ -7,7 +7,8 @@ paths of these files, one per line. Called by cmake/module.cmake. Include paths 
 
 Names in anonymous namespaces may repeat between sources. If such a local name would become ambiguous, a macro renames it
 in its own source, provided that no header of this source contains the word. If that is impossible, the source is not added
-to the group. The groups depend on file names, and hardly change when a source is edited or added.
+to the group. Neither is a source whose using declarations would make names of another source ambiguous. The groups
+depend on file names, and hardly change when a source is edited or added.
 """
 
 import argparse
@@ -21,10 +22,13 @@ AVERAGE, MOST = 64, 20  # average number of neighbouring sources, and maximum nu
 
 DECLARATION = re.compile(
     r"(?:template *<.*> *)?(?:class|struct|enum class|enum|union) (\w+)|using (\w+) *=|"
-    r"(?:static |inline |constexpr |const |thread_local )*[\w:<>,&*\[\] ]+?[ *&>](\w+) *(?:\(|=|\{|\[|;|$)")
+    r"(?:static |inline |constexpr |const |thread_local )*"
+    r"(?:[\w:<>,&*\[\] ]|\([^()]*\)(?=[^;{]*>))+?"  # parentheses in types: std::function<void(int)>
+    r"[ *&>](\w+) *(?:\(|=|\{|\[|;|$)")
 MORE = re.compile(r", (\w+) *(?:=|\{|\[)")  # constexpr int kA = 1, kB = 2;
 # Macros, names from other namespaces, and declarations whose result type is on the line before.
 OTHERS = re.compile(r"^#define (\w+)|^using (?:\w+::)+(\w+);|^(\w+)\(", re.MULTILINE)
+USING = re.compile(r"^using (?:::)?(?:switchyard::)?((?:\w+::)*(k?[A-Z]\w*));", re.MULTILINE)
 UNSCOPED_ENUM = re.compile(r"^enum (?!class)[^{;]*\{([^}]*)\}", re.MULTILINE)
 WORD = re.compile(r"[A-Za-z_]\w*")
 TEST = re.compile(r"^(?:TYPED_)?(?:TEST|INSTANTIATE)\w*\(.*", re.MULTILINE)
@@ -75,6 +79,13 @@ def names_of_header(path):
 
 
 @functools.cache
+def usings_of(path):
+    """{name: qualified name} of the using declarations outside of functions. They stay visible in the sources that follow.
+    Only constants, types and functions of the project's style: names such as `json` mean the same everywhere."""
+    return {name: qualified for qualified, name in USING.findall(code_of(path.read_text()))}
+
+
+@functools.cache
 def words_of_header(path):
     return frozenset(WORD.findall(code_of(path.read_text())))
 
@@ -104,9 +115,23 @@ class Source:
         fixed = {name for line in TEST.findall(text) for name in WORD.findall(line)}.union(*map(words_of_header, headers))
         self.renamed = {name for name in self.names if CONSTANT_OR_TYPE.match(name) and name not in fixed}
         self.fixed_names = self.names - self.renamed
+        self.usings = usings_of(path)
+        self.headers = headers
+        self.own = names_of_header(path) - self.usings.keys() - self.renamed
+        self.declared = {}  # name -> headers that declare it
+        for header in headers:
+            for name in names_of_header(header) - usings_of(header).keys():
+                self.declared.setdefault(name, set()).add(header)
+
+    def hides(self, other):
+        """Whether a using declaration of this source makes a name of the other one ambiguous. A header that both include
+        may declare the name, since it is then the same entity."""
+        return any(other.usings.get(name, qualified) != qualified or name in other.own
+                   or not other.declared.get(name, set()) <= self.headers for name, qualified in self.usings.items())
 
     def clashes(self, other):
-        return bool(self.fixed_names & other.words or other.fixed_names & self.words)
+        return bool(self.fixed_names & other.words or other.fixed_names & self.words or self.hides(other)
+                    or other.hides(self))
 
     def macros(self, group):
         """The names that need a macro beside the other sources of the group."""
