@@ -21,7 +21,7 @@ struct Planned {
       : question(std::move(q)),
         evaluation(Evaluate(question, ParseLayout(layout))),
         costs(question, evaluation.layout, evaluation.plan) {}
-  Planned(const Planned&) = delete;  // costs refers to question
+  Planned(const Planned&) = delete;  // as LayoutCosts
   EngineStep step() const { return {costs.steps(false), costs.steps(true)}; }
 };
 
