@@ -156,8 +156,8 @@ def test_nodes_with_whole_stages_answer_as_one_stage(of_one_stage):
 
 
 def test_a_stage_that_stops_ends_the_waits_of_the_other_node():
-    # Without a watchdog, only the deadline of waits for another stage ends the engine.
-    flags = ["--pp-size", 2, "--dist-timeout", 2, "--watchdog-timeout", 0]
+    # The watchdog is late, so the deadline of waits for another stage ends the engine.
+    flags = ["--pp-size", 2, "--dist-timeout", 2, "--watchdog-timeout", 1000]
     with two_nodes(*flags, *COMMON) as (node0, node1):
         stopped = node1.ranks()[0]
         os.kill(stopped, signal.SIGSTOP)

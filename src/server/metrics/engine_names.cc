@@ -133,9 +133,6 @@ void AddRanks(const RankHistory& ranks, Page* page) {
   page->Counter("switchyard_rank_changes_total",
                 "Planned restarts of ranks and changes of the layout", {},
                 static_cast<double>(ranks.changes));
-  for (const auto& [rank, seconds] : ranks.absent_for)
-    page->Gauge("switchyard_rank_absent_seconds", "Seconds since the others serve without the rank",
-                {{"rank", std::to_string(rank)}}, seconds);
   page->Counter("switchyard_pause_seconds_total",
                 "Seconds without serving ranks, since the first start", {}, ranks.pause_seconds);
 }

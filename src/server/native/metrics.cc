@@ -28,6 +28,13 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
   page.Gauge("switchyard_serving_ranks",
              "Ranks that serve now: 0 in a pause, fewer than switchyard_ranks while some load", {},
              ServingRanks(service, history));
+  for (int rank = 0; rank < sizes.mesh.world(); ++rank) {
+    const auto absent = history.absent_for.find(rank);
+    page.Gauge("switchyard_rank_absent_seconds",
+               "Seconds since the others serve without the rank; 0: it serves",
+               {{"rank", std::to_string(rank)}},
+               absent != history.absent_for.end() ? absent->second : 0);
+  }
   const ElasticRanks* ranks = service.elastic;
   const RankWeights* owner = service.weights;
   const WeightsState weights = owner != nullptr ? owner->weights_state() : WeightsState();
