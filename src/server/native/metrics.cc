@@ -2,6 +2,7 @@
 // also counters of expert load and EPLB.
 #include <algorithm>
 #include <array>
+#include <string>
 
 #include "core/error.h"
 #include "server/front/server_state.h"
