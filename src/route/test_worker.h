@@ -72,7 +72,8 @@ inline void Eventually(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// The router counts an exchange as ended after it has sent the last bytes, so a client may be earlier.
+// The router counts an exchange as ended after it has sent the last bytes, so a client may be
+// earlier.
 inline bool NoneOpen(const RouteServer& router) {
   for (const WorkerState& worker : router.Workers())
     if (worker.open != 0) return false;

@@ -46,8 +46,8 @@ void CheckFlagValues(const EngineConfig& config);
 void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gpus);
 
 // Checks that the selected MoE backends fit together and support the formats of the experts, those
-// of the draft model too. Constructs them with minimal sizes, so it takes milliseconds; CheckOptions
-// and CheckDraft must have accepted the options. For ranks on CPUs.
+// of the draft model too. Constructs them with minimal sizes, so it takes milliseconds;
+// CheckOptions and CheckDraft must have accepted the options. For ranks on CPUs.
 void CheckBackends(const EngineConfig& config, const EnginePlan& plan);
 
 }  // namespace switchyard
