@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "plan/report.h"
 #include "plan/test_question.h"
 
@@ -14,16 +13,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-template <typename F>
-std::string ErrorOf(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Search, RanksLayoutsThatFitBeforeOthers) {
   const std::vector<Evaluation> all = Search(GpuQuestion("qwen3_30b_a3b", "h200", 8));
@@ -38,7 +27,7 @@ TEST(Search, RanksLayoutsThatFitBeforeOthers) {
 
 TEST(Search, DeepSeekFitsEightH200ButNotEightH100) {
   EXPECT_TRUE(Search(GpuQuestion("deepseek_v3", "h200", 8)).front().best.has_value());
-  const std::string error = ErrorOf([] { Search(GpuQuestion("deepseek_v3", "h100", 8)); });
+  const std::string error = RefusalOf([] { Search(GpuQuestion("deepseek_v3", "h100", 8)); });
   EXPECT_THAT(error, AllOf(HasSubstr("does not fit 8 x h100"), HasSubstr("devices of this size")));
 }
 
@@ -82,11 +71,11 @@ TEST(Search, RefusalsOfTheEngineAreKept) {
 TEST(Search, ErrorsOfImpossibleLimitsNameReachableOnes) {
   Question q = GpuQuestion("qwen3_30b_a3b", "h200", 1);
   q.load.max_itl = 1e-6;
-  EXPECT_THAT(ErrorOf([&] { Search(q); }),
+  EXPECT_THAT(RefusalOf([&] { Search(q); }),
               AllOf(HasSubstr("no layout meets the load"), HasSubstr("the least ITL")));
   q.load.max_itl = 0;
   q.load.rate = 1e6;
-  EXPECT_THAT(ErrorOf([&] { Search(q); }), HasSubstr("sustains"));
+  EXPECT_THAT(RefusalOf([&] { Search(q); }), HasSubstr("sustains"));
 }
 
 TEST(Search, ALimitOfLatencyTakesSmallerBatches) {

@@ -5,10 +5,22 @@
 #include <sstream>
 #include <string>
 
+#include "core/error.h"
 #include "model/config.h"
 #include "plan/search.h"
 
 namespace switchyard::plan {
+
+// The message of the error that `f` throws, of any kind; empty without an error.
+template <typename F>
+std::string RefusalOf(const F& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
 
 inline ModelConfig PublishedModel(const std::string& name,
                                   const QuantizationFlags& quantization = {}) {
