@@ -47,7 +47,9 @@ struct Layer {
                    .weight = conv.data(),
                    .states = states.data(),
                    .state_stride = slot_floats,
-                   .sequences = own,
+                   .sequences = own.data(),
+                   .num_sequences = std::ssize(own),
+                   .m = m,
                    .y = y.data(),
                    .ldy = key_heads * channels});
     const float* ba = gates.data() + first * key_heads * 2 * group;
@@ -71,7 +73,9 @@ struct Layer {
                     .value_dim = value_dim,
                     .states = states.data() + conv_floats,
                     .state_stride = slot_floats,
-                    .sequences = own,
+                    .sequences = own.data(),
+                   .num_sequences = std::ssize(own),
+                   .m = m,
                     .m = m,
                     .gates = scratch.data(),
                     .out = out.data(),
@@ -123,9 +127,9 @@ TEST_P(RecurrentTest, OpsMatchTheReference) {
     const Layer layer(random, 23, random.Pick({1, 5, 16, 32}), value_dim);
     // The second sequence continues from slot 3, which the first one has not written yet.
     const StateSpan spans[] = {
-        {.row_begin = 0, .rows = 14, .to = 0, .copies = {{{.rows = 1, .slot = 4}, {9, 5}}}},
+        {.row_begin = 0, .rows = 14, .to = 0, .copies = {{.rows = 1, .slot = 4}, {9, 5}}},
         {.row_begin = 14, .rows = 1, .to = 1},
-        {.row_begin = 15, .rows = 8, .from = 3, .to = 2, .copies = {{{.rows = 2, .slot = 6}}}}};
+        {.row_begin = 15, .rows = 8, .from = 3, .to = 2, .copies = {{.rows = 2, .slot = 6}}}};
     std::vector<float> got = layer.States();
     const std::vector<float> start = random.Normal(layer.slot_floats);
     std::ranges::copy(start, got.begin() + 3 * layer.slot_floats);
@@ -148,7 +152,7 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
     constexpr int64_t kRows = 37;
     const Layer layer(random, kRows, random.Pick({3, 32}), value_dim);
     std::vector<float> whole = layer.States();
-    const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{{.rows = 20, .slot = 1}}}}};
+    const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 20, .slot = 1}}}};
     const std::vector<float> want = layer.Run(*alone, all, whole);
     std::vector<float> states = layer.States(), got;
     int32_t from = -1, row = 0;

@@ -13,7 +13,7 @@ LinearAttention::LinearAttention(const LayerContext& context)
       l_(*context.config.linear),
       heads_(LinearKeyHeads(l_, context.mesh).size()),
       at_(l_, heads_) {
-  CHECK(c_.device.recurrent() != nullptr);  // MakePlan rejects such models on GPUs
+  CHECK(c_.device.recurrent() != nullptr);
 }
 
 int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens) {
@@ -99,6 +99,8 @@ void LinearAttention::Convolve(Pass& pass, const Arrays& a, const LinearAttentio
                                     .states = states.inputs(layer),
                                     .state_stride = states.slot_floats(),
                                     .sequences = pass.states,
+                                    .num_sequences = pass.num_states,
+                                    .m = pass.rows.tokens,
                                     .y = a.mixed,
                                     .ldy = at_.mixed_width});
 }
@@ -127,6 +129,7 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
                                      .states = states.heads(layer),
                                      .state_stride = states.slot_floats(),
                                      .sequences = pass.states,
+                                     .num_sequences = pass.num_states,
                                      .m = pass.rows.tokens,
                                      .gates = a.gates,
                                      .out = a.attended,
