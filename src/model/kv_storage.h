@@ -72,8 +72,8 @@ class KvStorage {
   Tensor& v(int64_t layer) { return v_[layer]; }
 
   // Frees the memory, also that of the states, or allocates it again with zeros, at the same
-  // addresses. Copies of this object share the memory. The caller drops all prefixes of the cache. Errors of
-  // kernels::ReleasableMemory.
+  // addresses. Copies of this object share the memory. The caller drops all prefixes of the cache.
+  // Errors of kernels::ReleasableMemory.
   bool releasable() const { return memory_ != nullptr; }
   void Release();
   void Restore();

@@ -328,9 +328,9 @@ struct Model::Impl {
     bool record = recorded > 0 && batch.may_record && IsPlainDecode(batch, recorded);
     const uint64_t inputs = record ? HiddenInputIndex(batch) : 0;
     record = record && inputs < kMaxInputs;
-    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size(), config.has_states())
-                   : batch,
-            kv, sampler.tokens());
+    p.Begin(
+        record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size(), config.has_states()) : batch,
+        kv, sampler.tokens());
     KeepHidden(p);
     if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
     ReserveLogits(p.group_logit_rows);

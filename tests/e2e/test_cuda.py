@@ -21,7 +21,7 @@ from schema_generator import schemas
 from server import FIXTURES, PROGRAM, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
-from test_families import CPU_ONLY
+from test_families import CPU_ONLY, FEW_STATES
 from test_families import MORE as SHORTCUT_LAYOUTS
 from test_families import NAMES as FAMILIES
 from test_families import check as check_family
@@ -93,6 +93,12 @@ def test_families_equal_transformers(tmp_path, name, ranks):
 def test_shortcut_layers_equal_transformers(tmp_path, layout):
     device, env = where(2)
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
+
+
+@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"]], ids=str)
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
+    device, env = where(1)
+    check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
 
 
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")

@@ -7,13 +7,13 @@
 //                    for all rows of the sequence in turn. Four lanes share a column, each with a
 //                    quarter of its keys in registers. Grid: sequences × heads · blocks of columns
 //   GatedNormKernel  a warp takes one row and head
-// Pipeline: DeltaKernel copies q, k, v and gates of kRows rows at a time to shared memory (cp.async),
-// while it computes the rows before. A decode step reads and writes each state once, and is bound by
-// memory. A prompt is bound by the instructions of its rows, one after another. The chunked form of
-// the delta rule (Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence
-// Length", arXiv 2406.06484) could take DeltaKernel's place for whole chunks at absolute multiples
-// of their length: it has the same inputs after PrepareKernel, and the same states before and after.
-// Measured: not measured yet.
+// Pipeline: DeltaKernel copies q, k, v and gates of kRows rows at a time to shared memory
+// (cp.async), while it computes the rows before. A decode step reads and writes each state once,
+// and is bound by memory. A prompt is bound by the instructions of its rows, one after another. The
+// chunked form of the delta rule (Yang et al., "Parallelizing Linear Transformers with the Delta
+// Rule over Sequence Length", arXiv 2406.06484) could take DeltaKernel's place for whole chunks at
+// absolute multiples of their length: it has the same inputs after PrepareKernel, and the same
+// states before and after. Measured: not measured yet.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kNormThreads) PrepareKernel(const GatedDeltaPa
   const auto factor = static_cast<float>(1.0 / sqrt(scaled));
   for (int64_t i = Warp::Rank() * 4; i < p.key_dim; i += Warp::kSize * 4) {
     const float4 v = LoadRow4<kAligned>(x, i, p.key_dim);
-    StoreRow4<kAligned>(x, i, p.key_dim,
-                        {v.x * factor, v.y * factor, v.z * factor, v.w * factor});
+    StoreRow4<kAligned>(x, i, p.key_dim, {v.x * factor, v.y * factor, v.z * factor, v.w * factor});
   }
   if (is_key) return;
   const int64_t group = p.value_heads / p.key_heads;
@@ -128,9 +127,9 @@ class DeltaRows {
                          p_.value_dim - first_column_ - column);
     }
     for (int i = threadIdx.x; i < 2 * rows; i += kDeltaThreads)
-      __pipeline_memcpy_async(
-          &stage.gates[i / 2][i % 2],
-          p_.gates + ((first + i / 2) * p_.value_heads + head_) * 2 + i % 2, sizeof(float));
+      __pipeline_memcpy_async(&stage.gates[i / 2][i % 2],
+                              p_.gates + ((first + i / 2) * p_.value_heads + head_) * 2 + i % 2,
+                              sizeof(float));
   }
 
   __device__ float* StateOf(int32_t slot) const {
@@ -299,8 +298,7 @@ cudaError_t GatedDelta(const GatedDeltaParams& p, cudaStream_t stream) {
   if (p.key_dim > kernels::kMaxGpuKeyDim) return cudaErrorInvalidValue;
   const bool keys_aligned = RowsAligned(p.q, p.ld, p.key_dim) && p.q_stride % 4 == 0 &&
                             Aligned16(p.k) && p.k_stride % 4 == 0;
-  const bool aligned =
-      keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) && p.v_stride % 4 == 0;
+  const bool aligned = keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) && p.v_stride % 4 == 0;
   const auto prepare = keys_aligned ? PrepareKernel<true> : PrepareKernel<false>;
   prepare<<<WarpBlocks(2 * p.m * p.key_heads), kNormThreads, 0, stream>>>(p);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;

@@ -44,9 +44,7 @@ class Inputs {
   __device__ Inputs(const ShortConvParams& p, const StateSpan& span, int64_t group, int64_t column)
       : p_(p),
         x_(p.x + span.row_begin * p.ldx + group * p.group_stride),
-        from_(span.from < 0
-                  ? nullptr
-                  : p.states + span.from * p.state_stride + group * p.channels),
+        from_(span.from < 0 ? nullptr : p.states + span.from * p.state_stride + group * p.channels),
         column_(column) {}
 
   // `row` rows after the beginning of the span; at least 1 − width.
