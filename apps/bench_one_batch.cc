@@ -20,7 +20,6 @@
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
-#include "model/state_storage.h"
 #include "model/weights/expert_formats.h"
 #include "profile/profiler.h"
 

@@ -210,14 +210,14 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
 
   void ShortConv(const kernels::ShortConvParams& p) override {
     CHECK(p.width >= 1 && p.width <= kernels::kMaxConvWidth);
-    Check(ops::ShortConv(p, stream_.get()), "ShortConv");
+    Check(ops::ShortConv(p, chain()), "ShortConv");
   }
   void GatedDelta(const kernels::GatedDeltaParams& p) override {
     CHECK_LE(p.key_dim, kernels::kMaxGpuKeyDim);  // CheckOptions rejects larger ones
-    Check(ops::GatedDelta(p, stream_.get()), "GatedDelta");
+    Check(ops::GatedDelta(p, chain()), "GatedDelta");
   }
   void GatedNorm(const kernels::GatedNormParams& p) override {
-    Check(ops::GatedNorm(p, stream_.get()), "GatedNorm");
+    Check(ops::GatedNorm(p, chain()), "GatedNorm");
   }
 
   void AddNorm(const kernels::AddNormParams& p) override {

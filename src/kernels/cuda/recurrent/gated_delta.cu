@@ -8,16 +8,16 @@
 //                    quarter of its keys in registers. Grid: sequences × heads · blocks of columns
 //   GatedNormKernel  a warp takes one row and head
 // Pipeline: DeltaKernel copies q, k, v and gates of kRows rows at a time to shared memory
-// (cp.async), while it computes the rows before. A decode step reads and writes each state once,
-// and is bound by memory. A prompt is bound by the instructions of its rows, one after another. The
-// chunked form of the delta rule (Yang et al., "Parallelizing Linear Transformers with the Delta
-// Rule over Sequence Length", arXiv 2406.06484) could take DeltaKernel's place for whole chunks at
-// absolute multiples of their length: it has the same inputs after PrepareKernel, and the same
-// states before and after. Measured: not measured yet.
+// (cp.async), while it computes the rows before. All kernels are launched early (kernel_chain.cuh).
+// A decode step reads and writes each state once, and is bound by memory. A prompt is bound by the
+// instructions of its rows, one after another. The chunked form of the delta rule (Yang et al.,
+// "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", arXiv 2406.06484)
+// could take DeltaKernel's place for whole chunks at absolute multiples of their length: it has the
+// same inputs after PrepareKernel, and the same states before and after. Measured: not measured
+// yet.
 #include <cuda_pipeline.h>
 
-#include <algorithm>
-
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
 #include "kernels/cuda/recurrent/ops_recurrent.h"
 
@@ -32,6 +32,7 @@ using Warp = RowThreads<false>;  // the threads of one head of a row
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) PrepareKernel(const GatedDeltaParams p) {
+  LaunchDependentsAndWait();
   const int64_t at = Warp::Row(), row = at / (2 * p.key_heads), g = at / 2 % p.key_heads;
   const bool is_key = at % 2 != 0;
   if (row >= p.m) return;
@@ -222,8 +223,8 @@ template <bool kAligned, int kKeys>
 __global__ void __launch_bounds__(kDeltaThreads)
     DeltaKernel(const GatedDeltaParams p, int blocks_each) {
   __shared__ __align__(16) Stage<kKeys> stages[2];
-  const StateSpan span = p.sequences[blockIdx.x];
-  if (span.rows == 0) return;
+  LaunchDependents();
+  const StateSpan span = p.sequences[blockIdx.x];  // uploaded by the host
   const int block = static_cast<int>(blockIdx.y);
   const int64_t first_column = int64_t{block % blocks_each} * kColumns;
   const int lane = threadIdx.x % kWarp, slice = lane / kWarpColumns;
@@ -231,6 +232,8 @@ __global__ void __launch_bounds__(kDeltaThreads)
   const bool exists = first_column + column < p.value_dim;
   const DeltaRows<kAligned, kKeys> rows(p, span, block / blocks_each, first_column);
   for (Stage<kKeys>& stage : stages) rows.Clear(stage);
+  WaitForPriorKernels();
+  if (span.rows == 0) return;
   rows.Load(0, stages[0]);
   __pipeline_commit();
   StatePart<kKeys> state;
@@ -261,19 +264,19 @@ __global__ void __launch_bounds__(kDeltaThreads)
 
 // Launches the kernel whose registers have room for the keys.
 template <bool kAligned>
-cudaError_t StartDelta(const GatedDeltaParams& p, cudaStream_t stream) {
+cudaError_t StartDelta(const GatedDeltaParams& p, const PdlStream& chain) {
   constexpr int kFewKeys = 128;
   const auto blocks_each = static_cast<int>(CeilDiv(p.value_dim, kColumns));
   const dim3 grid(static_cast<unsigned>(p.num_sequences),
                   static_cast<unsigned>(p.value_heads * blocks_each));
   const auto kernel = p.key_dim <= kFewKeys ? DeltaKernel<kAligned, kFewKeys>
                                             : DeltaKernel<kAligned, kernels::kMaxGpuKeyDim>;
-  kernel<<<grid, kDeltaThreads, 0, stream>>>(p, blocks_each);
-  return cudaGetLastError();
+  return LaunchWithPdl(kernel, grid, kDeltaThreads, 0, chain, p, blocks_each);
 }
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) GatedNormKernel(const GatedNormParams p) {
+  LaunchDependentsAndWait();
   const int64_t at = Warp::Row(), row = at / p.heads, head = at % p.heads;
   if (row >= p.m) return;
   float* x = p.x + row * p.ldx + head * p.n;
@@ -287,31 +290,31 @@ __global__ void __launch_bounds__(kNormThreads) GatedNormKernel(const GatedNormP
   }
 }
 
-unsigned WarpBlocks(int64_t warps) {
-  return static_cast<unsigned>(CeilDiv(warps, Warp::kRowsPerBlock));
+dim3 WarpBlocks(int64_t warps) {
+  return dim3(static_cast<unsigned>(CeilDiv(warps, Warp::kRowsPerBlock)));
 }
 
 }  // namespace
 
-cudaError_t GatedDelta(const GatedDeltaParams& p, cudaStream_t stream) {
+cudaError_t GatedDelta(const GatedDeltaParams& p, const PdlStream& chain) {
   if (p.m == 0 || p.num_sequences == 0 || p.value_heads == 0) return cudaSuccess;
   if (p.key_dim > kernels::kMaxGpuKeyDim) return cudaErrorInvalidValue;
   const bool keys_aligned = RowsAligned(p.q, p.ld, p.key_dim) && p.q_stride % 4 == 0 &&
                             Aligned16(p.k) && p.k_stride % 4 == 0;
   const bool aligned = keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) && p.v_stride % 4 == 0;
   const auto prepare = keys_aligned ? PrepareKernel<true> : PrepareKernel<false>;
-  prepare<<<WarpBlocks(2 * p.m * p.key_heads), kNormThreads, 0, stream>>>(p);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return aligned ? StartDelta<true>(p, stream) : StartDelta<false>(p, stream);
+  const cudaError_t error =
+      LaunchWithPdl(prepare, WarpBlocks(2 * p.m * p.key_heads), kNormThreads, 0, chain, p);
+  if (error != cudaSuccess) return error;
+  return aligned ? StartDelta<true>(p, chain) : StartDelta<false>(p, chain);
 }
 
-cudaError_t GatedNorm(const GatedNormParams& p, cudaStream_t stream) {
+cudaError_t GatedNorm(const GatedNormParams& p, const PdlStream& chain) {
   if (p.m == 0 || p.heads == 0 || p.n == 0) return cudaSuccess;
   const bool aligned = RowsAligned(p.x, p.ldx, p.n) && Aligned16(p.weight) &&
                        RowsAligned(p.z, p.ldz, p.n) && p.z_stride % 4 == 0;
   const auto kernel = aligned ? GatedNormKernel<true> : GatedNormKernel<false>;
-  kernel<<<WarpBlocks(p.m * p.heads), kNormThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return LaunchWithPdl(kernel, WarpBlocks(p.m * p.heads), kNormThreads, 0, chain, p);
 }
 
 }  // namespace switchyard::cuda::ops

@@ -4,9 +4,8 @@
 // registers if the width is kWidth. With few rows it takes one row, so that the GPU is full. The
 // spans of the rows are found by binary search. The thread of the last row of a span, or of a copy,
 // also writes the state. Grid: tiles of rows · blocks of channels.
-// Pipeline: none. Measured: not measured yet.
-#include <algorithm>
-
+// Pipeline: none. Lets the next kernel begin early (kernel_chain.cuh). Measured: not measured yet.
+#include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_elements.cuh"
 #include "kernels/cuda/recurrent/ops_recurrent.h"
 
@@ -66,6 +65,7 @@ class Inputs {
 template <bool kStatic, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     ShortConvKernel(const ShortConvParams p, int64_t blocks_each, int64_t rows_each) {
+  LaunchDependents();
   const int64_t runs = (p.channels + 3) / 4, all = p.groups * p.channels;
   const int64_t run = int64_t{blockIdx.x} % blocks_each * kThreads + threadIdx.x;
   if (run >= p.groups * runs) return;
@@ -127,7 +127,7 @@ bool Aligned(const ShortConvParams& p) {
 
 }  // namespace
 
-cudaError_t ShortConv(const ShortConvParams& p, cudaStream_t stream) {
+cudaError_t ShortConv(const ShortConvParams& p, const PdlStream& chain) {
   const int64_t runs = p.groups * CeilDiv(p.channels, 4);
   if (p.m == 0 || p.num_sequences == 0 || runs == 0) return cudaSuccess;
   const int64_t rows_each = p.m <= kFewRows ? 1 : kRowsEach;
@@ -137,7 +137,7 @@ cudaError_t ShortConv(const ShortConvParams& p, cudaStream_t stream) {
   const auto kernel =
       p.width == kWidth ? (aligned ? ShortConvKernel<true, true> : ShortConvKernel<true, false>)
                         : (aligned ? ShortConvKernel<false, true> : ShortConvKernel<false, false>);
-  kernel<<<blocks, kThreads, 0, stream>>>(p, blocks_each, rows_each);
+  kernel<<<blocks, kThreads, 0, chain.stream>>>(p, blocks_each, rows_each);
   return cudaGetLastError();
 }
 
