@@ -69,20 +69,25 @@ void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t l
 void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
                               const float* x) const {
   std::vector<kernels::LinearParams> all;
-  const auto add = [&](const std::vector<LinearWeight>& projections, float* y, int64_t width) {
+  const auto add = [&](const WeightView& weight, const float* bias, float* y, int64_t width) {
+    all.push_back({.x = x,
+                   .ldx = c_.config.hidden,
+                   .w = weight,
+                   .bias = bias,
+                   .y = y,
+                   .ldy = width,
+                   .m = pass.rows.tokens});
+  };
+  const auto add_all = [&](const std::vector<LinearWeight>& projections, const WeightView& stacked,
+                           float* y, int64_t width) {
+    if (stacked.defined()) return add(stacked, nullptr, y, width);
     for (const LinearWeight& p : projections) {
-      all.push_back({.x = x,
-                     .ldx = c_.config.hidden,
-                     .w = p.w,
-                     .bias = p.bias_data(),
-                     .y = y,
-                     .ldy = width,
-                     .m = pass.rows.tokens});
+      add(p.w, p.bias_data(), y, width);
       y += p.w.n;
     }
   };
-  add(w.in, a.projected, at_.width);
-  add(w.gates, a.ba, at_.gates_width);
+  add_all(w.in, w.stacked_in, a.projected, at_.width);
+  add_all(w.gates, w.stacked_gates, a.ba, at_.gates_width);
   c_.device.LinearGroup(all);
 }
 

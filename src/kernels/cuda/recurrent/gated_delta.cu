@@ -15,7 +15,7 @@
 // could take DeltaKernel's place for whole chunks at absolute multiples of their length: it has the
 // same inputs after PrepareKernel, and the same states before and after. Measured: not measured
 // yet.
-#include <cuda_pipeline.h>
+#include <cuda_pipeline_primitives.h>
 
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
