@@ -20,7 +20,6 @@
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
 #include "model/model.h"
-#include "model/state_storage.h"
 #include "model/weights/expert_formats.h"
 #include "profile/profiler.h"
 
@@ -311,7 +310,7 @@ int RunOneBatch(const OneBatchArgs& args) {
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-                   kv.SetStates(StateStorage(plan.model, comm->mesh, plan.num_states));
+                   kv.SetStates(model.MakeStates(plan.num_states));
                    memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
                    const ExpertServices::Attached attached(experts, model);
                    ModelForward forward(model, kv, experts);

@@ -15,6 +15,7 @@
 #include "kernels/cuda/device/cuda_device.h"
 #include "kernels/device.h"
 #include "kernels/fused_ops.h"
+#include "kernels/recurrent.h"
 
 namespace switchyard::bench {
 namespace {
@@ -304,6 +305,88 @@ void BenchAddNorm(Bench& bench) {
   });
 }
 
+// The convolution and the delta rule of Qwen3-Next-80B, for decode batches and for one prompt.
+void BenchRecurrent(Bench& bench) {
+  constexpr int64_t kHeads = 32, kKeyHeads = 16, kDim = 128, kWidth = 4, kSlots = 256;
+  constexpr int64_t kMixed = (2 * kKeyHeads + kHeads) * kDim, kValues = kHeads * kDim;
+  constexpr int64_t kInputs = (kWidth - 1) * kMixed, kState = kValues * kDim;
+  float* x = bench.Floats(kMaxTokens * kMixed);
+  float* mixed = bench.Floats(kMaxTokens * kMixed);
+  float* out = bench.Floats(kMaxTokens * kValues);
+  float* gates = bench.Floats(kMaxTokens * 2 * kHeads);
+  const float* ab = bench.Floats(kMaxTokens * 2 * kHeads);
+  const float* weight = bench.Floats(kWidth * kMixed);
+  const float* zeros = bench.Floats(kHeads);
+  float* states = bench.Floats(kSlots * (kInputs + kState));
+  kernels::RecurrentOps& ops = *bench.device.recurrent();
+  for (const auto& [s, r] : {std::pair(1, 1), {32, 1}, {128, 1}, {1, 4096}}) {
+    const int64_t sequences = s, rows = r;
+    // Each call uses other slots, while they suffice, so that states are not in the L2 cache.
+    std::vector<const kernels::StateSpan*> spans;
+    for (int64_t call = 0; call < 8; ++call) {
+      std::vector<kernels::StateSpan> of_call;
+      for (int64_t i = 0; i < sequences; ++i) {
+        const auto slot = static_cast<int32_t>((call * sequences + i) * 2 % kSlots);
+        of_call.push_back({.row_begin = static_cast<int32_t>(i * rows),
+                           .rows = static_cast<int32_t>(rows),
+                           .from = slot,
+                           .to = slot + 1});
+      }
+      const size_t bytes = of_call.size() * sizeof(kernels::StateSpan);
+      bench.memory.push_back(bench.device.Allocate(bytes));
+      bench.device.CopyIn(bench.memory.back().get(), of_call.data(), bytes);
+      spans.push_back(static_cast<const kernels::StateSpan*>(bench.memory.back().get()));
+    }
+    const int64_t m = sequences * rows;
+    const std::string shape = fmt::format("{} x {} rows", sequences, rows);
+    const auto count = static_cast<double>(m), states_read = static_cast<double>(sequences);
+    bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
+              [&](int i) {
+                ops.ShortConv({.x = x,
+                               .ldx = kMixed,
+                               .channels = kMixed,
+                               .width = kWidth,
+                               .weight = weight,
+                               .states = states,
+                               .state_stride = kInputs + kState,
+                               .sequences = spans[i % spans.size()],
+                               .num_sequences = sequences,
+                               .m = m,
+                               .y = mixed,
+                               .ldy = kMixed});
+              });
+    bench.Run("gated-delta", shape, 4 * (kMixed + kValues) * count + 8 * kState * states_read,
+              6 * kState * count, bench.machine.f32, [&](int i) {
+                ops.GatedDelta({.q = mixed,
+                                .k = mixed + kKeyHeads * kDim,
+                                .v = mixed + 2 * kKeyHeads * kDim,
+                                .ld = kMixed,
+                                .q_stride = kDim,
+                                .k_stride = kDim,
+                                .v_stride = kHeads / kKeyHeads * kDim,
+                                .a = ab,
+                                .b = ab + kHeads,
+                                .ld_gates = 2 * kHeads,
+                                .a_stride = kHeads / kKeyHeads,
+                                .b_stride = kHeads / kKeyHeads,
+                                .rate = zeros,
+                                .bias = zeros,
+                                .key_heads = kKeyHeads,
+                                .value_heads = kHeads,
+                                .key_dim = kDim,
+                                .value_dim = kDim,
+                                .states = states + kInputs,
+                                .state_stride = kInputs + kState,
+                                .sequences = spans[i % spans.size()],
+                                .num_sequences = sequences,
+                                .m = m,
+                                .gates = gates,
+                                .out = out,
+                                .ldo = kValues});
+              });
+  }
+}
+
 }  // namespace
 
 void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& report) {
@@ -320,6 +403,7 @@ void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& r
   BenchLinear(bench, WeightFormat::kF32, 256, 7168);
   BenchGroup(bench);
   BenchFront(bench);
+  BenchRecurrent(bench);
   if (cuda::IsHopper()) {
     made.fused = true;
     const std::unique_ptr<Device> fused = kernels::MakeCudaDevice(made);

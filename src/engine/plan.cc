@@ -169,15 +169,17 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
 }
 
 // Slots of recurrent states (StateSlots::TotalFor). Without --max-running-requests, they take at
-// most a quarter of the memory that weights and passes leave, unless there are few requests.
+// most a quarter of the memory that weights and passes leave, unless there are few requests. On
+// GPUs: of the memory of one.
 void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
-  if (!plan.model.has_states() || plan.cuda) return;
+  if (!plan.model.has_states()) return;
   if (config.max_running_requests == 0) {
     const RankMemory memory = PlanRankMemory(config, plan);
-    const double room = static_cast<double>(Budget(machine.memory, config, false)) -
-                        FixedNeed(config, plan, {&memory, 1}, {&plan.ranks_of_host, 1}).fixed();
+    const int ranks = plan.cuda ? 1 : plan.ranks_of_host;  // that share machine.memory
+    const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
+                        FixedNeed(config, plan, {&memory, 1}, {&ranks, 1}).fixed();
     const double request =
-        (config.disable_radix_cache ? 2.0 : 4.0) * plan.ranks_of_host *
+        (config.disable_radix_cache ? 2.0 : 4.0) * ranks *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
     const auto most = static_cast<double>(plan.max_running_requests);
     plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));

@@ -297,7 +297,7 @@ EngineConfig WithStates(bool wide) {
   EngineConfig config = Fixture();
   config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "families/qwen3_next";
   if (wide)
-    config.model_override_args = R"({"linear_key_head_dim": 1024, "linear_value_head_dim": 1024})";
+    config.model_override_args = R"({"linear_key_head_dim": 256, "linear_value_head_dim": 4096})";
   return config;
 }
 
@@ -315,9 +315,10 @@ TEST(Plan, ALimitOfRequestsGivesTheNumberOfStates) {
 
 TEST(Plan, StatesOfADefaultPlanFitIntoAQuarterOfTheMemory) {
   constexpr int64_t kMemory = int64_t{16} << 30;
-  const Machine machine{.memory = {.total = kMemory, .available = kMemory}, .cpus = 2};
   EngineConfig config = WithStates(true);
-  for (const bool reuse : {true, false}) {
+  for (const auto& [reuse, cuda] : {std::pair(true, false), {false, false}, {true, true}}) {
+    const Machine machine{
+        .cuda = cuda, .memory = {.total = kMemory, .available = kMemory}, .cpus = 2};
     config.disable_radix_cache = !reuse;
     const EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, 1);
     const int64_t states = plan.num_states;

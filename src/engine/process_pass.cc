@@ -27,6 +27,7 @@ void RankEngine::Impl::AdvanceLaunched() {
     const Part& part = parts[i];
     if (!part.decoding) counters.prefill_tokens += part.rows;
     sequence.computed = part.end;
+    if (cache.has_states()) cache.AdvanceStatesAhead(part.end, part.decoding, sequence.cache);
     row += static_cast<int32_t>(part.logit_rows);
     if (part.logit_rows == 0) continue;
     sequence.tokens.push_back(Sequence::kUnknown);
@@ -36,10 +37,12 @@ void RankEngine::Impl::AdvanceLaunched() {
                         sequence.length() >= max_length;
   }
   launched = {batch.pass, std::exchange(parts, {})};
+  reverts_states = true;
 }
 
 void RankEngine::Impl::RevertLaunched() {
   CHECK(plan.empty());  // no later pass is planned
+  reverts_states = !cache.has_states();
   const LaunchedPass pass = *std::exchange(launched, std::nullopt);
   if (!pass.parts.empty()) --counters.steps;
   for (const Part& part : pass.parts) {
@@ -49,6 +52,7 @@ void RankEngine::Impl::RevertLaunched() {
     Sequence& sequence = entry->second;
     CHECK_EQ(sequence.computed, part.end);
     sequence.computed = part.end - part.rows;
+    if (cache.has_states()) cache.RevertStates(sequence.computed, sequence.cache);
     if (part.logit_rows == 0) continue;
     sequence.tokens.pop_back();
     --sequence.unknown;
@@ -113,9 +117,14 @@ void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
     if (part.logit_rows > 0) {
       ProcessDrawn(sequence, part, drawn[row - 1]);
     } else if (sequence.computed >= part.end) {  // the sequence was not retracted
-      sequence.settled = part.end;
+      Settle(sequence, part.end);
     }
   }
+}
+
+void RankEngine::Impl::Settle(Sequence& sequence, int64_t end) {
+  sequence.settled = end;
+  if (cache.has_states()) cache.SettleStates(end, sequence.cache);
 }
 
 std::map<uint64_t, std::string> RankEngine::Impl::FaultsOf(std::span<const Part> pass) {
@@ -141,7 +150,7 @@ void RankEngine::Impl::ProcessDrawn(Sequence& sequence, const Part& part, int32_
   sequence.tokens[part.end] = token;
   --sequence.unknown;
   if (sequence.computed >= part.end) {
-    sequence.settled = part.end;
+    Settle(sequence, part.end);
     if (!part.decoding) cache.Publish(std::span(sequence.tokens).first(part.end), sequence.cache);
   }
   RequestOutput output = NewOutput(sequence);

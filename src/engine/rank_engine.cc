@@ -81,8 +81,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
-  CHECK(options.num_states == 0 || (!options.drafter && options.max_forced == 0 &&
-                                    !model.launches() && model.passes_in_flight() == 1));
+  CHECK(options.num_states == 0 ||
+        (!options.drafter && options.max_forced == 0 && model.passes_in_flight() == 1));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
@@ -208,6 +208,7 @@ StepCounts RankEngine::Impl::Plan() {
     AnswerPages(retractions);
   }
   MeasureQueue();
+  reverts_states = !cache.has_states();
   if (cache.has_states())
     for (const ScheduledRows& part : plan)
       cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache);
@@ -476,7 +477,8 @@ std::chrono::duration<double> RankEngine::step_delay() const {
 
 bool RankEngine::AbortPass(uint64_t pass) {
   const bool forwards = impl_->forwards && pass == impl_->last_pass;
-  const bool launched = !impl_->forwards && impl_->launched && impl_->launched->pass == pass;
+  const bool launched =
+      !impl_->forwards && impl_->launched && impl_->launched->pass == pass && impl_->reverts_states;
   if (!forwards && !launched) return false;
   impl_->model.AbortPass(pass);
   if (launched) impl_->RevertLaunched();

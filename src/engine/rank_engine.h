@@ -102,8 +102,8 @@ class RankEngine {
     int32_t page_size = 16;
     int64_t num_pages = 0;
     // Slots of recurrent states: two for each running request, the others for cached prefixes
-    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts, passes that are
-    // launched ahead, and several passes in flight.
+    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts and several
+    // passes in flight.
     int64_t num_states = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;
@@ -188,7 +188,8 @@ class RankEngine {
   // Aborts the pass with this number. All ranks of the world must call it at the same point:
   // between two steps for a launched pass; within the model, before the same operation, for the
   // pass that Run runs. The pass gives no tokens. A later step plans its rows again under a new
-  // number, with the same results. Returns false if the pass is not in flight.
+  // number, with the same results. Returns false if the pass is not in flight. With recurrent
+  // states, it is also false for a launched pass after a further pass was planned and threw.
   bool AbortPass(uint64_t pass);
   // Limits the prompt rows of steps with decoding requests. nullopt if there is no target time or
   // no chunk size.

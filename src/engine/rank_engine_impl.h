@@ -128,6 +128,8 @@ struct RankEngine::Impl {
   // Processes the tokens that a launched pass has sampled.
   void ProcessLaunched(std::span<const Part> launched);
   void ProcessDrawn(Sequence& sequence, const Part& part, int32_t token);
+  // The launched pass of the sequence's rows before position `end` has ended.
+  void Settle(Sequence& sequence, int64_t end);
   // The router faults of the sequences of a launched pass, by id.
   std::map<uint64_t, std::string> FaultsOf(std::span<const Part> launched);
   // Processes the results of the planned batch's pass.
@@ -196,6 +198,7 @@ struct RankEngine::Impl {
     std::vector<Part> parts;
   };
   std::optional<LaunchedPass> launched;
+  bool reverts_states = true;       // whether the states are those of AdvanceLaunched
   std::deque<StagedPass> staged;    // passes of pipeline stages in flight, oldest first
   uint64_t last_pass = 0;           // the number of the last pass
   bool forwards = false;            // whether the model's Forward runs now

@@ -187,7 +187,10 @@ INSTANTIATE_TEST_SUITE_P(States, RandomWorkload,
                                            Workload{4, 30, 7, true, 16, 0, false, 33},
                                            Workload{4, 60, 64, true, 5, 0, false, 100},
                                            Workload{16, 10, 5, true, 8, 0, false, 16},
-                                           Workload{4, 30, 64, false, 16, 1, false, 32}));
+                                           Workload{4, 30, 64, false, 16, 1, false, 32},
+                                           Workload{1, 110, 16, true, 12, 0, true, 30},
+                                           Workload{4, 30, 7, true, 16, 0, true, 33},
+                                           Workload{4, 30, 64, false, 16, 1, true, 32}));
 
 INSTANTIATE_TEST_SUITE_P(Overlapped, RandomWorkload,
                          ::testing::Values(Workload{1, 128, 1, true, 8, 0, true},

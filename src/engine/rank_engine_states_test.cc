@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "engine/kv_cache/state_slots.h"
 #include "engine/sampler/random.h"
 #include "engine/test_rank_engine.h"
@@ -113,6 +114,50 @@ TEST(RankEngineStates, PassesThatRunAgainReadTheSameStates) {
       EXPECT_EQ(rig.seen[request.id].new_tokens, Rig(Roomy()).Run(request).new_tokens);
     }
   }
+}
+
+// A pass that is launched ahead reads the states of a pass whose tokens are not known yet.
+TEST(RankEngineStates, LaunchedPassesRunAgainFromTheSameStates) {
+  for (const bool throws : {false, true}) {
+    SCOPED_TRACE(throws);
+    Rig rig(WithStates(TightOptions(), 8, 8), 61, true);
+    if (throws) rig.model.during = rig.FailSometimes();
+    const auto requests = MixedRequests(7);
+    for (const EngineRequest& request : requests) rig.Tell({request});
+    int again = 0;
+    for (int step = 0; rig.engine.HasWork(); ++step) {
+      ASSERT_LT(step, 1000);
+      try {
+        rig.Step();
+      } catch (const Error&) {
+        ++again;
+      }
+      if (UniformDraw(3, step) < 0.3 && rig.engine.AbortPass(rig.engine.last_pass())) ++again;
+    }
+    EXPECT_GT(again, 3);
+    EXPECT_GT(rig.model.launched, 5);
+    EXPECT_TRUE(rig.engine.PoolIsWhole());
+    for (const EngineRequest& request : requests) {
+      SCOPED_TRACE(request.id);
+      ExpectSameOutput(rig.seen[request.id], Rig(Roomy()).Run(request));
+    }
+  }
+}
+
+// The pass after the one with the stop token ends a page. It must not replace the checkpoint of the
+// page before.
+TEST(RankEngineStates, SuperfluousPassesLeaveTheLastCheckpoint) {
+  Rig rig(WithStates(Roomy(), 4, 8), 61, true);
+  EngineRequest request = Greedy(1, Count(18), 20);
+  request.sampling.stop_token_ids = {Alone(Greedy(1, Count(18), 10)).back()};
+  const RequestOutput first = rig.Run(request);
+  EXPECT_EQ(first.finish, FinishReason::kStop);
+  EXPECT_EQ(first.new_tokens.size(), 10u);  // 27 computed tokens, and one row more
+  EXPECT_EQ(rig.model.launched, 11);
+  const EngineRequest next = Greedy(2, Joined(Joined(Count(18), first.new_tokens), {1, 2, 3}), 5);
+  EXPECT_EQ(rig.Run(next).cached_tokens, 24);
+  EXPECT_EQ(rig.seen[2].new_tokens, Alone(next));
+  EXPECT_EQ(rig.Run(Greedy(3, Count(18), 1)).cached_tokens, 16);
 }
 
 TEST(RankEngineStates, AFlushDropsAllCheckpoints) {

@@ -179,7 +179,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
     if (pages->draft_kv) kept->draft.Use(*pages->draft_kv);
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
-  kv.SetStates(StateStorage(plan.model, comm->mesh, plan.num_states));
+  kv.SetStates(model.MakeStates(plan.num_states));
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts);
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);

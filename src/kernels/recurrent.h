@@ -5,15 +5,13 @@
 // The rows of a sequence are computed one after another, in the order of positions. So the bits of
 // a row and of a state depend only on the tokens before them: not on chunks, on the batch, on the
 // number of threads, or on the pass that computed an earlier state. The columns of a state are
-// independent of each other. A kernel keeps a block of them in the L1 cache for all rows of a
-// chunk, so the time of a prompt grows linearly, and its states are read and written once for each
-// chunk.
+// independent of each other. A kernel keeps a block of them in the L1 cache (on a GPU: in
+// registers) for all rows of a chunk, so the time of a prompt grows linearly, and its states are
+// read and written once for each chunk.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "core/parallel.h"
 
@@ -21,7 +19,11 @@ namespace switchyard::kernels {
 
 // The rows of one sequence in a pass, and the slots of its states. The pass reads slot `from` and
 // does not change it. So a pass that was aborted can run again, and other sequences may read the
-// same slot.
+// same slot. No slot that a pass writes is another slot that it reads or writes.
+//
+// Spans in a device's memory are an array of this type. They are adjacent and ascending, and cover
+// all rows. On GPUs, a span may also have no rows, after all others, or no slots (`from` and `to`
+// −1): a padding row, whose output is computed from zeros and which leaves no state.
 struct StateSpan {
   int32_t row_begin = 0, rows = 0;
   int32_t from = -1;  // slot of the state before these rows; −1: zeros, at the first position
@@ -31,7 +33,7 @@ struct StateSpan {
   struct Copy {
     int32_t rows = 0, slot = -1;
   };
-  std::array<Copy, 2> copies = {};
+  Copy copies[2] = {};
 };
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
@@ -48,8 +50,10 @@ struct ShortConvParams {
   // channels], the oldest first.
   float* states = nullptr;
   int64_t state_stride = 0;
-  std::span<const StateSpan> sequences;  // they cover all rows
-  float* y = nullptr;                    // [m, groups · channels], row stride ldy
+  const StateSpan* sequences = nullptr;  // [num_sequences]
+  int64_t num_sequences = 0;
+  int64_t m = 0;
+  float* y = nullptr;  // [m, groups · channels], row stride ldy
   int64_t ldy = 0;
 };
 constexpr int64_t kMaxConvWidth = 16;
@@ -70,13 +74,16 @@ struct GatedDeltaParams {
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float* states = nullptr;  // slot s at s · state_stride: S [value_heads, key_dim, value_dim]
   int64_t state_stride = 0;
-  std::span<const StateSpan> sequences;  // they cover all rows
+  const StateSpan* sequences = nullptr;  // [num_sequences]
+  int64_t num_sequences = 0;
   int64_t m = 0;
   float* gates = nullptr;  // scratch [m, value_heads, 2]: decay and step
   float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
   int64_t ldo = 0;
 };
 constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
+// The largest key_dim of GPUs, which keep whole columns of a state in registers.
+constexpr int64_t kMaxGpuKeyDim = 256;
 
 // x[t, h] = x[t, h] / sqrt(mean(x[t, h]²) + eps) · weight · silu(z[t, h]), in place.
 struct GatedNormParams {
@@ -90,7 +97,8 @@ struct GatedNormParams {
   float eps = 1e-6f;
 };
 
-// Made by a device, for its thread.
+// Made by a device, for its thread. Memory and order of execution are as for Device; `sequences` of
+// Params are in the device's memory too.
 class RecurrentOps {
  public:
   virtual ~RecurrentOps() = default;

@@ -99,10 +99,12 @@ KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pa
 void KvStorage::Release() {
   CHECK(memory_ != nullptr);
   memory_->Release();
+  states_.Release();
 }
 void KvStorage::Restore() {
   CHECK(memory_ != nullptr);
   memory_->Restore();
+  states_.Restore();
 }
 
 std::vector<int32_t> KvStorage::RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,

@@ -71,9 +71,9 @@ class KvStorage {
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
 
-  // Frees the memory, or allocates it again with zeros, at the same addresses. Copies of this
-  // object share the memory. The caller drops all prefixes of the cache. Errors of
-  // kernels::ReleasableMemory.
+  // Frees the memory, also that of the states, or allocates it again with zeros, at the same
+  // addresses. Copies of this object share the memory. The caller drops all prefixes of the cache.
+  // Errors of kernels::ReleasableMemory.
   bool releasable() const { return memory_ != nullptr; }
   void Release();
   void Restore();

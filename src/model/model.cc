@@ -328,8 +328,9 @@ struct Model::Impl {
     bool record = recorded > 0 && batch.may_record && IsPlainDecode(batch, recorded);
     const uint64_t inputs = record ? HiddenInputIndex(batch) : 0;
     record = record && inputs < kMaxInputs;
-    p.Begin(record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size()) : batch, kv,
-            sampler.tokens());
+    p.Begin(
+        record ? p.padded.Pad(batch, kv.num_pages(), kv.page_size(), config.has_states()) : batch,
+        kv, sampler.tokens());
     KeepHidden(p);
     if (p.moe) p.moe->BeginPass(batch.num_tokens(), 0);
     ReserveLogits(p.group_logit_rows);
@@ -438,6 +439,11 @@ KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
   Impl& m = *impl_;
   if (m.device.is_cpu()) return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype);
   return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
+}
+StateStorage Model::MakeStates(int64_t slots) {
+  const Impl& m = *impl_;
+  if (m.device.is_cpu()) return {m.config, m.comm.mesh, slots};
+  return {m.config, m.comm.mesh, slots, m.device};
 }
 std::span<const float> Model::Forward(const ForwardBatch& batch, KvStorage& kv) {
   return impl_->Forward(batch, kv);

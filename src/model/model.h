@@ -15,6 +15,7 @@
 #include "model/forward_batch.h"
 #include "model/kv_storage.h"
 #include "model/options.h"
+#include "model/state_storage.h"
 
 namespace switchyard {
 
@@ -31,6 +32,9 @@ class Model {
 
   // A cache for this model, in the memory of its device.
   KvStorage MakeCache(int64_t num_pages, int32_t page_size, DType dtype);
+  // Recurrent states for this model, in the memory of its device (KvStorage::SetStates). Empty if
+  // the model has none.
+  StateStorage MakeStates(int64_t slots);
   // Logits of logit_rows, [rows, vocab], complete on every rank of the group; valid until the next
   // call. Empty if the pass was aborted. With ModelConfig::pooling, the rows are hidden states
   // after the final norm, [rows, H], or a classifier's scores, [rows, labels]. Empty too if the

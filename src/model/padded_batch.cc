@@ -45,7 +45,7 @@ bool IsPlainDecode(const ForwardBatch& batch, int64_t most) {
 }
 
 const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_page,
-                                     int32_t page_size) {
+                                     int32_t page_size, bool states) {
   const int64_t rows = PaddedTokens(LargestGroup(batch));
   const bool all_logits = HasAllLogits(batch);
   const int64_t some = PaddedTokens(Largest(batch.group_logit_rows, std::ssize(batch.logit_rows)));
@@ -62,6 +62,12 @@ const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_pa
   while (std::ssize(padded_.sequences) < rows)
     padded_.sequences.push_back(
         {.row_begin = static_cast<int32_t>(rows), .rows = 0, .kv_len = 0, .pages = &page_});
+  if (states) {
+    for (size_t i = batch.sequences.size(); i < padded_.sequences.size(); ++i) {
+      const kernels::SequenceSpan& sequence = padded_.sequences[i];
+      padded_.states.push_back({.row_begin = sequence.row_begin, .rows = sequence.rows});
+    }
+  }
   if (batch.hidden != nullptr) padded_.hidden_rows.resize(rows, 0);
   if (all_logits) {
     padded_.logit_rows.resize(rows);

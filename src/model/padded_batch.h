@@ -28,11 +28,13 @@ bool IsPlainDecode(const ForwardBatch& batch, int64_t most);
 // largest group's rows. So the kernel launches of a pass depend only on this number and, if only
 // some rows have logits, on the padded number of logit rows. The number of sequences equals the
 // number of rows: if sequences with drafts have several rows, empty sequences follow at the end.
-// Reused from step to step.
+// With recurrent states, a padding row has no slots. Reused from step to step.
 class PaddedBatch {
  public:
-  // `batch` must satisfy IsPlainDecode, and must outlive the use of the result.
-  const ForwardBatch& Pad(const ForwardBatch& batch, int64_t spare_page, int32_t page_size);
+  // `batch` must satisfy IsPlainDecode, and must outlive the use of the result. `states`: the model
+  // has recurrent states.
+  const ForwardBatch& Pad(const ForwardBatch& batch, int64_t spare_page, int32_t page_size,
+                          bool states = false);
 
  private:
   ForwardBatch padded_;

@@ -66,6 +66,25 @@ TEST(PaddedBatchTest, SequencesWithDraftsLeaveEmptyOnes) {
   EXPECT_EQ(filled.sequences[4].row_begin, 8);
 }
 
+TEST(PaddedBatchTest, RowsThatFillUpHaveNoStates) {
+  const int32_t page = 3;
+  ForwardBatch batch = Decode(3, &page);
+  for (int32_t i = 0; i < 3; ++i)
+    batch.states.push_back({.row_begin = i, .rows = 1, .from = 2 * i, .to = 2 * i + 1});
+  PaddedBatch padded;
+  const ForwardBatch& filled = padded.Pad(batch, 7, 16, /*states=*/true);
+  ASSERT_EQ(filled.states.size(), 4u);
+  EXPECT_EQ(filled.states[2].to, 5);
+  EXPECT_EQ(filled.states[3].row_begin, 3);
+  EXPECT_EQ(filled.states[3].rows, 1);
+  EXPECT_EQ(filled.states[3].from, -1);
+  EXPECT_EQ(filled.states[3].to, -1);
+
+  ForwardBatch empty;  // a group without rows
+  empty.group_tokens = empty.group_decode_tokens = empty.group_logit_rows = {0, 5};
+  EXPECT_THAT(padded.Pad(empty, 7, 16, true).states, ::testing::SizeIs(8));
+}
+
 TEST(PaddedBatchTest, LogitsOfSomeRowsHaveASizeOfTheirOwn) {
   const int32_t page = 3;
   const float hidden = 0;

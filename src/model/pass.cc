@@ -32,6 +32,9 @@ Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t s
         context.device.Allocate(max_tokens_ * context.config.moe->router.top_k * sizeof(int32_t));
   if (const int64_t topk = context.config.attention.index_topk)
     selected_keys_ = context.device.Allocate(max_tokens_ * topk * sizeof(int32_t));
+  // Each sequence of a batch has a row, also after padding.
+  if (context.config.has_states() && !context.device.is_cpu())
+    states_ = context.device.Allocate(max_tokens_ * sizeof(kernels::StateSpan));
 }
 
 void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* drawn,
@@ -73,8 +76,8 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {
                    return sequence.kv_len > topk;
                  });
-  states = batch.states;
-  CHECK_EQ(states.size(), config.has_states() ? batch.sequences.size() : 0);
+  CHECK_EQ(batch.states.size(), config.has_states() ? batch.sequences.size() : 0);
+  SetStates(batch.states);
   only_logit_rows = batch.only_logit_rows;
   CHECK(!only_logit_rows || !config.has_states());
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));
@@ -89,6 +92,16 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   routed.clear();
   if (!batch.routed_experts || !config.has_moe()) return;
   routed.assign(tokens * config.num_layers() * config.moe->router.top_k, -1);
+}
+
+void Pass::SetStates(const std::vector<kernels::StateSpan>& spans) {
+  states = spans.data();
+  num_states = std::ssize(spans);
+  if (!states_) return;
+  CHECK_LE(num_states, max_tokens_);
+  if (!spans.empty())
+    context_.device.CopyIn(states_.get(), spans.data(), spans.size() * sizeof(kernels::StateSpan));
+  states = static_cast<const kernels::StateSpan*>(states_.get());
 }
 
 uint64_t Pass::RecordingKey(uint64_t size) {

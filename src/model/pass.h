@@ -101,8 +101,9 @@ class Pass {
   TokenPartition partition;  // partition of the tokens of all groups
   KvStorage* kv = nullptr;
   std::unique_ptr<kernels::PassSequences> sequences;
-  std::span<const kernels::StateSpan> states;  // ForwardBatch::states
-  PaddedBatch padded;                          // if the batch is padded
+  const kernels::StateSpan* states = nullptr;  // [num_states] ForwardBatch::states
+  int64_t num_states = 0;
+  PaddedBatch padded;  // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each
@@ -140,6 +141,7 @@ class Pass {
     return static_cast<int32_t*>(arrays_.get()) + array * max_tokens_;
   }
   const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);
+  void SetStates(const std::vector<kernels::StateSpan>& spans);
   void KeepLogitRows(Activations& values);
   void KeepSelectedKeys(std::span<const int32_t> kept);
 
@@ -148,6 +150,7 @@ class Pass {
   const int64_t max_tokens_;
   const std::shared_ptr<void> arrays_;  // [kArrays, max_tokens] int32
   std::shared_ptr<void> routed_rows_, selected_keys_;
+  std::shared_ptr<void> states_;  // memory of `states` [max_tokens]; null on CPUs
   std::span<const kernels::SequenceSpan> given_sequences_;  // sequences of the batch
   std::vector<kernels::SequenceSpan> kept_sequences_;       // sequences after KeepLogitRows
   uint32_t generation_ = 0;                                 // number of times that memory moved

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kernels/cache_rows.h"
+#include "kernels/recurrent.h"
 #include "model/complete_options.h"
 #include "model/kv_storage.h"
 #include "model/layers/linear_attention.h"
@@ -168,6 +169,7 @@ class PassSizes {
     if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
     bytes += rows * static_cast<double>(c_.attention.index_topk) * sizeof(int32_t);
+    if (c_.has_states() && o_.gpu) bytes += rows * sizeof(kernels::StateSpan);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
     return o_.moe.passes * bytes + (o_.gpu ? 0 : RoundedRows());
   }
@@ -264,11 +266,15 @@ class PassSizes {
       all += current;
     };
     const bool latent = a.kind == AttentionConfig::Kind::kLatent;
-    // With grouped attention in bfloat16, the norm and attention round their rows themselves.
-    if (latent || fp8_attention_) {
+    // With grouped attention in bfloat16, the norm and attention round their rows themselves,
+    // unless the model has layers with linear attention.
+    if (latent || fp8_attention_ || c_.has_states()) {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
       use(heads * a.value_dim(), fp8_attention_);
+      if (c_.has_states())
+        use(LinearKeyHeads(*c_.linear, mesh_).size() * c_.linear->group() * c_.linear->value_dim,
+            fp8_attention_);
     }
     if (dense_width_ > 0) use(dense_width_, fp8_attention_);
     if (c_.has_head) use(c_.hidden, false);

@@ -1,8 +1,11 @@
 #include "model/state_storage.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <utility>
 
+#include "kernels/device.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
@@ -20,11 +23,44 @@ std::pair<int64_t, int64_t> Floats(const ModelConfig& config, const Mesh& mesh) 
 StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots)
     : layers_(config.layers.size()), slots_(slots) {
   if (!config.has_states()) return;
+  SetSizes(config, mesh);
+  for (size_t i = 0; i < layers_.size(); ++i)
+    if (config.layers[i].linear) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
+}
+
+StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,
+                           kernels::Device& device)
+    : layers_(config.layers.size()), slots_(slots) {
+  if (!config.has_states() || slots == 0) return;
+  SetSizes(config, mesh);
+  constexpr size_t kAlignment = 256;  // of a layer's first slot
+  const size_t of_layer = static_cast<size_t>(slots * slot_floats_) * sizeof(float);
+  const size_t stride = (of_layer + kAlignment - 1) / kAlignment * kAlignment;
+  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
+  const size_t bytes = static_cast<size_t>(layers) * stride;
+  memory_ = device.AllocateReleasable(bytes);
+  const std::shared_ptr<void> all =
+      memory_ ? std::shared_ptr<void>(memory_, memory_->data()) : device.Allocate(bytes);
+  auto* next = static_cast<std::byte*>(all.get());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (!config.layers[i].linear) continue;
+    layers_[i] = Tensor::View(next, DType::kF32, {slots, slot_floats_}, all);
+    next += stride;
+  }
+}
+
+void StateStorage::SetSizes(const ModelConfig& config, const Mesh& mesh) {
   const auto [inputs, heads] = Floats(config, mesh);
   input_floats_ = inputs;
   slot_floats_ = inputs + heads;
-  for (size_t i = 0; i < layers_.size(); ++i)
-    if (config.layers[i].linear) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
+}
+
+void StateStorage::Release() {
+  if (memory_) memory_->Release();
+}
+
+void StateStorage::Restore() {
+  if (memory_) memory_->Restore();
 }
 
 size_t StateStorage::BytesPerSlot(const ModelConfig& config, const Mesh& mesh) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/mesh.h"
@@ -11,15 +12,24 @@
 
 namespace switchyard {
 
+namespace kernels {
+class Device;
+class ReleasableMemory;
+}  // namespace kernels
+
 // Slots for the states of the layers with linear attention, float32. A slot has for each of these
 // layers the last inputs of its convolution, then the states of its heads
 // (kernels/recurrent.h). The engine assigns the slots to sequences and prefixes
 // (ForwardBatch::states); the model writes them. Each attention group has its own states, sharded
-// over its ranks by key heads. In host memory.
+// over its ranks by key heads. Copies of this object share the memory.
 class StateStorage {
  public:
   StateStorage() = default;
+  // In host memory.
   StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots);
+  // In the memory of `device`, zeroed. If the device supports it, the memory is releasable. Error
+  // kResource if there is too little.
+  StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots, kernels::Device& device);
   static size_t BytesPerSlot(const ModelConfig& config, const Mesh& mesh);  // on one rank
 
   int64_t slots() const { return slots_; }
@@ -28,7 +38,15 @@ class StateStorage {
   float* heads(int64_t layer) { return inputs(layer) + input_floats_; }
   int64_t slot_floats() const { return slot_floats_; }
 
+  // Frees the memory, or allocates it again with zeros, at the same addresses. The caller drops all
+  // states. Do nothing if the memory is not releasable. Errors of kernels::ReleasableMemory.
+  void Release();
+  void Restore();
+
  private:
+  void SetSizes(const ModelConfig& config, const Mesh& mesh);
+
+  std::shared_ptr<kernels::ReleasableMemory> memory_;  // of all layers, if it is releasable
   std::vector<Tensor> layers_;  // [slots, slot_floats]; undefined: the layer has no states
   int64_t slots_ = 0, input_floats_ = 0, slot_floats_ = 0;
 };

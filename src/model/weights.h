@@ -66,6 +66,9 @@ struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
   // k, v and z, which gates the output. `gates`: one, or b and a.
   std::vector<LinearWeight> in, gates;
+  // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
+  // one projection, or if the device does not stack them.
+  WeightView stacked_in, stacked_gates;
   Tensor conv;        // float32 [conv_width, LinearLayout::mixed_width]
   Tensor rate, bias;  // float32 [value heads]: −exp(A_log), dt_bias
   Tensor norm;        // float32 [value_dim]

@@ -21,7 +21,8 @@ from schema_generator import schemas
 from server import FIXTURES, PROGRAM, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
-from test_families import CPU_ONLY
+from test_families import CPU_ONLY, FEW_STATES
+from test_families import FOLDER as FAMILY_FOLDER
 from test_families import MORE as SHORTCUT_LAYOUTS
 from test_families import NAMES as FAMILIES
 from test_families import check as check_family
@@ -95,6 +96,12 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
+@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"]], ids=str)
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
+    device, env = where(1)
+    check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
+
+
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")
          for graphs in GRAPHS]
 HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_latency")]
@@ -153,13 +160,16 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
-def test_packed_experts_give_the_same_alone_and_together():
-    """MXFP4 experts stay packed on a Hopper GPU. Single prompts and a large batch must give equal results."""
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe"])
+def test_bfloat16_gives_the_same_alone_and_together(name):
+    """Single prompts and a large batch in chunks must give equal results: with MXFP4 experts, which stay packed on a Hopper
+    GPU, and with recurrent states."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")
     prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(20)]
-    with Server(FIXTURES / "gpt_oss", "--device", "cuda", "--dtype", "bfloat16", "--max-total-tokens", 8192, "--log-level",
-                "warning") as server:
+    model = [FIXTURES / name] if name in NAMES else [FAMILY_FOLDER / name, "--tokenizer-path", FIXTURES / "qwen3_moe"]
+    with Server(*model, "--device", "cuda", "--dtype", "bfloat16", "--max-total-tokens", 8192, "--chunked-prefill-size", 300,
+                "--log-level", "warning") as server:
         def answers(some):
             status, answer = server.request("/generate", {
                 "input_ids": some, "return_logprob": True, "logprob_start_len": 0,

@@ -12,6 +12,7 @@
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
+#include "kernels/recurrent.h"
 #include "model/stages.h"
 
 namespace switchyard {
@@ -129,7 +130,7 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
 
 // Options that a model with recurrent states does not support. Drafts would need the states between
 // their rows; the other features pass keys and values on, but not states.
-void CheckStates(const EngineConfig& c, const ModelConfig& model) {
+void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
     if (given)
@@ -141,6 +142,9 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model) {
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+  if (gpus && model.linear->key_dim > kernels::kMaxGpuKeyDim)
+    throw Invalid("linear_key_head_dim={} exceeds the CUDA limit of {}; use --device cpu",
+                  model.linear->key_dim, kernels::kMaxGpuKeyDim);
 }
 
 // Chunks of equal time have equal numbers of rows if the cost of a row does not grow with its
@@ -224,7 +228,7 @@ void CheckFlagPairs(const EngineConfig& config) {
 void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
   CheckPooling(config, plan.model);
-  CheckStates(config, plan.model);
+  CheckStates(config, plan.model, plan.cuda);
   CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);
   CheckRecorder(config, plan.model);

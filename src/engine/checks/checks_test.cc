@@ -283,7 +283,12 @@ TEST(ChecksTest, RecurrentStates) {
                 },
                 "--elastic-ep-backend mooncake: recurrent states are not supported"}},
               model);
-  ExpectCases({{two, "models: qwen3_next (recurrent states): supported on CPUs only"}}, model,
+  const auto wide = [&](EngineConfig& c) {
+    two(c);
+    c.model_override_args = R"({"linear_key_head_dim": 260})";
+  };
+  ExpectCases({{wide, ""}}, model);
+  ExpectCases({{two, ""}, {wide, "linear_key_head_dim=260 exceeds the CUDA limit of 256"}}, model,
               {.gpus = true});
   const ModelConfig draft = LoadModelConfig(Fixture(model));
   EXPECT_THAT(ErrorOf([&] { CheckDraft(EngineConfig(), draft, {}); }),

@@ -17,14 +17,16 @@ namespace switchyard {
 struct SequenceStates {
   int32_t current = -1;  // after the computed tokens; none at the first position
   int32_t next = -1;     // written by the planned pass
+  int32_t before = -1;   // after AdvanceStatesAhead: the state before this pass
   // States at ends of pages. `branch`: where the sequence left a cached prefix that had no
   // checkpoint there, so that the next sequence with this prefix finds one. `boundary`: the last
-  // end of a page. next_*: written by the planned pass.
+  // end of a page. next_*: written by the planned pass. `ahead`: the last end of a page in passes
+  // that have not ended; it becomes the `boundary` when its pass ends.
   struct Mark {
     int64_t tokens = 0;
     int32_t slot = -1;
   };
-  Mark branch, boundary, next_branch, next_boundary;
+  Mark branch, boundary, next_branch, next_boundary, ahead;
   int64_t matched = 0;  // tokens of the cached prefix at Borrow
 };
 
@@ -98,6 +100,14 @@ class KvCache {
   void PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence);
   // After the pass: `computed` includes its rows.
   void AdvanceStates(int64_t computed, SequencePages& sequence);
+  // The same for a pass that is launched, but has not ended. `decoding`: its token may end the
+  // sequence. The rows of a further pass may be prepared before this one ends.
+  void AdvanceStatesAhead(int64_t computed, bool decoding, SequencePages& sequence);
+  // A launched pass has ended: `computed` includes its rows, not those of later passes.
+  void SettleStates(int64_t computed, SequencePages& sequence);
+  // Undoes AdvanceStatesAhead, if PrepareStates has not been called since. `computed`: without the
+  // rows of the pass.
+  void RevertStates(int64_t computed, SequencePages& sequence);
   // The slots of the prepared pass. `row_begin`, `rows`: as in SequenceSpan.
   static kernels::StateSpan SpanOf(const SequencePages& sequence, int64_t computed,
                                    int32_t row_begin, int32_t rows);
@@ -110,6 +120,10 @@ class KvCache {
   void Restore();
   // The leading tokens of a cached prefix that have a checkpoint.
   int64_t WithState(std::span<const int32_t> pages) const;
+  // Makes `next` the current state, and a mark of it in `boundary` at the end of a page. `keep`:
+  // does not replace the mark that `boundary` is.
+  void Advance(int64_t computed, bool keep, SequenceStates::Mark& boundary, SequenceStates& states);
+  void DropSlot(int32_t& slot);
   void DropStates(SequenceStates& states);
   void DropPlanned(SequenceStates& states);
   void DropMark(SequenceStates::Mark& mark);

@@ -1,5 +1,6 @@
 // The recurrent states of sequences and of cached prefixes.
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 #include "engine/kv_cache/kv_cache.h"
@@ -25,18 +26,23 @@ void KvCache::DropMark(SequenceStates::Mark& mark) {
   mark = {};
 }
 
+void KvCache::DropSlot(int32_t& slot) {
+  if (slot >= 0) states_->Drop(slot);
+  slot = -1;
+}
+
 void KvCache::DropPlanned(SequenceStates& states) {
-  if (states.next >= 0) states_->Drop(states.next);
-  states.next = -1;
+  DropSlot(states.next);
   DropMark(states.next_branch);
   DropMark(states.next_boundary);
 }
 
 void KvCache::DropStates(SequenceStates& states) {
   DropPlanned(states);
-  DropMark(states.branch);
-  DropMark(states.boundary);
-  if (states.current >= 0) states_->Drop(states.current);
+  for (SequenceStates::Mark* mark : {&states.branch, &states.boundary, &states.ahead})
+    DropMark(*mark);
+  DropSlot(states.before);
+  DropSlot(states.current);
   states = {};
 }
 
@@ -48,6 +54,7 @@ void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& seque
   SequenceStates& states = sequence.states;
   CHECK_EQ(states.current >= 0, computed > 0);
   DropPlanned(states);
+  DropSlot(states.before);
   states.next = states_->Take();
   if (!tree_) return;
   const int64_t end = computed + rows, boundary = end / page_size_ * page_size_;
@@ -61,28 +68,59 @@ void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& seque
 
 void KvCache::AdvanceStates(int64_t computed, SequencePages& sequence) {
   SequenceStates& states = sequence.states;
+  DropSlot(states.current);
+  Advance(computed, /*keep=*/false, states.boundary, states);
+}
+
+void KvCache::AdvanceStatesAhead(int64_t computed, bool decoding, SequencePages& sequence) {
+  SequenceStates& states = sequence.states;
+  CHECK_EQ(states.before, -1);
+  states.before = states.current;
+  // If the token of an earlier pass ends the sequence, a mark of this pass is lost. So it must not
+  // replace a mark of that pass.
+  Advance(computed, /*keep=*/decoding && states.ahead.slot >= 0, states.ahead, states);
+}
+
+void KvCache::Advance(int64_t computed, bool keep, SequenceStates::Mark& boundary,
+                      SequenceStates& states) {
   CHECK_GE(states.next, 0);
-  if (states.current >= 0) states_->Drop(states.current);
-  states.current = states.next;
-  states.next = -1;
+  states.current = std::exchange(states.next, -1);
   const auto replace = [&](SequenceStates::Mark& mark, SequenceStates::Mark& by) {
     if (by.slot < 0) return;
     DropMark(mark);
-    mark = by;
-    by = {};
+    mark = std::exchange(by, {});
   };
   replace(states.branch, states.next_branch);
-  replace(states.boundary, states.next_boundary);
+  replace(boundary, states.next_boundary);
   if (!tree_ || computed % page_size_ != 0) return;
-  SequenceStates::Mark& mark = computed == states.matched ? states.branch : states.boundary;
+  SequenceStates::Mark& mark = computed == states.matched ? states.branch : boundary;
+  if (keep && &mark == &boundary) return;
   DropMark(mark);
+  const bool ended = &boundary == &states.boundary;
+  if (!ended && !states_->CanMark()) DropMark(states.boundary);
   if (!states_->CanMark()) return;
   states_->ShareMark(states.current);
   mark = {.tokens = computed, .slot = states.current};
 }
 
+void KvCache::SettleStates(int64_t computed, SequencePages& sequence) {
+  SequenceStates& states = sequence.states;
+  if (states.ahead.slot < 0 || states.ahead.tokens > computed) return;
+  DropMark(states.boundary);
+  states.boundary = std::exchange(states.ahead, {});
+}
+
+void KvCache::RevertStates(int64_t computed, SequencePages& sequence) {
+  SequenceStates& states = sequence.states;
+  CHECK_EQ(states.before >= 0, computed > 0);
+  DropSlot(states.current);
+  states.current = std::exchange(states.before, -1);
+  for (SequenceStates::Mark* mark : {&states.branch, &states.ahead})
+    if (mark->tokens > computed) DropMark(*mark);
+}
+
 void KvCache::PublishStates(std::span<const int32_t> pages, SequenceStates& states) {
-  for (SequenceStates::Mark* mark : {&states.branch, &states.boundary}) {
+  for (SequenceStates::Mark* mark : {&states.branch, &states.boundary, &states.ahead}) {
     const int64_t count = mark->tokens / page_size_;
     if (mark->slot < 0 || count > std::ssize(pages)) continue;
     states_->Attach(pages[count - 1], mark->slot);

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <span>
 
 #include "core/check.h"
 #include "kernels/cpu/driver.h"
@@ -11,6 +14,11 @@ namespace switchyard::kernels {
 namespace {
 
 using cpu::KernelTable;
+
+template <typename Params>
+std::span<const StateSpan> SpansOf(const Params& p) {
+  return {p.sequences, static_cast<size_t>(p.num_sequences)};
+}
 
 // The rows of inputs of a sequence, including those that its state holds.
 class ConvInputs {
@@ -93,7 +101,7 @@ void RunDelta(const GatedDeltaParams& p, const KernelTable& kernels, const State
                       .out = p.out + row * p.ldo + head * p.value_dim + column,
                       .ldo = p.ldo,
                       .scratch = cpu::ThreadScratch(p.key_dim * kernels.delta_columns)};
-  for (size_t copy = 0; copy < sequence.copies.size(); ++copy) {
+  for (size_t copy = 0; copy < std::size(sequence.copies); ++copy) {
     task.copy_rows[copy] = sequence.copies[copy].rows;
     task.copy_to[copy] = slot(sequence.copies[copy].slot);
   }
@@ -111,7 +119,7 @@ class CpuRecurrentOps final : public RecurrentOps {
     const auto zero_bytes = p.channels * static_cast<int64_t>(sizeof(float));
     auto* const zeros = reinterpret_cast<float*>(cpu::OpScratch(zero_bytes));
     std::fill_n(zeros, p.channels, 0.0f);
-    for (const StateSpan& sequence : p.sequences) {
+    for (const StateSpan& sequence : SpansOf(p)) {
       CHECK(sequence.rows > 0 && sequence.to >= 0 && sequence.from != sequence.to);
       const ConvInputs inputs(p, sequence, zeros);
       cpu::RunRows(pool_, sequence.rows, p.groups * p.channels, [&](int64_t begin, int64_t end) {
@@ -143,7 +151,7 @@ class CpuRecurrentOps final : public RecurrentOps {
                  [&](int64_t begin, int64_t end) { Prepare(p, *kernels, weights, begin, end); });
     const int64_t blocks = (p.value_dim + kernels->delta_columns - 1) / kernels->delta_columns;
     const int64_t tasks = p.value_heads * blocks;  // of one sequence
-    cpu::RunTasks(pool_, std::ssize(p.sequences) * tasks, [&](int64_t task) {
+    cpu::RunTasks(pool_, p.num_sequences * tasks, [&](int64_t task) {
       const int64_t block = task % tasks;
       RunDelta(p, *kernels, p.sequences[task / tasks], block / blocks,
                block % blocks * kernels->delta_columns);

@@ -94,14 +94,12 @@ constexpr Family kFamilies[] = {{.architecture = "Qwen3NextForCausalLM",
                                  .model_type = "qwen3_next",
                                  .read_config = ReadQwen3Next,
                                  .names = Names,
-                                 .cpu_only = "recurrent states",
                                  .tool_parser = "qwen25",
                                  .reasoning_parser = "qwen3"},
                                 {.architecture = "Qwen3_5MoeForCausalLM",
                                  .model_type = "qwen3_5_moe_text",
                                  .read_config = ReadQwen35,
                                  .names = Names,
-                                 .cpu_only = "recurrent states",
                                  .reasoning_parser = "qwen3"}};
 
 }  // namespace

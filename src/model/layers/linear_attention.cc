@@ -13,7 +13,7 @@ LinearAttention::LinearAttention(const LayerContext& context)
       l_(*context.config.linear),
       heads_(LinearKeyHeads(l_, context.mesh).size()),
       at_(l_, heads_) {
-  CHECK(c_.device.recurrent() != nullptr);  // MakePlan rejects such models on GPUs
+  CHECK(c_.device.recurrent() != nullptr);
 }
 
 int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens) {
@@ -69,20 +69,25 @@ void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t l
 void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
                               const float* x) const {
   std::vector<kernels::LinearParams> all;
-  const auto add = [&](const std::vector<LinearWeight>& projections, float* y, int64_t width) {
+  const auto add = [&](const WeightView& weight, const float* bias, float* y, int64_t width) {
+    all.push_back({.x = x,
+                   .ldx = c_.config.hidden,
+                   .w = weight,
+                   .bias = bias,
+                   .y = y,
+                   .ldy = width,
+                   .m = pass.rows.tokens});
+  };
+  const auto add_all = [&](const std::vector<LinearWeight>& projections, const WeightView& stacked,
+                           float* y, int64_t width) {
+    if (stacked.defined()) return add(stacked, nullptr, y, width);
     for (const LinearWeight& p : projections) {
-      all.push_back({.x = x,
-                     .ldx = c_.config.hidden,
-                     .w = p.w,
-                     .bias = p.bias_data(),
-                     .y = y,
-                     .ldy = width,
-                     .m = pass.rows.tokens});
+      add(p.w, p.bias_data(), y, width);
       y += p.w.n;
     }
   };
-  add(w.in, a.projected, at_.width);
-  add(w.gates, a.ba, at_.gates_width);
+  add_all(w.in, w.stacked_in, a.projected, at_.width);
+  add_all(w.gates, w.stacked_gates, a.ba, at_.gates_width);
   c_.device.LinearGroup(all);
 }
 
@@ -99,6 +104,8 @@ void LinearAttention::Convolve(Pass& pass, const Arrays& a, const LinearAttentio
                                     .states = states.inputs(layer),
                                     .state_stride = states.slot_floats(),
                                     .sequences = pass.states,
+                                    .num_sequences = pass.num_states,
+                                    .m = pass.rows.tokens,
                                     .y = a.mixed,
                                     .ldy = at_.mixed_width});
 }
@@ -127,6 +134,7 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
                                      .states = states.heads(layer),
                                      .state_stride = states.slot_floats(),
                                      .sequences = pass.states,
+                                     .num_sequences = pass.num_states,
                                      .m = pass.rows.tokens,
                                      .gates = a.gates,
                                      .out = a.attended,

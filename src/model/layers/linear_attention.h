@@ -11,7 +11,7 @@
 
 namespace switchyard {
 
-// One object serves all layers. The states are in KvStorage::states. CPUs only.
+// One object serves all layers. The states are in KvStorage::states.
 class LinearAttention {
  public:
   // Requires ModelConfig::linear.

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "core/format.h"
@@ -43,18 +44,28 @@ bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
   return true;
 }
 
-// Stacks queries, keys and values into one matrix if the device supports it. Joins qkv's bias from
-// host memory; q, k and v are placed already.
-void Join(kernels::Device& device, GroupedAttentionWeights& w) {
-  const WeightView parts[] = {w.q.w, w.k.w, w.v.w};
-  w.qkv.w = device.fused()->ConcatenateRows(parts);
-  if (!w.qkv.w.defined()) return;
+// Stacks placed matrices into one, of whose rows they are views then. Returns an undefined view if
+// the device does not support it.
+WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) {
+  std::vector<WeightView> views;
+  for (const LinearWeight* part : parts) views.push_back(part->w);
+  const WeightView all = device.fused()->ConcatenateRows(views);
+  if (!all.defined()) return {};
   int64_t row = 0;
-  for (WeightView* part : {&w.q.w, &w.k.w, &w.v.w}) {
-    const int64_t end = row + part->n;
-    *part = w.qkv.w.Rows(row, end);
+  for (LinearWeight* part : parts) {
+    const int64_t end = row + part->w.n;
+    part->w = all.Rows(row, end);
     row = end;
   }
+  return all;
+}
+
+// The projections of linear attention. They have no biases.
+WeightView Stack(kernels::Device& device, std::vector<LinearWeight>& parts) {
+  if (!device.fused() || parts.size() < 2) return {};
+  std::vector<LinearWeight*> all;
+  for (LinearWeight& part : parts) all.push_back(&part);
+  return Stack(device, all);
 }
 
 // Collects arrays in the formats of a GPU (kernels::GpuFormat).
@@ -110,15 +121,25 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     const bool joins =
         device.fused() && grouped.q.w.defined() && JoinBiases(qkv, &grouped.qkv.bias);
     Place(device, grouped.qkv.bias);
-    for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
-                      &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
-                      &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm})
+    for (Tensor* t :
+         {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
+          &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
+          &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm, &layer.linear.conv,
+          &layer.linear.rate, &layer.linear.bias, &layer.linear.norm})
       Place(device, *t);
-    for (LinearWeight* w : {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
-                            &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a,
-                            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o})
+    for (LinearWeight* w :
+         {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
+          &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a, &layer.latent.q_b,
+          &layer.latent.kv_a, &layer.latent.o, &layer.linear.o})
       Place(device, *w);
-    if (joins) Join(device, grouped);
+    for (auto* projections : {&layer.linear.in, &layer.linear.gates})
+      for (LinearWeight& w : *projections) Place(device, w);
+    if (joins) {
+      LinearWeight* const parts[] = {&grouped.q, &grouped.k, &grouped.v};
+      grouped.qkv.w = Stack(device, parts);
+    }
+    layer.linear.stacked_in = Stack(device, layer.linear.in);
+    layer.linear.stacked_gates = Stack(device, layer.linear.gates);
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
       // The shard of one head may start inside a block of scales, and the shard of another at a
       // block's start. Ops need one format for all heads.

@@ -2,10 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <vector>
 
 namespace switchyard::kernels::reference {
 namespace {
+
+template <typename Params>
+std::span<const StateSpan> SpansOf(const Params& p) {
+  return {p.sequences, static_cast<size_t>(p.num_sequences)};
+}
 
 double Silu(double x) { return x / (1.0 + std::exp(-x)); }
 
@@ -46,7 +53,7 @@ void Step(const GatedDeltaParams& p, int64_t row, int64_t head, float* s) {
 
 void ShortConv(const ShortConvParams& p) {
   const int64_t all = p.groups * p.channels, kept = p.width - 1;
-  for (const StateSpan& sequence : p.sequences) {
+  for (const StateSpan& sequence : SpansOf(p)) {
     const float* from = sequence.from < 0 ? nullptr : p.states + sequence.from * p.state_stride;
     // Input of channel c of group g, `row` rows after the beginning of the span.
     const auto input = [&](int64_t row, int64_t g, int64_t c) {
@@ -87,7 +94,7 @@ void GatedDelta(const GatedDeltaParams& p) {
   }
   const int64_t count = p.key_dim * p.value_dim;
   std::vector<float> s(static_cast<size_t>(count));
-  for (const StateSpan& sequence : p.sequences) {
+  for (const StateSpan& sequence : SpansOf(p)) {
     for (int64_t head = 0; head < p.value_heads; ++head) {
       const auto slot = [&](int32_t i) { return p.states + i * p.state_stride + head * count; };
       std::fill(s.begin(), s.end(), 0.0f);

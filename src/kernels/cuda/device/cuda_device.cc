@@ -18,7 +18,9 @@
 #include "kernels/cuda/device/cuda_device_sequences.h"
 #include "kernels/cuda/device/cuda_device_weights.h"
 #include "kernels/cuda/elementwise/ops_rows.h"
+#include "kernels/cuda/recurrent/ops_recurrent.h"
 #include "kernels/fused_ops.h"
+#include "kernels/recurrent.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -63,7 +65,7 @@ int Use(int index) {
   return index;
 }
 
-class Gpu final : public CudaDevice, public kernels::FusedOps {
+class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::RecurrentOps {
  public:
   explicit Gpu(const kernels::CudaDeviceOptions& options)
       : options_(options),
@@ -78,6 +80,7 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   const kernels::CudaDeviceOptions& options() const override { return options_; }
   PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
+  kernels::RecurrentOps* recurrent() override { return this; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
@@ -203,6 +206,18 @@ class Gpu final : public CudaDevice, public kernels::FusedOps {
   void LatentAttention(const kernels::LatentAttentionParams& p,
                        const kernels::PassSequences& sequences) override {
     cuda::LatentAttention(p, TableOf(sequences), exact(), chain(), AttentionScratch());
+  }
+
+  void ShortConv(const kernels::ShortConvParams& p) override {
+    CHECK(p.width >= 1 && p.width <= kernels::kMaxConvWidth);
+    Check(ops::ShortConv(p, chain()), "ShortConv");
+  }
+  void GatedDelta(const kernels::GatedDeltaParams& p) override {
+    CHECK_LE(p.key_dim, kernels::kMaxGpuKeyDim);  // CheckOptions rejects larger ones
+    Check(ops::GatedDelta(p, chain()), "GatedDelta");
+  }
+  void GatedNorm(const kernels::GatedNormParams& p) override {
+    Check(ops::GatedNorm(p, chain()), "GatedNorm");
   }
 
   void AddNorm(const kernels::AddNormParams& p) override {

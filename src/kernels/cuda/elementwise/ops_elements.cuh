@@ -174,6 +174,8 @@ __device__ __forceinline__ void StoreRow4(float* row, int64_t column, int64_t co
   }
 }
 
+__device__ __forceinline__ float Silu(float x) { return x / (1.0f + expf(-x)); }
+
 inline bool RowsAligned(const void* p, int64_t stride, int64_t columns) {
   return Aligned16(p) && stride % 4 == 0 && columns % 4 == 0;
 }

@@ -1,0 +1,139 @@
+// Ops of recurrent layers on a GPU: against the reference, and with the same bits for any chunks.
+#include "kernels/recurrent.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/device/device_testing.h"
+#include "kernels/recurrent_testing.h"
+
+namespace switchyard::kernels {
+namespace {
+
+class GpuRecurrentTest : public DeviceTest {
+ protected:
+  RecurrentLayer RandomLayer(int64_t rows) {
+    const bool aligned = random_.Below(2) == 0;
+    return {random_,
+            {.rows = rows,
+             .key_dim = aligned ? random_.Pick<int64_t>({16, 128, 132, 256})
+                                : random_.Pick<int64_t>({1, 5, 32, 130, 256}),
+             .value_dim = aligned ? random_.Pick<int64_t>({4, 32, 100, 128})
+                                  : random_.Pick<int64_t>({1, 7, 33, 130}),
+             .width = random_.Pick<int64_t>({1, 2, 4, 4, 7}),
+             .spare = aligned ? 4 : 3}};
+  }
+  std::vector<float> Run(const RecurrentLayer& layer, std::span<const StateSpan> spans,
+                         std::vector<float>& states) {
+    return layer.Run(*exact_->recurrent(), spans, states, exact_.get());
+  }
+};
+
+// Ragged batches: decode rows and prompts, new ones and ones with a state, with and without copies.
+TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
+  ReferenceRecurrentOps reference;
+  for (int round = 0; round < 40; ++round) {
+    std::vector<StateSpan> spans;
+    int32_t rows = 0;
+    const auto add = [&](int32_t count, int32_t from, int32_t to) {
+      spans.push_back({.row_begin = rows, .rows = count, .from = from, .to = to});
+      rows += count;
+    };
+    add(1, 3, 0);
+    if (round % 3 > 0) add(1, -1, 1);
+    if (round % 2 > 0) add(1 + static_cast<int32_t>(random_.Below(30)), 7, 2);
+    const auto longest = static_cast<int32_t>(2 + random_.Below(20));
+    add(longest, round % 5 == 0 ? 3 : -1, 4);
+    spans.back().copies[0] = {.rows = 1 + static_cast<int32_t>(random_.Below(longest - 1)),
+                              .slot = 5};
+    if (spans.back().copies[0].rows + 1 < longest)
+      spans.back().copies[1] = {.rows = spans.back().copies[0].rows + 1, .slot = 6};
+    const RecurrentLayer layer = RandomLayer(rows);
+    std::vector<float> want = random_.Normal(8 * layer.slot_floats), got = want;
+    const std::vector<float> outputs = layer.Run(reference, spans, want);
+    SCOPED_TRACE(::testing::Message() << "key_dim " << layer.key_dim << " value_dim "
+                                      << layer.value_dim << " width " << layer.width);
+    ExpectNear(Run(layer, spans, got), outputs, 2e-4);  // the norm enlarges errors of small rows
+    ExpectNear(got, want, 5e-5);
+    for (const int64_t slot : {3, 7})
+      EXPECT_TRUE(SameBits(layer.Slot(got, slot), layer.Slot(want, slot))) << slot;
+  }
+}
+
+// One chunk of more rows than ShortConv computes one by one.
+TEST_F(GpuRecurrentTest, ChunksDoNotChangeABit) {
+  constexpr int32_t kRows = 1100;
+  for (int round = 0; round < 4; ++round) {
+    const RecurrentLayer layer = RandomLayer(kRows);
+    std::vector<float> whole = layer.States(), states = whole, got;
+    const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 40, .slot = 1}}}};
+    const std::vector<float> want = Run(layer, all, whole);
+    int32_t from = -1, row = 0;
+    for (const int32_t rows : {1, 1, 12, 25, 1, kRows - 40}) {
+      const int32_t to = from < 0 ? 2 : 5 - from;  // slots 2 and 3 in turn
+      const StateSpan span[] = {{.row_begin = row, .rows = rows, .from = from, .to = to}};
+      const std::vector<float> part = Run(layer, span, states);
+      got.insert(got.end(), part.begin(), part.end());
+      from = to;
+      row += rows;
+      if (row == 40) {
+        EXPECT_TRUE(SameBits(layer.Slot(states, to), layer.Slot(whole, 1)));
+      }
+    }
+    EXPECT_TRUE(SameBits(got, want));
+    EXPECT_TRUE(SameBits(layer.Slot(states, from), layer.Slot(whole, 0)));
+  }
+}
+
+// A decode batch that is padded: rows without slots, and spans without rows.
+TEST_F(GpuRecurrentTest, PaddingLeavesNoStateAndChangesNoBit) {
+  for (int round = 0; round < 8; ++round) {
+    const RecurrentLayer layer = RandomLayer(8);
+    const std::vector<StateSpan> batch = {{.row_begin = 0, .rows = 1, .from = 4, .to = 0},
+                                          {.row_begin = 1, .rows = 3, .from = -1, .to = 1},
+                                          {.row_begin = 4, .rows = 1, .from = 5, .to = 2}};
+    std::vector<StateSpan> padded = batch;
+    for (int32_t row = 5; row < 8; ++row) padded.push_back({.row_begin = row, .rows = 1});
+    padded.insert(padded.end(), 2, {.row_begin = 8, .rows = 0});
+    std::vector<float> want = random_.Normal(8 * layer.slot_floats), got = want;
+    const std::vector<float> outputs = Run(layer, batch, want);
+    std::vector<float> all = Run(layer, padded, got);
+    EXPECT_TRUE(std::ranges::all_of(all, [](float v) { return std::isfinite(v); }));
+    all.resize(outputs.size());
+    EXPECT_TRUE(SameBits(all, outputs));
+    EXPECT_TRUE(SameBits(got, want));
+  }
+}
+
+TEST_F(GpuRecurrentTest, ACapturedPassReadsTheSpansThatWereUploadedLast) {
+  constexpr int32_t kRows = 4;
+  const RecurrentLayer layer = RandomLayer(kRows);
+  RecurrentOps& ops = *exact_->recurrent();
+  ArrayCopies copies(exact_.get());
+  std::vector<float> want = random_.Normal(8 * layer.slot_floats);
+  float* const states = copies.Of(want);
+  StateSpan* const spans = copies.Of(std::vector<StateSpan>(kRows));
+  const RecurrentLayer::Arrays arrays = layer.Place(copies, 0, kRows);
+  for (int32_t step = 0; step < 6; ++step) {
+    std::vector<StateSpan> now;
+    for (int32_t row = 0; row < kRows; ++row)
+      now.push_back({.row_begin = row,
+                     .rows = 1,
+                     .from = step == 0 ? -1 : 2 * row + step % 2,
+                     .to = 2 * row + (step + 1) % 2});
+    if (step % 2 == 0) now.back().from = now.back().to = -1;  // a padding row
+    exact_->CopyIn(spans, now.data(), now.size() * sizeof(StateSpan));
+    exact_->Run(7, [&] { layer.Start(ops, arrays, spans, kRows, kRows, states); });
+    const std::vector<float> outputs = Run(layer, now, want);
+    std::vector<float> got(outputs.size()), got_states(want.size());
+    copies.Read(arrays.out, got);
+    copies.Read(states, got_states);
+    EXPECT_TRUE(SameBits(got, outputs)) << step;
+    EXPECT_TRUE(SameBits(got_states, want)) << step;
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::kernels
