@@ -178,8 +178,8 @@ struct AttentionParams {
   const void* v_cache = nullptr;  // [slots, kv_heads, value width] of kv_dtype
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim. CPUs only
-  float value_scale = 1.0f;  // factor of all values. CPUs only
+  int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim
+  float value_scale = 1.0f;  // factor of all values
   int32_t page_size = 1;
   float scale = 1.0f;
   int32_t window = 0;  // sliding window: position p attends to key j if p - j < window; 0: all

@@ -95,6 +95,12 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
+# Layers differ in KV heads, so attention groups have different caches.
+def test_layers_with_different_caches_equal_transformers(tmp_path):
+    device, env = where(2)
+    check_family("mimo_v2_flash", tmp_path, *device, *SHORTCUT_LAYOUTS["dp"], env=env)
+
+
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")
          for graphs in GRAPHS]
 HOSTS += [("qwen3_moe", 4, mode, "graphs") for mode in ("none", "normal", "low_latency")]

@@ -294,7 +294,7 @@ TEST(ChecksTest, RecurrentStates) {
 TEST(ChecksTest, DraftModelsOfCpuOnlyFamilies) {
   EngineConfig config;
   config.speculative.draft_model_path = "drafts";
-  for (const char* name : {"deepseek_v32", "mimo_v2_flash"}) {
+  for (const char* name : {"deepseek_v32"}) {
     const ModelConfig draft = LoadModelConfig(Fixture("../families") / name);
     const auto error = [&](bool gpus) {
       return ErrorOf([&] { CheckDraft(config, draft, {.gpus = gpus}); });
