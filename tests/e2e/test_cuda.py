@@ -95,6 +95,16 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
+# Chunks of four tokens, and contexts with more tokens than index_topk.
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["one", "dp"])
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa_shared"])
+def test_sparse_attention_equals_transformers(tmp_path, name, layout, graphs):
+    device, env = where(1 if layout == "one" else 2)
+    flags = [] if layout == "one" else SHORTCUT_LAYOUTS[layout]
+    check_family(name, tmp_path, *device, "--chunked-prefill-size", 4, *GRAPHS[graphs], *flags, env=env)
+
+
 # Layers differ in KV heads, so attention groups have different caches.
 def test_layers_with_different_caches_equal_transformers(tmp_path):
     device, env = where(2)

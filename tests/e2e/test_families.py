@@ -27,8 +27,7 @@ MORE = {
     "stages": ["--pp-size", 2],
 }
 # GPUs refuse these.
-CPU_ONLY = [name for name in NAMES
-            if name.startswith(("deepseek_v32", "glm_moe_dsa", "qwen3_5", "qwen3_next"))]
+CPU_ONLY = [name for name in NAMES if name.startswith(("qwen3_5", "qwen3_next"))]
 SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages"}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 

@@ -119,6 +119,13 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
                             &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o})
       Place(device, *w);
     if (joins) Join(device, grouped);
+    if (layer.latent.index) {
+      IndexWeights& index = *layer.latent.index;
+      Place(device, index.q);
+      Place(device, index.k);
+      Place(device, index.k_norm);
+      Place(device, index.weights);
+    }
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
       // The shard of one head may start inside a block of scales, and the shard of another at a
       // block's start. Ops need one format for all heads.

@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/attention/attention_launch.h"
+#include "kernels/cuda/attention/select_keys.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -87,7 +88,17 @@ void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTabl
                             .out = p.out,
                             .ldo = p.ldo,
                             .table = table};
-  Start(launch, exact, true, scratch, chain);
+  if (p.selected == nullptr || table.num_sequences == 0 || table.num_rows == 0)
+    return Start(launch, exact, true, scratch, chain);
+  const size_t bytes = SelectedSequencesBytes(table.num_rows);
+  CHECK_GE(scratch.size(), bytes);
+  FillSelectedSequences(table, p.topk, scratch.data(), chain.stream);
+  for (int32_t first = 0; first < table.num_rows; first += kSelectedRows) {
+    launch.table = SelectedSequences(table, p.selected, p.topk, scratch.data(), first);
+    launch.q = p.q + first * p.ldq;
+    launch.out = p.out + first * p.ldo;
+    Start(launch, exact, true, scratch.subspan(bytes), chain.stream);
+  }
 }
 
 }  // namespace switchyard::cuda

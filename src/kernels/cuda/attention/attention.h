@@ -47,6 +47,10 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 // `scratch`: device memory for partial results of long sequences, aligned to 16 bytes. If it is too
 // small, one block processes all keys of a query: the same bits, more slowly.
 //
+// With LatentAttentionParams::selected, which SelectKeys has filled (select_keys.h), each row is a
+// sequence of its own. `scratch` then also has SelectedSequencesBytes(table.num_rows) bytes for
+// their table.
+//
 // A row's bits depend only on `exact`, its own query, keys and position. With tensor cores, keys
 // are cut at fixed positions into splits, and splits into blocks of 64 keys. Results of splits are
 // merged in order, whichever block computes them. Scales are positive.
