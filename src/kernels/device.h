@@ -133,8 +133,7 @@ class Device {
   // `sequences` are from this device. `sequences` and `page_size` of `p` stay empty.
   virtual void Attention(const AttentionParams& p, const PassSequences& sequences) = 0;
   virtual void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) = 0;
-  // On CPUs only; other devices abort. `sequences` and `page_size` of `p` stay empty.
-  virtual void SelectKeys(const SelectKeysParams& p, const PassSequences& sequences);
+  virtual void SelectKeys(const SelectKeysParams& p, const PassSequences& sequences) = 0;
   virtual void StoreKv(const StoreKvParams& p) = 0;
   virtual void Embed(const EmbedParams& p) = 0;
   virtual void CopyRows(const CopyRowsParams& p) = 0;

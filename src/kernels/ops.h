@@ -178,8 +178,8 @@ struct AttentionParams {
   const void* v_cache = nullptr;  // [slots, kv_heads, value width] of kv_dtype
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim. CPUs only
-  float value_scale = 1.0f;  // factor of all values. CPUs only
+  int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim
+  float value_scale = 1.0f;  // factor of all values
   int32_t page_size = 1;
   float scale = 1.0f;
   int32_t window = 0;  // sliding window: position p attends to key j if p - j < window; 0: all
@@ -216,8 +216,9 @@ struct LatentAttentionParams {
   int32_t page_size = 1;
   float scale = 1.0f;
   bool bfloat16_rows = false;  // see AttentionParams
-  // With `selected`, the result of SelectKeys: rows with more than topk keys attend only to the
-  // keys in their slots. Bits are those of attention over a sequence of only these keys. CPUs only.
+  // With `selected`, the result of SelectKeys for the same sequences on the same device: rows with
+  // more than topk keys attend only to the keys in their slots. Bits are those of attention over a
+  // sequence of only these keys.
   const int32_t* selected = nullptr;  // [m, topk] or null
   int64_t topk = 0;
   std::span<const SequenceSpan> sequences;
@@ -230,7 +231,7 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool);
 // 2025). An index key k_j is cached for each position.
 //   score(j) = Σ_h weight_h · max(0, q_h · k_j)
 // A row with more than topk keys selects the topk keys with the highest scores; of equal scores,
-// those at lower positions. NaN is the lowest score. CPUs only.
+// those at lower positions. NaN is the lowest score.
 struct SelectKeysParams {
   const float* q = nullptr;  // [m, heads, head_dim], row stride ldq
   int64_t ldq = 0;
@@ -240,8 +241,8 @@ struct SelectKeysParams {
   int64_t heads = 0, head_dim = 0, topk = 0;
   int32_t page_size = 1;
   std::span<const SequenceSpan> sequences;
-  // [m, topk] the slots of the selected keys, ascending by position. Rows with at most topk keys
-  // are not written.
+  // [m, topk] the slots of the selected keys, ascending by position. In rows with at most topk
+  // keys, CPUs write nothing, and GPUs the slots of all keys.
   int32_t* selected = nullptr;
 };
 void SelectKeys(const SelectKeysParams& p, ThreadPool& pool);

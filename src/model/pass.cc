@@ -13,6 +13,11 @@ namespace {
 constexpr int64_t kIds = 0, kPositions = 1, kSlots = 2, kLogitRows = 3, kTokenRows = 4,
                   kHiddenRows = 5, kArrays = 6;
 
+// The bit of a recording key that stands for Pass::selects_keys, after those of the size and of the
+// generation.
+constexpr int kSelectsBit = 55;
+constexpr uint64_t kSelects = uint64_t{1} << kSelectsBit;
+
 }  // namespace
 
 Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats)
@@ -106,7 +111,9 @@ void Pass::SetStates(const std::vector<kernels::StateSpan>& spans) {
 
 uint64_t Pass::RecordingKey(uint64_t size) {
   CHECK_EQ(size >> 32, 0u);
+  CHECK_EQ(generation_ >> (kSelectsBit - 32), 0u);
   CHECK_LT(index_, 128);
+  if (selects_keys) size |= kSelects;
   if (seen_sizes_.insert(size).second) {
     if (moe) moe->clocked = false;
     return 0;

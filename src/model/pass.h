@@ -83,8 +83,9 @@ class Pass {
   // [T, top_k] in device memory: the experts of the layer that runs.
   int32_t* routed_rows() const { return static_cast<int32_t*>(routed_rows_.get()); }
 
-  // The key under which Device::Run records a pass of this size, a number of up to 32 bits. It is 0
-  // for the first pass of a size, which loads kernels and allocates scratch and is not recorded.
+  // The key under which Device::Run records a pass of this size, a number of up to 32 bits, and
+  // with this `selects_keys`. It is 0 for the first such pass, which loads kernels and allocates
+  // scratch and is not recorded.
   // Such a pass is not clocked either, because its times would be those of a host that waits. A
   // clocked pass is a variant (Device::kVariant). Call it after MoeState::BeginPass.
   uint64_t RecordingKey(uint64_t size);
@@ -111,9 +112,10 @@ class Pass {
   Activations joined;    // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
   bool branch_pending = false;
   LayerScratch scratch;
-  // With an indexer: whether some row has more keys than index_topk, and the slots of the selected
-  // keys (kernels::SelectKeysParams), [T, index_topk]. Layers with LayerConfig::shared_index read
-  // those of the layer before.
+  // With an indexer: whether this pass selects keys, and the slots of the selected keys
+  // (kernels::SelectKeysParams), [T, index_topk]. Layers with LayerConfig::shared_index read those
+  // of the layer before. Begin sets selects_keys if some row has more keys than index_topk. If no
+  // row has, selection changes no bit.
   bool selects_keys = false;
   int32_t* selected_keys() const { return static_cast<int32_t*>(selected_keys_.get()); }
   bool projected = false;         // attention's projections have run in this layer
@@ -154,7 +156,8 @@ class Pass {
   std::span<const kernels::SequenceSpan> given_sequences_;  // sequences of the batch
   std::vector<kernels::SequenceSpan> kept_sequences_;       // sequences after KeepLogitRows
   uint32_t generation_ = 0;                                 // number of times that memory moved
-  std::set<uint64_t> seen_sizes_;  // sizes of decode batches that have run since memory moved
+  // Sizes of decode batches that have run since memory moved, plus kSelects if keys were selected.
+  std::set<uint64_t> seen_sizes_;
 };
 
 }  // namespace switchyard

@@ -21,7 +21,7 @@ from schema_generator import schemas
 from server import FIXTURES, PROGRAM, OtherNode, Server, free_port
 from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
-from test_families import CPU_ONLY, FEW_STATES
+from test_families import FEW_STATES
 from test_families import FOLDER as FAMILY_FOLDER
 from test_families import MORE as SHORTCUT_LAYOUTS
 from test_families import NAMES as FAMILIES
@@ -83,7 +83,7 @@ def test_equals_transformers(case):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CPU_ONLY])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_equal_transformers(tmp_path, name, ranks):
     device, env = where(ranks)
     layout = [] if ranks == 1 else ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
@@ -100,6 +100,22 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
     device, env = where(1)
     check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
+
+
+# Chunks of four tokens, and contexts with more tokens than index_topk.
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["one", "dp"])
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa_shared"])
+def test_sparse_attention_equals_transformers(tmp_path, name, layout, graphs):
+    device, env = where(1 if layout == "one" else 2)
+    flags = [] if layout == "one" else SHORTCUT_LAYOUTS[layout]
+    check_family(name, tmp_path, *device, "--chunked-prefill-size", 4, *GRAPHS[graphs], *flags, env=env)
+
+
+# Layers differ in KV heads, so attention groups have different caches.
+def test_layers_with_different_caches_equal_transformers(tmp_path):
+    device, env = where(2)
+    check_family("mimo_v2_flash", tmp_path, *device, *SHORTCUT_LAYOUTS["dp"], env=env)
 
 
 HOSTS = [(name, 2, mode, graphs) for name in ("olmoe", "deepseek_v3") for mode in ("none", "normal", "low_latency")

@@ -26,8 +26,6 @@ MORE = {
     "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
     "stages": ["--pp-size", 2],
 }
-# GPUs refuse these.
-CPU_ONLY = [name for name in NAMES if name.startswith(("deepseek_v32", "glm_moe_dsa", "mimo_v2_flash"))]
 SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages"}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "core/check.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/device.h"
 #include "kernels/recurrent.h"
@@ -162,10 +161,6 @@ void CpuDevice::ScaleBySquares(const ScaleBySquaresParams& p) {
 }
 
 }  // namespace
-
-void Device::SelectKeys(const SelectKeysParams& /*p*/, const PassSequences& /*sequences*/) {
-  CheckFailed(__FILE__, __LINE__, "only CPUs select keys by an index");
-}
 
 std::unique_ptr<Device> MakeCpuDevice(ThreadPool& pool) {
   return std::make_unique<CpuDevice>(pool);

@@ -108,19 +108,15 @@ void ReadGlm(const ConfigReader& reader, ModelConfig* config) {
   ReadSharedIndices(reader, config);
 }
 
-constexpr std::string_view kCpuOnly = "attention to the keys that an indexer selects";
-
 constexpr Family kFamilies[] = {
     {.architecture = "DeepseekV32ForCausalLM",
      .model_type = "deepseek_v32",
      .read_config = ReadDeepseek,
-     .names = NamesWithCorrectionBias,
-     .cpu_only = kCpuOnly},
+     .names = NamesWithCorrectionBias},
     {.architecture = "GlmMoeDsaForCausalLM",
      .model_type = "glm_moe_dsa",
      .read_config = ReadGlm,
-     .names = NamesWithCorrectionBias,
-     .cpu_only = kCpuOnly},
+     .names = NamesWithCorrectionBias},
 };
 
 }  // namespace

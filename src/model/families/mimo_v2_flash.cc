@@ -101,8 +101,7 @@ TensorNames Names(const ModelConfig& config) {
 constexpr Family kFamilies[] = {{.architecture = "MiMoV2FlashForCausalLM",
                                  .model_type = "mimo_v2_flash",
                                  .read_config = ReadConfig,
-                                 .names = Names,
-                                 .cpu_only = "keys and values of different widths"}};
+                                 .names = Names}};
 
 }  // namespace
 

@@ -33,11 +33,7 @@ GroupedAttention::GroupedAttention(const LayerContext& context)
       kv_heads_(MostKvHeads(context.config, context.mesh)),
       head_dim_(context.config.attention.head_dim),
       value_dim_(context.config.attention.value_dim()),
-      plain_heads_(HasPlainHeads(context.config)) {
-  // Features refuses such families on GPUs (Family::cpu_only).
-  CHECK(c_.device.is_cpu() ||
-        (value_dim_ == head_dim_ && context.config.attention.value_scale == 1.0f));
-}
+      plain_heads_(HasPlainHeads(context.config)) {}
 
 int64_t GroupedAttention::KvHeadsOf(int64_t layer) const {
   return KvHeads(c_.config, layer, c_.mesh).size();

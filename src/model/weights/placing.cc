@@ -140,6 +140,13 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     }
     layer.linear.stacked_in = Stack(device, layer.linear.in);
     layer.linear.stacked_gates = Stack(device, layer.linear.gates);
+    if (layer.latent.index) {
+      IndexWeights& index = *layer.latent.index;
+      Place(device, index.q);
+      Place(device, index.k);
+      Place(device, index.k_norm);
+      Place(device, index.weights);
+    }
     for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
       // The shard of one head may start inside a block of scales, and the shard of another at a
       // block's start. Ops need one format for all heads.

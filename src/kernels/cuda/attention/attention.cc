@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/attention/attention_launch.h"
+#include "kernels/cuda/attention/select_keys.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -17,7 +18,8 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK(launch.qk_dim <= 1024 && launch.v_dim <= 512);
   CHECK(launch.kv_dtype == DType::kF32 || launch.kv_dtype == DType::kBF16 ||
         launch.kv_dtype == DType::kF16);
-  if (exact || launch.kv_dtype != DType::kBF16) {
+  if (exact || launch.kv_dtype != DType::kBF16 ||
+      !HasAttentionTiles(launch.qk_dim, launch.v_dim, latent)) {
     Check(LaunchSimtAttention(launch, chain.stream), "attention");
     return;
   }
@@ -49,8 +51,10 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .heads = static_cast<int>(p.heads),
                             .kv_heads = static_cast<int>(p.kv_heads),
                             .qk_dim = static_cast<int>(p.head_dim),
-                            .v_dim = static_cast<int>(p.head_dim),
+                            .v_dim = static_cast<int>(p.value_width()),
+                            .v_width = static_cast<int>(p.value_width()),
                             .scale = p.scale,
+                            .value_scale = p.value_scale,
                             .window = p.window,
                             .chunk = p.chunk,
                             .sinks = p.sinks,
@@ -64,8 +68,8 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
 }
 
 bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact) {
-  return !exact && p.kv_dtype == DType::kBF16 && (p.head_dim == 64 || p.head_dim == 128) &&
-         IsHopper();
+  return !exact && p.kv_dtype == DType::kBF16 && p.value_width() == p.head_dim &&
+         (p.head_dim == 64 || p.head_dim == 128) && IsHopper();
 }
 
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,
@@ -79,11 +83,22 @@ void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTabl
                             .kv_heads = 1,
                             .qk_dim = static_cast<int>(p.lora + p.rope),
                             .v_dim = static_cast<int>(p.lora),
+                            .v_width = static_cast<int>(p.lora + p.rope),
                             .scale = p.scale,
                             .out = p.out,
                             .ldo = p.ldo,
                             .table = table};
-  Start(launch, exact, true, scratch, chain);
+  if (p.selected == nullptr || table.num_sequences == 0 || table.num_rows == 0)
+    return Start(launch, exact, true, scratch, chain);
+  const size_t bytes = SelectedSequencesBytes(table.num_rows);
+  CHECK_GE(scratch.size(), bytes);
+  FillSelectedSequences(table, p.topk, scratch.data(), chain.stream);
+  for (int32_t first = 0; first < table.num_rows; first += kSelectedRows) {
+    launch.table = SelectedSequences(table, p.selected, p.topk, scratch.data(), first);
+    launch.q = p.q + first * p.ldq;
+    launch.out = p.out + first * p.ldo;
+    Start(launch, exact, true, scratch.subspan(bytes), chain.stream);
+  }
 }
 
 }  // namespace switchyard::cuda

@@ -40,11 +40,16 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 // them. Rows that belong to no sequence are not written.
 //
 // `exact`: float32 products of unrounded inputs. Otherwise tensor cores are used if the cache is
-// kBF16 and the head size is supported (64 and 128; latent 512 + 64). q and the probabilities are
-// then rounded to bfloat16, and q, out and both caches must be aligned to 16 bytes.
+// kBF16 and the head size is supported (64 and 128; keys of 192 with values of 128; latent 512 +
+// 64). q and the probabilities are then rounded to bfloat16, and q, out and both caches must be
+// aligned to 16 bytes.
 //
 // `scratch`: device memory for partial results of long sequences, aligned to 16 bytes. If it is too
 // small, one block processes all keys of a query: the same bits, more slowly.
+//
+// With LatentAttentionParams::selected, which SelectKeys has filled (select_keys.h), each row is a
+// sequence of its own. `scratch` then also has SelectedSequencesBytes(table.num_rows) bytes for
+// their table.
 //
 // A row's bits depend only on `exact`, its own query, keys and position. With tensor cores, keys
 // are cut at fixed positions into splits, and splits into blocks of 64 keys. Results of splits are

@@ -20,10 +20,12 @@ struct AttentionLaunch {
   int64_t ldq = 0;
   bool bf16_queries = false;  // AttentionParams::bf16_queries
   const void* k = nullptr;    // [slots, kv_heads, qk_dim]
-  const void* v = nullptr;    // [slots, kv_heads, qk_dim]; a value is the first v_dim of these
+  const void* v = nullptr;    // [slots, kv_heads, v_width]; a value is the first v_dim of these
   DType kv_dtype = DType::kF32;
   int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
+  int v_width = 0;  // v_dim; latent attention, whose values are parts of keys: qk_dim
   float scale = 1.0f;
+  float value_scale = 1.0f;      // factor of all values
   int window = 0, chunk = 0;     // AttentionParams; at most one is not 0
   const float* sinks = nullptr;  // [heads] or null
   float* out = nullptr;          // [rows, heads, v_dim], row stride ldo
@@ -35,14 +37,21 @@ struct AttentionLaunch {
   bool hopper = false;  // the device supports wgmma
 };
 
+// Whether the tensor core kernels have tiles for these sizes: heads of 64 or 128, keys of 192 with
+// values of 128, and latents of 512 + 64.
+inline bool HasAttentionTiles(int qk_dim, int v_dim, bool latent) {
+  if (latent) return qk_dim == 576 && v_dim == 512;
+  return qk_dim == v_dim ? qk_dim == 64 || qk_dim == 128 : qk_dim == 192 && v_dim == 128;
+}
+
 // Launches the kernel with float32 products, for any head size and cache dtype.
 cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream);
-// Launches the tensor core kernels for a bfloat16 cache and head sizes 64, 128 or latent 512 + 64.
+// Launches the tensor core kernels for a bfloat16 cache and the sizes of HasAttentionTiles.
 // Otherwise, or if shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);
 // Launches the wgmma kernels on Hopper, for sequences in which rows times query heads per key-value
-// head are at least min_rows.
+// head are at least min_rows. Head sizes 64 and 128, or latents.
 cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
                                  const PdlStream& chain);
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,

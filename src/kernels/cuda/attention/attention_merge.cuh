@@ -39,11 +39,12 @@ __device__ __forceinline__ float MergeSoftmax(const MergeFactors& f, float befor
 }
 
 // The final factor of the weighted sum of values. `sink`: an additional logit of the softmax, or
-// null.
-__device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink) {
+// null. `value_scale`: AttentionLaunch::value_scale.
+__device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink,
+                                             float value_scale) {
   MergeFactors f = {1.0f, 0.0f};
   if (sink) f = MergeSoftmax(state, {.max = __fmul_rn(*sink, kLog2E), .sum = 1.0f});
-  return __fdiv_rn(f.before, state.sum);
+  return __fmul_rn(__fdiv_rn(f.before, state.sum), value_scale);
 }
 
 // Arguments of the tensor core attention kernels and of the merge kernel.

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
   const int begin = FirstKey(position, p.window, p.chunk);
   const int* pages = table.pages + int64_t{sequence} * table.max_pages;
   const T* k = static_cast<const T*>(p.k) + int64_t{kv_head} * p.qk_dim;
-  const T* v = static_cast<const T*>(p.v) + int64_t{kv_head} * p.qk_dim;
-  const int64_t stride = int64_t{p.kv_heads} * p.qk_dim;
+  const T* v = static_cast<const T*>(p.v) + int64_t{kv_head} * p.v_width;
+  const int64_t stride = int64_t{p.kv_heads} * p.v_width;
 
   for (int i = threadIdx.x; i < kHeads * p.qk_dim; i += kThreads) {
     const int h = i / p.qk_dim;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     weight = fmaf(weight, scale, expf(sink - new_top));
   }
   __syncthreads();
-  if (lane == 0) shared.sum[warp] = scale / weight;
+  if (lane == 0) shared.sum[warp] = p.value_scale * (scale / weight);
   __syncthreads();
 #pragma unroll
   for (int c = 0; c < kMaxColumns; ++c) {

@@ -36,9 +36,10 @@ void ExpectNear(const std::vector<float>& got, const std::vector<float>& want, d
 
 std::string Describe(const AttentionShape& s) {
   return std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " +
-         std::to_string(s.head_dim) + ", pages of " + std::to_string(s.page_size) + ", window " +
-         std::to_string(s.window) + ", chunks of " + std::to_string(s.chunk) +
-         (s.sinks ? ", sinks" : "") + ", type " + std::string(Name(s.dtype));
+         std::to_string(s.head_dim) + " and " + std::to_string(s.out_dim()) + ", pages of " +
+         std::to_string(s.page_size) + ", window " + std::to_string(s.window) + ", chunks of " +
+         std::to_string(s.chunk) + (s.sinks ? ", sinks" : "") + ", type " +
+         std::string(Name(s.dtype));
 }
 
 AttentionShape RandomShape(Random& random) {
@@ -51,6 +52,9 @@ AttentionShape RandomShape(Random& random) {
   shape.window = random.Pick<int32_t>({0, 0, 1, 50, 300});
   if (shape.window == 0) shape.chunk = random.Pick<int32_t>({0, 1, 50, 64, 260});
   shape.sinks = random.Below(2) == 0;
+  if (shape.head_dim == 192 || random.Below(4) == 0)
+    shape.value_dim = random.Pick<int64_t>({128, 128, 4, 40, 64, 200});
+  shape.value_scale = random.Pick({1.0f, 1.0f, 0.707f, -0.5f});
   return shape;
 }
 
@@ -94,6 +98,14 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
         AttentionShape{.heads = 2, .kv_heads = 1, .head_dim = 64, .window = 90, .sinks = true},
         AttentionShape{.heads = 5, .kv_heads = 1, .head_dim = 128, .chunk = 130},
         AttentionShape{.heads = 2, .kv_heads = 2, .head_dim = 64, .chunk = 516},
+        AttentionShape{
+            .heads = 16, .kv_heads = 1, .head_dim = 192, .value_dim = 128, .value_scale = 0.707f},
+        AttentionShape{.heads = 8,
+        .kv_heads = 2,
+        .head_dim = 192,
+        .window = 128,
+        .sinks = true,
+        .value_dim = 128},
         AttentionShape{.heads = 40, .head_dim = 576, .rope = 64}}) {
     const AttentionSequences sequences(random, shape, {150, 530});
     // The last rows are in one chunk of 130 positions, which begins within a block of keys.
@@ -230,6 +242,14 @@ TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
         AttentionShape{.heads = 10, .kv_heads = 2, .head_dim = 128, .window = 300, .sinks = true},
         AttentionShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 1, .chunk = 100},
         AttentionShape{.heads = 10, .kv_heads = 2, .head_dim = 128, .chunk = 300, .sinks = true},
+        AttentionShape{.heads = 16,
+        .kv_heads = 2,
+        .head_dim = 192,
+        .window = 128,
+        .sinks = true,
+        .value_dim = 128,
+        .value_scale = 0.707f},
+        AttentionShape{.heads = 32, .kv_heads = 2, .head_dim = 192, .value_dim = 128},
         AttentionShape{.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF16}}) {
     ExpectSameBitsInAnyChunks(shape, false, random);
     ExpectSameBitsInAnyChunks(shape, true, random);

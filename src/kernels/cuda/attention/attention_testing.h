@@ -20,8 +20,10 @@ struct AttentionShape {
   DType dtype = DType::kBF16;
   int32_t window = 0, chunk = 0;
   bool sinks = false;
+  int64_t value_dim = 0;  // of grouped attention; 0: head_dim
+  float value_scale = 1.0f;
 
-  int64_t out_dim() const { return head_dim - rope; }
+  int64_t out_dim() const { return value_dim > 0 ? value_dim : head_dim - rope; }
 };
 
 // Rows [begin, end) of a sequence that has `end` keys at that time.
@@ -38,7 +40,7 @@ class AttentionSequences {
     for (const int32_t length : lengths_) {
       queries_.push_back(Rounded(random.Normal(length * shape.heads * shape.head_dim)));
       keys_.push_back(random.Normal(length * Width()));
-      values_.push_back(random.Normal(length * Width()));
+      values_.push_back(random.Normal(length * ValueWidth()));
     }
     sinks_ = random.Normal(shape.heads, 2.0f);
     LayOut(random);
@@ -52,9 +54,9 @@ class AttentionSequences {
     for (const int32_t length : lengths_) count += (length + page_size - 1) / page_size;
     const int32_t spare = 3;
     const std::vector<int32_t> order = random.Shuffled(count + spare);
-    const int64_t bytes = (count + spare) * page_size * Width() * SizeOf(shape_.dtype);
-    k_.assign(bytes, static_cast<char>(0xff));  // NaN in all three types
-    v_ = k_;
+    const int64_t slot_bytes = (count + spare) * page_size * SizeOf(shape_.dtype);
+    k_.assign(slot_bytes * Width(), static_cast<char>(0xff));  // NaN in all three types
+    v_.assign(slot_bytes * ValueWidth(), static_cast<char>(0xff));
     const int32_t* next = order.data();
     for (size_t s = 0; s < lengths_.size(); ++s) {
       const int32_t length = lengths_[s], own = (length + page_size - 1) / page_size;
@@ -63,14 +65,17 @@ class AttentionSequences {
       std::vector<int32_t> slots(length);
       for (int32_t j = 0; j < length; ++j)
         slots[j] = pages_[s][j / page_size] * page_size + j % page_size;
-      for (auto& [from, to] : {std::pair{&keys_[s], &k_}, std::pair{&values_[s], &v_}})
-        kernels::reference::StoreKv({.x = from->data(),
-                                     .ldx = Width(),
+      const auto store = [&](const std::vector<float>& from, int64_t width, std::vector<char>& to) {
+        kernels::reference::StoreKv({.x = from.data(),
+                                     .ldx = width,
                                      .m = length,
-                                     .n = Width(),
+                                     .n = width,
                                      .slots = slots.data(),
-                                     .cache = to->data(),
+                                     .cache = to.data(),
                                      .dtype = shape_.dtype});
+      };
+      store(keys_[s], Width(), k_);
+      store(values_[s], ValueWidth(), v_);
     }
   }
 
@@ -226,6 +231,8 @@ class AttentionSequences {
             .heads = shape_.heads,
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
+            .v_dim = shape_.value_dim,
+            .value_scale = shape_.value_scale,
             .page_size = shape_.page_size,
             .scale = Scale(),
             .window = shape_.window,
@@ -244,6 +251,9 @@ class AttentionSequences {
   }
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
   int64_t Width() const { return shape_.kv_heads * shape_.head_dim; }
+  int64_t ValueWidth() const {
+    return shape_.kv_heads * (shape_.value_dim > 0 ? shape_.value_dim : shape_.head_dim);
+  }
   int32_t MaxPages() const { return 8192 / shape_.page_size; }
 
   // The queries as AttentionParams::bf16_queries describes them, with NaN after each head.

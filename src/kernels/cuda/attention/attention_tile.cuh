@@ -54,23 +54,29 @@ class TileLoader {
   // a panel.
   __device__ void LoadKeys(int stage) {
     constexpr int kRowsAtOnce = Shape::kThreads / 8;
-    const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
-    const int64_t at = int64_t{unit_.kv_head} * Shape::kQkDim + threadIdx.x % 8 * 8;
-    const __nv_bfloat16* k = static_cast<const __nv_bfloat16*>(p_.launch.k) + at;
-    const __nv_bfloat16* v = static_cast<const __nv_bfloat16*>(p_.launch.v) + at;
+    const int kv_heads = p_.launch.kv_heads, column = threadIdx.x % 8 * 8;
+    const int64_t k_stride = int64_t{kv_heads} * Shape::kQkDim;
+    const int64_t v_stride = int64_t{kv_heads} * Shape::kVDim;
+    const __nv_bfloat16* k = static_cast<const __nv_bfloat16*>(p_.launch.k) +
+                             int64_t{unit_.kv_head} * Shape::kQkDim + column;
+    const __nv_bfloat16* v = static_cast<const __nv_bfloat16*>(p_.launch.v) +
+                             int64_t{unit_.kv_head} * Shape::kVDim + column;
     const uint32_t to = shared_ + Shape::kQBytes + stage * Shape::kStageBytes;
     const int* slots = Slots(stage);
 #pragma unroll
     for (int i = 0; i < Shape::kKeys / kRowsAtOnce; ++i) {
       const int row = threadIdx.x / 8 + i * kRowsAtOnce, slot = slots[row];
-      const int64_t from = max(slot, 0) * stride;
+      const __nv_bfloat16* const key = k + max(slot, 0) * k_stride;
+      const __nv_bfloat16* const value = v + max(slot, 0) * v_stride;
       const uint32_t row_to = to + SwizzledOffset<Shape::kKeys>(row, threadIdx.x % 8);
 #pragma unroll
       for (int panel = 0; panel < Shape::kQkDim / 64; ++panel) {
         const uint32_t panel_to = row_to + panel * (Shape::kKeys * 128);
-        ptx::CopyAsync16(panel_to, k + from + 64 * panel, slot >= 0);
-        if constexpr (!Shape::kLatent)
-          ptx::CopyAsync16(panel_to + Shape::kKBytes, v + from + 64 * panel, slot >= 0);
+        ptx::CopyAsync16(panel_to, key + 64 * panel, slot >= 0);
+        if constexpr (!Shape::kLatent) {
+          if (panel < Shape::kVDim / 64)
+            ptx::CopyAsync16(panel_to + Shape::kKBytes, value + 64 * panel, slot >= 0);
+        }
       }
     }
     ptx::CommitCopies();

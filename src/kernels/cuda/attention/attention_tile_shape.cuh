@@ -50,7 +50,7 @@ struct TileShape {
   static_assert((1 << kSplits.fine) % kKeys == 0 && (1 << kSplits.coarse) % kKeys == 0);
   static_assert(kSplits.fine_end % (1 << kSplits.fine) == 0);
   static_assert(kWarpKeys % 8 == 0 && kWarpColumns % 16 == 0);
-  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0);
+  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0 && kVDim <= kQkDim);
   static_assert(!kHopper || kRowGroups % 4 == 0);
 };
 

@@ -405,7 +405,9 @@ class TileEpilogue {
     const MergeFactors f =
         MergeSoftmax(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});
     const float* sinks = p_.launch.sinks;
-    *factor = last ? FinalFactor(total_[i], sinks ? sinks + rows_.head[i] : nullptr) : 1.0f;
+    *factor = last ? FinalFactor(total_[i], sinks ? sinks + rows_.head[i] : nullptr,
+                                 p_.launch.value_scale)
+                   : 1.0f;
     return f;
   }
 

@@ -7,7 +7,8 @@
 namespace switchyard::cuda {
 
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain) {
-  if (launch.qk_dim != 576 || launch.v_dim != 512) return cudaErrorNotSupported;
+  if (!HasAttentionTiles(launch.qk_dim, launch.v_dim, /*latent=*/true))
+    return cudaErrorNotSupported;
   using Small = TileShape<576, 512, true, 1, 8, 2>;
   using Large = TileShape<576, 512, true, 4, 2, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;

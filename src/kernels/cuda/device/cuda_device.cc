@@ -14,6 +14,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/select_keys.h"
 #include "kernels/cuda/device/cuda_device_products.h"
 #include "kernels/cuda/device/cuda_device_sequences.h"
 #include "kernels/cuda/device/cuda_device_weights.h"
@@ -206,6 +207,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
   void LatentAttention(const kernels::LatentAttentionParams& p,
                        const kernels::PassSequences& sequences) override {
     cuda::LatentAttention(p, TableOf(sequences), exact(), chain(), AttentionScratch());
+  }
+  void SelectKeys(const kernels::SelectKeysParams& p,
+                  const kernels::PassSequences& sequences) override {
+    cuda::SelectKeys(p, TableOf(sequences), exact(), stream_.get(), AttentionScratch());
   }
 
   void ShortConv(const kernels::ShortConvParams& p) override {

@@ -173,6 +173,73 @@ TEST_F(DeviceTest, AttentionFindsItsSequences) {
   }
 }
 
+// The same bits as without a recorded pass, with other sequences and queries in each replay.
+TEST_F(DeviceTest, ARecordedPassSelectsTheKeysOfItsSequences) {
+  constexpr int32_t kPage = 16, kTopK = 50;
+  constexpr int64_t kIndexHeads = 8, kIndexDim = 32, kHeads = 16, kLora = 512, kRope = 64,
+                    kRows = 8;
+  const int64_t slots = 64 * kPage, latent = kLora + kRope;
+  const auto in_bfloat16 = [&](int64_t count) {
+    std::vector<uint16_t> bits;
+    for (const float x : random_.Normal(count)) bits.push_back(ToBF16(x).bits);
+    return bits;
+  };
+  const DeviceVector keys(*fast_, in_bfloat16(slots * kIndexDim));
+  const DeviceVector latents(*fast_, in_bfloat16(slots * latent));
+  const DeviceVector q(*fast_, std::vector<float>(kRows * kHeads * latent));
+  const DeviceVector index_q(*fast_, std::vector<float>(kRows * kIndexHeads * kIndexDim));
+  const DeviceVector weights(*fast_, std::vector<float>(kRows * kIndexHeads));
+  const DeviceVector selected(*fast_, std::vector<int32_t>(kRows * kTopK));
+  const DeviceVector out(*fast_, std::vector<float>(kRows * kHeads * kLora));
+  const auto sequences = fast_->MakeSequences();
+  const auto pass = [&] {
+    fast_->SelectKeys({.q = index_q.data(),
+                       .ldq = kIndexHeads * kIndexDim,
+                       .weights = weights.data(),
+                       .cache = keys.data(),
+                       .kv_dtype = DType::kBF16,
+                       .heads = kIndexHeads,
+                       .head_dim = kIndexDim,
+                       .topk = kTopK,
+                       .selected = selected.data()},
+                      *sequences);
+    fast_->LatentAttention({.q = q.data(),
+                            .ldq = kHeads * latent,
+                            .cache = latents.data(),
+                            .kv_dtype = DType::kBF16,
+                            .heads = kHeads,
+                            .lora = kLora,
+                            .rope = kRope,
+                            .scale = 0.05f,
+                            .selected = selected.data(),
+                            .topk = kTopK,
+                            .out = out.data(),
+                            .ldo = kHeads * kLora},
+                           *sequences);
+  };
+  const auto fill = [&](const DeviceVector<float>& x, int64_t count) {
+    const std::vector<float> values = random_.Normal(count);
+    fast_->CopyIn(x.data(), values.data(), values.size() * sizeof(float));
+  };
+  for (int round = 0; round < 5; ++round) {
+    const std::vector<int32_t> pages = random_.Shuffled(64);
+    std::vector<SequenceSpan> spans;
+    for (int32_t row = 0; row < kRows; ++row)
+      spans.push_back({.row_begin = row,
+                       .rows = 1,
+                       .kv_len = static_cast<int32_t>(1 + random_.Below(8 * kPage)),
+                       .pages = pages.data() + 8 * row});
+    sequences->Set(spans, kPage);
+    fill(q, kRows * kHeads * latent);
+    fill(index_q, kRows * kIndexHeads * kIndexDim);
+    fill(weights, kRows * kIndexHeads);
+    fast_->Run(9, pass);
+    const std::vector<float> got = out.Read();
+    fast_->Run(0, pass);
+    EXPECT_TRUE(SameBits(got, out.Read())) << round;
+  }
+}
+
 TEST_F(DeviceTest, MarksOfTheStreamHaveTimesOfTheHost) {
   const int64_t count = 1 << 24;
   const DeviceVector x(*exact_, std::vector<float>(count, 1.0f));

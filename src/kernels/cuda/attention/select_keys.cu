@@ -1,0 +1,201 @@
+// Problem: the exact top-k of the scores of each query row (kernels/ops.h, SelectKeys), and the
+// table of attention to the selected keys.
+// Tiling: one block of 1024 threads for each row.
+// Pipeline: none. The lowest selected score is found in four passes over the scores, eight bits in
+// each (radix selection). A last pass stores the slots in the order of their positions.
+// Measured: not measured.
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "kernels/cuda/attention/attention_schedule.cuh"
+#include "kernels/cuda/attention/select_keys.cuh"
+#include "kernels/cuda/attention/select_keys.h"
+
+namespace switchyard::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kDigits = 256;
+constexpr int64_t kMaxRows = 65535;  // of a wave: the largest height of a grid
+
+struct Shared {
+  int counts[kDigits];  // keys with a digit
+  int digit, wanted;
+  // For each warp, the number of keys above the lowest score, and 2^16 times the number of keys
+  // with it. Rounds alternate between two buffers.
+  unsigned of_warps[2][kWarps];
+};
+
+// The lowest selected score, and how many of the keys with this score are selected.
+struct Lowest {
+  uint32_t score;
+  int equal;
+};
+
+__device__ Lowest FindLowest(const uint32_t* scores, int keys, int topk, Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  uint32_t prefix = 0;
+  int wanted = topk;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    if (threadIdx.x < kDigits) shared.counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int begin = 0; begin < keys; begin += kThreads) {
+      const int key = begin + static_cast<int>(threadIdx.x);
+      const uint32_t score = key < keys ? scores[key] : 0;
+      const bool counts = key < keys && (score >> shift >> 8) == prefix;
+      const unsigned lanes = __ballot_sync(~0u, counts);
+      if (!counts) continue;
+      // One addition for all lanes with the same digit, because most scores share a few exponents.
+      const uint32_t digit = score >> shift & (kDigits - 1);
+      const unsigned same = __match_any_sync(lanes, digit);
+      if (lane == __ffs(static_cast<int>(same)) - 1) atomicAdd(&shared.counts[digit], __popc(same));
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      constexpr int kEach = kDigits / 32;
+      const int highest = kDigits - 1 - kEach * lane;  // of this lane's digits
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += shared.counts[highest - i];
+      int before = WarpSumBefore(sum, lane);
+      if (before < wanted && wanted <= before + sum) {
+        int digit = highest;
+        for (; before + shared.counts[digit] < wanted; --digit) before += shared.counts[digit];
+        shared.digit = digit;
+        shared.wanted = wanted - before;
+      }
+    }
+    __syncthreads();
+    prefix = prefix << 8 | static_cast<uint32_t>(shared.digit);
+    wanted = shared.wanted;
+  }
+  return {prefix, wanted};
+}
+
+// Stores the slots of the keys above the lowest score, and of the first `equal` ones with it.
+__device__ void StoreSelected(const KeySelection& p, int row, int keys, const Lowest& lowest,
+                              Shared& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const unsigned earlier_lanes = (1u << lane) - 1;
+  const int sequence = p.table.row_sequence[row];
+  const uint32_t* const scores = p.ScoresOf(row);
+  int32_t* const to = p.selected + int64_t{row} * p.topk;
+  int above = 0, same = 0;  // among the keys of earlier rounds
+  for (int begin = 0, buffer = 0; begin < keys; begin += kThreads, buffer ^= 1) {
+    const int key = begin + static_cast<int>(threadIdx.x);
+    const uint32_t score = key < keys ? scores[key] : 0;
+    const bool is_above = key < keys && score > lowest.score;
+    const bool is_same = key < keys && score == lowest.score;
+    const unsigned above_lanes = __ballot_sync(~0u, is_above);
+    const unsigned same_lanes = __ballot_sync(~0u, is_same);
+    if (lane == 0)
+      shared.of_warps[buffer][warp] =
+          static_cast<unsigned>(__popc(above_lanes) | __popc(same_lanes) << 16);
+    __syncthreads();
+    const unsigned of_lane = shared.of_warps[buffer][lane];
+    const unsigned all = __reduce_add_sync(~0u, of_lane);
+    const unsigned before = __reduce_add_sync(~0u, lane < warp ? of_lane : 0u);
+    const int same_before =
+        same + static_cast<int>(before >> 16) + __popc(same_lanes & earlier_lanes);
+    if (is_above || (is_same && same_before < lowest.equal)) {
+      const int above_before =
+          above + static_cast<int>(before & 0xffff) + __popc(above_lanes & earlier_lanes);
+      to[above_before + min(same_before, lowest.equal)] = p.SlotOf(sequence, key);
+    }
+    above += static_cast<int>(all & 0xffff);
+    same += static_cast<int>(all >> 16);
+    if (above + min(same, lowest.equal) == p.topk) break;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) SelectRows(const __grid_constant__ KeySelection p) {
+  __shared__ Shared shared;
+  const int row = p.first_row + static_cast<int>(blockIdx.x), keys = p.KeysOf(row);
+  if (keys > p.topk) {
+    const Lowest lowest = FindLowest(p.ScoresOf(row), keys, p.topk, shared);
+    return StoreSelected(p, row, keys, lowest, shared);
+  }
+  for (int key = static_cast<int>(threadIdx.x); key < keys; key += kThreads)
+    p.selected[int64_t{row} * p.topk + key] = p.SlotOf(p.table.row_sequence[row], key);
+}
+
+// Fills the columns of the tables of SelectedSequences, [4, num_rows].
+__global__ void FillColumns(SequenceTable table, int topk, int32_t* columns) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int rows = table.num_rows;
+  if (row >= rows) return;
+  const int sequence = table.row_sequence[row];
+  int keys = 0;
+  if (sequence >= 0)
+    keys = table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
+  columns[row] = row % kSelectedRows;
+  columns[rows + row] = sequence >= 0 ? 1 : 0;
+  columns[2 * rows + row] = min(keys, topk);
+  columns[3 * rows + row] = sequence >= 0 ? row % kSelectedRows : -1;
+}
+
+}  // namespace
+
+void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
+                cudaStream_t stream, std::span<std::byte> scratch) {
+  if (table.num_sequences == 0 || table.num_rows == 0) return;
+  CHECK(p.kv_dtype == DType::kF32 || p.kv_dtype == DType::kBF16 || p.kv_dtype == DType::kF16);
+  CHECK(p.heads > 0 && p.head_dim > 0 && p.topk > 0);
+  const bool tiles = !exact && p.kv_dtype == DType::kBF16 && p.head_dim % 16 == 0;
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  CHECK(!tiles || (aligned(p.q) && aligned(p.cache) && p.ldq % 4 == 0));
+  const int64_t most_keys = int64_t{table.max_pages} * table.page_size;
+  CHECK(most_keys > 0 && most_keys <= int64_t{1} << 30);
+  const auto room = static_cast<int64_t>(scratch.size() / sizeof(uint32_t));
+  const int64_t rows = std::min({int64_t{table.num_rows}, room / most_keys, kMaxRows});
+  CHECK_GT(rows, 0);
+  KeySelection wave = {.q = p.q,
+                       .ldq = p.ldq,
+                       .weights = p.weights,
+                       .cache = p.cache,
+                       .kv_dtype = p.kv_dtype,
+                       .heads = static_cast<int>(p.heads),
+                       .head_dim = static_cast<int>(p.head_dim),
+                       .topk = static_cast<int>(p.topk),
+                       .table = table,
+                       .selected = p.selected,
+                       .scores = reinterpret_cast<uint32_t*>(scratch.data()),
+                       .most_keys = most_keys};
+  for (int64_t first = 0; first < table.num_rows; first += rows) {
+    wave.first_row = static_cast<int32_t>(first);
+    wave.rows = static_cast<int32_t>(std::min(rows, table.num_rows - first));
+    Check(StartIndexScores(wave, tiles, stream), "scores of the index");
+    SelectRows<<<wave.rows, kThreads, 0, stream>>>(wave);
+    Check(cudaGetLastError(), "selection of keys");
+  }
+}
+
+void FillSelectedSequences(const SequenceTable& table, int64_t topk, std::byte* memory,
+                           cudaStream_t stream) {
+  CHECK_GT(table.num_rows, 0);
+  constexpr int kEach = 256;
+  FillColumns<<<(table.num_rows + kEach - 1) / kEach, kEach, 0, stream>>>(
+      table, static_cast<int>(topk), reinterpret_cast<int32_t*>(memory));
+  Check(cudaGetLastError(), "sequences of selected keys");
+}
+
+SequenceTable SelectedSequences(const SequenceTable& table, const int32_t* selected, int64_t topk,
+                                const std::byte* memory, int32_t first) {
+  CHECK_EQ(first % kSelectedRows, 0);
+  const int64_t all = table.num_rows;
+  const auto* const columns = reinterpret_cast<const int32_t*>(memory) + first;
+  const int32_t rows = std::min(table.num_rows - first, kSelectedRows);
+  return {.row_begin = columns,
+          .rows = columns + all,
+          .kv_len = columns + 2 * all,
+          .pages = selected + first * topk,
+          .row_sequence = columns + 3 * all,
+          .num_sequences = rows,
+          .num_rows = rows,
+          .max_pages = static_cast<int32_t>(topk),
+          .page_size = 1,
+          .max_rows = 1};
+}
+
+}  // namespace switchyard::cuda
