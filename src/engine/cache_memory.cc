@@ -37,7 +37,7 @@ int FirstFailed(bool failed, Communicator& group) {
 }
 
 std::string Change(bool release, std::span<KvStorage* const> caches, RankComm& comm) {
-  Communicator& group = comm.all();  // of all stages, so that all have a cache or none
+  Communicator& group = *comm.tp;
   const bool refused = caches.empty() || std::ranges::any_of(caches, [](auto* cache) {
                          return !cache->releasable();
                        });
