@@ -10,6 +10,7 @@ import time
 import pytest
 
 import check_reference
+import test_recorder
 from schema_generator import schemas
 from server import FIXTURES, Server, fails_to_start
 from test_cuda import GRAPHS, where
@@ -135,6 +136,24 @@ def test_a_profile_has_the_links_between_graphs(graphs, tmp_path):
         assert "receive" in names[1] and "send" not in names[1] and "embed" not in names[1]
         assert all(("graph" in some) == (graphs == "graphs") for some in names)
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_stages_record_what_one_stage_records(graphs, tmp_path):
+    found = []
+    for name, stages in (("one", []), ("two", ["--pp-size", 2])):
+        folder = tmp_path / name
+        folder.mkdir()
+        device, env = where(2 if stages else 1)
+        with Server(test_recorder.MODEL, *device, *stages, *test_recorder.COMMON, *GRAPHS[graphs],
+                    *test_recorder.recorder("per_pass", folder), env=env) as server:
+            test_recorder.generate(server, text="not recorded", sampling_params=test_recorder.GREEDY)
+            test_recorder.act(server, "start")
+            test_recorder.generate(server, text="Hello", sampling_params=test_recorder.GREEDY)
+            tensors, _ = test_recorder.tensors(test_recorder.act(server, "dump")["file"])
+            found.append(tensors["logical_count"])
+            assert server.stop() == 0
+    assert found[0] == found[1] and sum(found[0][1]) > 0
 
 
 def test_the_end_of_a_rank_ends_the_server():
