@@ -414,8 +414,8 @@ struct Model::Impl {
                                                  .micro_batch = 0,
                                                  .rows = rows,
                                                  .columns = config.hidden});
-      const auto inner = list.subspan(receives ? 1 : 0, list.size() - (receives ? 1 : 0) -
-                                                            (sends ? 1 : 0));
+      const size_t begin = receives ? 1 : 0, end = list.size() - (sends ? 1 : 0);
+      const auto inner = list.subspan(begin, end - begin);
       device.Run(key, [&] { decoder.Run(inner, parts, logit_rows); });
     }
     if (sends) decoder.RunLink(list.back(), *parts[0], watch);

@@ -167,7 +167,7 @@ def test_the_end_of_a_rank_ends_the_server():
 def test_a_stage_that_stops_is_named():
     """The watchdog is late, so the deadline of waits for another stage ends the server."""
     device, env = where(2)
-    with Server(MODEL, *device, "--pp-size", 2, "--dist-timeout", 5, "--watchdog-timeout", 1000, *COMMON, env=env) as server:
+    with Server(MODEL, *device, "--pp-size", 2, "--dist-timeout", 10, "--watchdog-timeout", 1000, *COMMON, env=env) as server:
         stopped = server.ranks()[1]
         os.kill(stopped, signal.SIGSTOP)
         try:
@@ -176,7 +176,7 @@ def test_a_stage_that_stops_is_named():
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert server.process.wait(timeout=60) == 1
-        assert "rank 0 (stage 0) waited 5 s for rank 1 (stage 1) in pipeline: results of the last stage" in server.text()
+        assert "rank 0 (stage 0) waited 10 s for rank 1 (stage 1) in pipeline: results of the last stage" in server.text()
 
 
 def test_stages_on_gpus_of_several_hosts_are_refused():
