@@ -14,6 +14,7 @@ import test_recorder
 from schema_generator import schemas
 from server import FIXTURES, Server, fails_to_start
 from test_cuda import GRAPHS, where
+from test_faults import check_router_overflow
 from test_grammar import in_parallel, is_valid, with_schema
 from test_pipeline import COMMON, GREEDY, MODEL, all_kinds, generate
 
@@ -154,6 +155,11 @@ def test_stages_record_what_one_stage_records(graphs, tmp_path):
             found.append(tensors["logical_count"])
             assert server.stop() == 0
     assert found[0] == found[1] and sum(found[0][1]) > 0
+
+
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path):
+    device, env = where(2)
+    check_router_overflow(tmp_path, *device, "--pp-size", 2, env=env)
 
 
 def test_the_end_of_a_rank_ends_the_server():
