@@ -42,6 +42,12 @@ std::vector<int> Strided(int first, int stride, int count) {
 }
 }  // namespace
 
+Mesh Mesh::Stage() const {
+  MeshShape alone = shape_;
+  alone.pp = 1;
+  return {alone, tp_rank()};
+}
+
 std::vector<int> Mesh::World() const { return Strided(0, 1, world()); }
 std::vector<int> Mesh::PpGroup() const { return Strided(tp_rank(), tp(), pp()); }
 std::vector<int> Mesh::TpGroup() const { return Strided(first(), 1, tp()); }

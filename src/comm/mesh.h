@@ -65,6 +65,9 @@ class Mesh {
   bool replicated_dense() const { return shape_.dense_tp == 1; }
   const MeshShape& shape() const { return shape_; }
 
+  // The stage as a world of its own: the same places and groups, with ranks numbered from 0.
+  Mesh Stage() const;
+
   std::vector<int> World() const;
   std::vector<int> PpGroup() const;      // ranks with the same place in each stage
   std::vector<int> TpGroup() const;      // the stage

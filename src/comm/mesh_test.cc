@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "core/error.h"
 
 namespace switchyard {
@@ -108,6 +110,20 @@ TEST(MeshTest, GroupsAreWithinAPipelineStage) {
   EXPECT_THAT(Mesh(shape, 5).EpGroup(), ElementsAre(5, 7));
   EXPECT_THAT(Mesh(shape, 5).AttnTpGroup(), ElementsAre(4, 5));
   EXPECT_EQ(Mesh(shape, 5).Title(), "PP1 DP0 TP1 EP0");
+}
+
+TEST(MeshTest, AStageIsAWorldOfItsOwn) {
+  const MeshShape shape{.tp = 4, .ep = 2, .dp = 2, .pp = 3};
+  for (int rank = 0; rank < shape.world(); ++rank) {
+    const Mesh mesh(shape, rank), stage = mesh.Stage();
+    EXPECT_EQ(stage.world(), 4);
+    EXPECT_EQ(stage.rank(), mesh.tp_rank());
+    EXPECT_EQ(stage.ep_rank(), mesh.ep_rank());
+    EXPECT_EQ(stage.dp_rank(), mesh.dp_rank());
+    std::vector<int> group = mesh.EpGroup();
+    for (int& member : group) member %= 4;
+    EXPECT_EQ(stage.EpGroup(), group);
+  }
 }
 
 TEST(MeshTest, OneRankAlone) {

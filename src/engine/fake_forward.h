@@ -52,7 +52,7 @@ class FakeForward : public ForwardFunction {
     EXPECT_FALSE(batch.routed_experts);
     Compute(batch);
     if (after_draw) after_draw(batch.pass);
-    pending_.push_back({batch.pass, drawn_});
+    pending_.push_back({batch.pass, batch.draws.empty() ? std::vector<int32_t>() : drawn_});
     EXPECT_LE(pending_.size(), 2u);
     ++launched;
   }

@@ -75,7 +75,9 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
     }
   }
-  memory.exchange += static_cast<double>(StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)));
+  if (!plan.cuda)  // on GPUs, the rows of stages are part of GpuBytesPerRank
+    memory.exchange +=
+        static_cast<double>(StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)));
   if (config.eplb.enable && !plan.cuda)
     memory.exchange += static_cast<double>(EplbManager::BytesPerRank(config.mesh));
   return memory;

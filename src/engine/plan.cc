@@ -87,26 +87,6 @@ double MaxPassBytes(const Machine& machine, const EngineConfig& config, double w
   return std::min(room / 6, room - pages * page_bytes);
 }
 
-void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
-  SetChunk(config.chunked_prefill_size == 0 ? kDefaultChunk : config.chunked_prefill_size, config,
-           plan);
-  if (config.chunked_prefill_size != 0 || !plan.cuda) return;
-  const RankMemory least = PlanRankMemory(config, plan);
-  const auto bytes_of = [&](int32_t chunk) {
-    SetChunk(chunk, config, plan);
-    try {
-      const RankMemory memory = PlanRankMemory(config, plan);
-      return memory.passes() + memory.exchange;
-    } catch (const Error&) {  // the rows need more rounds than the exchange allows
-      return std::numeric_limits<double>::infinity();
-    }
-  };
-  SetChunk(DefaultGpuChunk(MaxPassBytes(machine, config, least.weights.total(),
-                                        least.kv_per_token * config.page_size),
-                           bytes_of),
-           config, plan);
-}
-
 // The memory of the first rank of each pipeline stage.
 std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePlan& plan) {
   std::vector<RankMemory> memories;
@@ -116,11 +96,39 @@ std::vector<RankMemory> StageMemories(const EngineConfig& config, const EnginePl
   return memories;
 }
 
+void ChooseChunk(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
+  SetChunk(config.chunked_prefill_size == 0 ? kDefaultChunk : config.chunked_prefill_size, config,
+           plan);
+  if (config.chunked_prefill_size != 0 || !plan.cuda) return;
+  double weights = 0, page_bytes = 0;
+  for (const RankMemory& stage : StageMemories(config, plan)) {
+    weights = std::max(weights, stage.weights.total());
+    page_bytes = std::max(page_bytes, stage.kv_per_token * config.page_size);
+  }
+  const auto bytes_of = [&](int32_t chunk) {
+    SetChunk(chunk, config, plan);
+    try {
+      double most = 0;
+      for (const RankMemory& stage : StageMemories(config, plan))
+        most = std::max(most, stage.passes() + stage.exchange);
+      return most;
+    } catch (const Error&) {  // the rows need more rounds than the exchange allows
+      return std::numeric_limits<double>::infinity();
+    }
+  };
+  SetChunk(DefaultGpuChunk(MaxPassBytes(machine, config, weights, page_bytes), bytes_of), config,
+           plan);
+}
+
 // For each host, the number of its ranks in each pipeline stage. Consecutive ranks share a host. On
-// GPUs, whose memory ranks do not share: one rank.
+// GPUs, whose memory ranks do not share: one rank of each stage.
 std::vector<std::vector<int>> RanksOfHosts(const EngineConfig& config, const EnginePlan& plan) {
-  if (plan.cuda) return {{1}};
   std::vector<std::vector<int>> hosts;
+  if (plan.cuda) {
+    for (int stage = 0; stage < config.mesh.pp; ++stage)
+      hosts.emplace_back(config.mesh.pp, 0)[stage] = 1;
+    return hosts;
+  }
   for (int rank = 0; rank < config.mesh.world(); ++rank) {
     if (rank % plan.ranks_of_host == 0) hosts.emplace_back(config.mesh.pp, 0);
     ++hosts.back()[rank / config.mesh.tp];
@@ -327,7 +335,8 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                    .graph_max_tokens = recorded,
                    .max_sequences = std::max<int64_t>(plan.max_running_requests, recorded) + 1,
                    .timeout = Milliseconds(config.dist_timeout_seconds),
-                   .ranks_per_host = plan.ranks_of_host};
+                   .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
+                   .stage_passes = PassesInFlight(config)};
   }
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;

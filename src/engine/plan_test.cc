@@ -9,6 +9,8 @@
 #include "engine/host_memory.h"
 #include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
+#include "engine/memory_plan.h"
+#include "model/options.h"
 #include "model/state_storage.h"
 
 namespace switchyard {
@@ -400,6 +402,43 @@ TEST_F(HostMemoryTest, ReadsVersion1AndAContainersRoot) {
   Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "150000\n");
   EXPECT_EQ(ReadHostMemory(root_).total, 400000);
   EXPECT_EQ(ReadHostMemory(root_).available, 250000);
+}
+
+// A GPU has the layers of one stage, and a buffer of hidden rows for each pass in flight.
+TEST(Plan, GpusHaveTheMemoryOfTheirStage) {
+  EngineConfig config = Fixture();
+  config.device = "cuda";
+  config.max_total_tokens = 0;
+  config.context_length = 4096;
+  const auto plan_with = [&](int64_t bytes) {
+    const Machine gpu{
+        .cuda = true, .memory = {.total = bytes, .available = bytes}, .cpus = 4};
+    return MakePlanOn(gpu, ReadModelConfig(config), config, config.mesh.world());
+  };
+  const EnginePlan whole = plan_with(int64_t{80} << 30);
+  config.mesh.pp = 2;
+  const EnginePlan staged = plan_with(int64_t{80} << 30);
+  EXPECT_LT(staged.weight_bytes_per_rank, whole.weight_bytes_per_rank);
+  EXPECT_EQ(staged.num_pages, whole.num_pages);
+  EXPECT_LT(staged.kv_bytes_per_rank, whole.kv_bytes_per_rank);
+
+  const auto exchange_of = [&](int stage) {
+    return PlanRankMemory(config, StagePlanOf(config, staged, stage)).exchange;
+  };
+  const double of_two = exchange_of(0), of_last = exchange_of(1);
+  const auto rows =
+      static_cast<double>(staged.max_batch_tokens * staged.model.hidden) * sizeof(float);
+  EXPECT_GE(of_two, 2 * rows);
+  EXPECT_GE(of_last, 2 * rows);
+  config.pp_async_batch_depth = 1;
+  EXPECT_DOUBLE_EQ(exchange_of(0), of_two + rows);
+
+  // The ranks of both stages share one GPU in tests.
+  config.gpu_id_step = 0;
+  const ModelOptions second = MakeModelOptions(config, staged, 1);
+  EXPECT_EQ(second.gpu->index, 0);
+  EXPECT_EQ(second.gpu->stage_passes, 3);
+  EXPECT_EQ(second.gpu->ranks_per_host, 1);
 }
 
 }  // namespace

@@ -257,7 +257,7 @@ StepOutputs RankEngine::Impl::Run(std::span<const StepCounts> groups) {
   const bool others =
       std::ranges::any_of(groups, [](const StepCounts& group) { return group.tokens > 0; });
   const bool runs = others || !plan.empty();
-  if (model.passes_in_flight() > 1) return RunStaged(runs);
+  if (model.passes_in_flight() > 1) return RunStaged(groups, runs);
   const bool launches = runs && CanLaunch(groups);
   bool aborted = false;
   std::span<const float> logits;
@@ -347,7 +347,8 @@ bool RankEngine::Impl::PlansGrammars() const {
 }
 
 bool RankEngine::Impl::NeedsLogits() const {
-  return batch.routed_experts || batch.draws.size() != batch.logit_rows.size();
+  return batch.routed_experts ||
+         (model.has_logits() && batch.draws.size() != batch.logit_rows.size());
 }
 
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {

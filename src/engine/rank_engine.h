@@ -56,8 +56,9 @@ class ForwardFunction {
   virtual int64_t routed_width() const { return 0; }  // layers · top_k; 0: no experts
   // Pipeline stages. Maximum number of passes in flight; 1: Forward returns the results of its
   // pass. With more, Forward runs the layers of this stage, and only has_logits() stages get
-  // logits. From the logits the engine computes the results, and sends them to the other stages in
-  // the order of passes.
+  // logits. From the logits, or from drawn tokens, the engine computes the results, and sends them
+  // to the other stages in the order of passes. All stages may launch passes; those without logits
+  // get batches without `draws`, and Collect only waits for the end of the pass.
   virtual int passes_in_flight() const { return 1; }
   virtual bool has_logits() const { return true; }
   virtual void SendResults(const std::string& /*bytes*/) {}

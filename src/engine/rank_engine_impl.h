@@ -88,10 +88,17 @@ struct RankEngine::Impl {
     std::vector<Part> parts;
     StepOutputs results;  // one for each part with logit rows; set when computed or received
     bool received = false;
+    bool launched = false;  // and not collected
   };
-  StepOutputs RunStaged(bool runs);
+  StepOutputs RunStaged(std::span<const StepCounts> groups, bool runs);
+  // Runs or launches the planned batch, as the newest pass in flight.
+  void StartStaged(std::span<const StepCounts> groups);
   // Computes and sends the results of the planned batch, on the last stage.
   StepOutputs Evaluate(std::span<const float> logits);
+  // Waits for the end of a launched pass, and sends its results on the last stage. No effect on
+  // other passes. At most one pass is launched and not collected when the next one starts.
+  void CollectStaged(StagedPass& pass);
+  void SendResults(const StepOutputs& results);
   // On the last stage: keeps the chosen experts of a part for the sequence's next result.
   // `first_row`: the part's first row in the batch.
   void KeepRouted(Sequence& sequence, const Part& part, int64_t first_row) const;

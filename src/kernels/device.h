@@ -47,7 +47,8 @@ class PassSequences {
 class HostCopy {
  public:
   virtual ~HostCopy() = default;
-  // Enqueues a copy after all current work. The caller has waited for the previous copy.
+  // Enqueues a copy after all current work. The caller has waited for the previous copy. With 0
+  // bytes, Wait only waits for the current work.
   virtual void Start(const void* from, size_t bytes) = 0;
   // Blocks until the copy is complete. The result is valid until the next Start.
   virtual std::span<const std::byte> Wait() = 0;

@@ -128,6 +128,7 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
         ReceiveRows(p);
         break;
       case Kind::kSend:
+        CompleteResidual(std::span(&passes[operation.micro_batch], 1));
         SendRows(p);
         break;
       case Kind::kForward:
@@ -141,6 +142,7 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
         CHECK(false);
     }
   }
+  if (!c_.config.has_head) CompleteResidual(passes);
   if (!c_.config.has_head || std::ranges::all_of(passes, &Pass::aborted)) return;
   const profile::Span span(watch.profiler, {.name = "head",
                                             .track = profile::Track::kPass,
@@ -150,6 +152,14 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
   if (selected > 0 && !KeepsNormed(head) && weights_.final_norm.defined())
     Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
+}
+
+void Decoder::RunLink(const Operation& operation, Pass& pass, const Watch& watch) const {
+  const profile::Span span(watch.profiler, watch.profiler ? Describe(operation, pass.rows)
+                                                          : profile::SpanInfo());
+  if (operation.kind == Kind::kReceive) return ReceiveRows(pass);
+  CHECK(operation.kind == Kind::kSend);
+  SendRows(pass);
 }
 
 void Decoder::Abort(Pass& p) const {
@@ -174,16 +184,15 @@ void Decoder::ReceiveRows(Pass& p) const {
   BeginRows(p);
   if (p.rows.tokens == 0) return;
   CHECK(c_.stage_rows != nullptr);
-  const std::span rows(p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden));
-  c_.stage_rows->Receive(std::as_writable_bytes(rows));
+  c_.stage_rows->Receive(
+      {p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden)});
 }
 
 void Decoder::SendRows(Pass& p) const {
-  if (p.branch_pending) AddPendingBranch(p);
+  CHECK(!p.branch_pending);
   if (p.rows.tokens == 0) return;
   CHECK(c_.stage_rows != nullptr);
-  const std::span rows(p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden));
-  c_.stage_rows->Send(std::as_bytes(rows));
+  c_.stage_rows->Send({p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden)});
 }
 
 void Decoder::Forward(Pass& p, int layer, Phase phase) const {
@@ -432,6 +441,11 @@ void Decoder::AddBranch(Pass& p, const Tensor& norm) const {
   if (norm.defined()) Norm(p.branch.data(), norm, p.rows.tokens, p.branch.data());
   p.branch_pending = fused_ != nullptr;
   if (!p.branch_pending) AddPendingBranch(p);
+}
+
+void Decoder::CompleteResidual(std::span<Pass* const> passes) const {
+  for (Pass* const p : passes)
+    if (p->branch_pending && !p->aborted) AddPendingBranch(*p);
 }
 
 void Decoder::AddPendingBranch(Pass& p) const {

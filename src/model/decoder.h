@@ -61,11 +61,14 @@ class Decoder {
   };
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
            std::span<const int64_t> group_logit_rows, const Watch& watch) const;
-  // Executes `program` while a graph is captured.
+  // Executes `program` while a graph is captured. It has no operation of another stage (RunLink).
   void Run(std::span<const schedule::Operation> program, std::span<Pass* const> passes,
            std::span<const int64_t> group_logit_rows) const {
     Run(program, passes, group_logit_rows, Watch());
   }
+  // Executes a kReceive before a captured pass, or a kSend after it. Waits for another stage, so it
+  // is not captured itself.
+  void RunLink(const schedule::Operation& operation, Pass& pass, const Watch& watch) const;
 
  private:
   // Completes the exchange of an aborted pass.
@@ -75,7 +78,8 @@ class Decoder {
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void BeginRows(Pass& p) const;
   void Embed(Pass& p) const;
-  // Hidden rows from the previous pipeline stage, and to the next one.
+  // Hidden rows from the previous pipeline stage, and to the next one. The residual stream is
+  // complete (CompleteResidual).
   void ReceiveRows(Pass& p) const;
   void SendRows(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
@@ -109,6 +113,8 @@ class Decoder {
   // the output is normed first. With fused_, the next norm does the addition.
   void AddBranch(Pass& p, const Tensor& norm) const;
   void AddPendingBranch(Pass& p) const;
+  // After the layers of a stage without a head: adds the last branch, which the next stage needs.
+  void CompleteResidual(std::span<Pass* const> passes) const;
   // The rounded rows that the layer's attention projections read, in the memory of `normed`. Form
   // kNone: the projections read float32 rows.
   kernels::RoundedRows RoundedInput(Pass& p, int layer) const;

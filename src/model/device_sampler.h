@@ -56,7 +56,8 @@ class DeviceSampler {
                  .tokens = static_cast<int32_t*>(tokens_.get()) + first});
   }
 
-  // Starts the copy of the batch's tokens to the host.
+  // Starts the copy of the batch's tokens to the host. If Begin was never called, there are no
+  // tokens, and Receive waits only for the work enqueued so far.
   void Send(kernels::Device& device) {
     CHECK_LT(pending_, kMaxPending);
     std::unique_ptr<kernels::HostCopy>& copy = copies_[(oldest_ + pending_) % kMaxPending];

@@ -72,6 +72,7 @@ struct Model::Impl {
   kernels::Device& device;
   const AttachedTimer timer;
   const RankGroups& groups;
+  const std::unique_ptr<StageRows> stage_rows;  // null: there is one stage
   ModelWeights weights;  // without weights that MoE layers have taken
   std::shared_ptr<const ModelWeights> kept_weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
@@ -104,6 +105,7 @@ struct Model::Impl {
         device(rank_device->device()),
         timer(options.profiler, device),
         groups(rank_device->groups()),
+        stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
         weights(options.weights ? *options.weights
                                 : LoadWeights(dir, config, comm.mesh, options.load)),
         cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
@@ -114,7 +116,7 @@ struct Model::Impl {
                 device,
                 PlaceTable(device, BuildQueryScale(config.attention, options.context_length)),
                 PlaceTable(device, WindowCosSin(config, options.context_length)),
-                options.stage_rows},
+                stage_rows.get()},
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { BeginLayer(); }) {
     MakeSchedules();
@@ -273,7 +275,13 @@ struct Model::Impl {
   }
 
   void Launch(const ForwardBatch& batch, KvStorage& kv) {
-    Draw(batch, kv);
+    if (config.has_head) {
+      Draw(batch, kv);
+    } else {
+      CHECK(batch.draws.empty());
+      Run(batch, kv);
+      sampler.Send(device);  // no tokens: the end of the pass
+    }
     launched.push_back(batch.pass);
   }
   std::span<const int32_t> Collect() {
@@ -390,25 +398,39 @@ struct Model::Impl {
     for (Pass* const part : parts) part->selects_keys = selects;
   }
 
-  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph. A
-  // profile has one span for the whole graph, since its operations are not run one by one.
+  // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph.
   void Execute(std::span<const schedule::Operation> list, std::span<Pass* const> parts,
                std::span<const int64_t> logit_rows, uint64_t key) {
-    profile::Profiler* const profiler = profile::IfRecording(options.profiler);
-    int64_t rows = 0;
-    for (const Pass* part : parts) rows += part->rows.tokens;
-    const profile::Span graph(key != 0 ? profiler : nullptr, {.name = "graph",
-                                                              .track = profile::Track::kPass,
-                                                              .micro_batch = 0,
-                                                              .rows = rows,
-                                                              .columns = config.hidden});
-    if (key != 0) return device.Run(key, [&] { decoder.Run(list, parts, logit_rows); });
-    Decoder::Watch watch{.profiler = profiler};
+    Decoder::Watch watch{.profiler = profile::IfRecording(options.profiler)};
+    if (key != 0) return RunGraph(list, parts, logit_rows, key, watch);
     if (running && options.before_operation)
       watch.before = [&](const Pass& pass, const schedule::Operation& operation) {
         options.before_operation(pass.number, static_cast<int>(parts.size()), operation);
       };
     device.Run(0, [&] { decoder.Run(list, parts, logit_rows, watch); });
+  }
+
+  // A profile has one span for the whole graph, since its operations are not run one by one. The
+  // links of a pipeline stage are its first and its last operation. They are not captured, because
+  // they wait for other stages.
+  void RunGraph(std::span<const schedule::Operation> list, std::span<Pass* const> parts,
+                std::span<const int64_t> logit_rows, uint64_t key, const Decoder::Watch& watch) {
+    const bool receives = !config.has_embedding, sends = !config.has_head;
+    CHECK((!receives && !sends) || parts.size() == 1);
+    int64_t rows = 0;
+    for (const Pass* part : parts) rows += part->rows.tokens;
+    if (receives) decoder.RunLink(list.front(), *parts[0], watch);
+    {
+      const profile::Span graph(watch.profiler, {.name = "graph",
+                                                 .track = profile::Track::kPass,
+                                                 .micro_batch = 0,
+                                                 .rows = rows,
+                                                 .columns = config.hidden});
+      const size_t begin = receives ? 1 : 0, end = list.size() - (sends ? 1 : 0);
+      const auto inner = list.subspan(begin, end - begin);
+      device.Run(key, [&] { decoder.Run(inner, parts, logit_rows); });
+    }
+    if (sends) decoder.RunLink(list.back(), *parts[0], watch);
   }
 
   // Maximum rows of a recorded pass; 0: recording is disabled.
@@ -430,7 +452,10 @@ struct Model::Impl {
   std::span<const float> ToHost(const DeviceLogits& logits) {
     const int64_t width = config.output_width(), first = logits.rows * width;
     const int64_t all = first + logits.more * width;
-    if (!config.has_head) return {};
+    if (!config.has_head) {
+      device.Synchronize();
+      return {};
+    }
     if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
     std::vector<float>& host = passes[0]->host_logits;
     host.resize(all);

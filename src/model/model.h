@@ -50,10 +50,11 @@ class Model {
   bool draws() const;
   std::span<const int32_t> drawn() const;
   // Launch runs a batch like Forward, but returns once the pass is enqueued. The batch needs
-  // `draws` for all logit rows, and must not request routed experts. Collect waits for the oldest
-  // launched pass and returns its tokens, which are valid until two more passes are launched. At
-  // most two passes may be launched but not yet collected. Collect, and a later Forward, report the
-  // routing of launched passes to the observer.
+  // `draws` for all logit rows, and must not request routed experts. A pipeline stage without a
+  // head takes no draws and has no tokens. It waits until the stage before has enqueued its pass.
+  // Collect waits for the oldest launched pass and returns its tokens, which are valid until two
+  // more passes are launched. At most two passes may be launched but not yet collected. Collect,
+  // and a later Forward, report the routing of launched passes to the observer.
   void Launch(const ForwardBatch& batch, KvStorage& kv);
   std::span<const int32_t> Collect();
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none
@@ -95,7 +96,8 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,
                                    const MeshShape& shape);
 // Device memory of a rank on a GPU in addition to weights, cache and activations: buffers that its
-// peers write to, the record of routing, and the spare memory of experts that move.
+// peers and the previous pipeline stage write to, the record of routing, and the spare memory of
+// experts that move.
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape);
 // Bytes of weights that one rank reads.

@@ -33,7 +33,8 @@ struct GpuOptions {
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // maximum sequences of one pass
   std::chrono::milliseconds timeout{300'000};  // limit for kernels that wait for a peer
-  int ranks_per_host = 0;                      // 0: all ranks are on one host
+  int ranks_per_host = 0;                      // of a stage; 0: all ranks are on one host
+  int stage_passes = 1;  // with stages: passes whose hidden rows may wait at the next stage
 };
 
 // The records that ModelOptions::observer needs from the layers. The memory plan of a GPU uses
@@ -66,9 +67,9 @@ struct ModelOptions {
   std::vector<int64_t> kept_inputs;
   // The model whose embedding and head an EAGLE head uses; outlives the model. Has the same mesh.
   const Model* target = nullptr;
-  // Of a pipeline stage, on CPUs: hidden rows arrive from the previous stage and are sent to the
-  // next one. Each message has the rows of one batch, [T, H] float32. Outlives the model. Null:
-  // there is one stage.
+  // Of a pipeline stage: connects it to the previous stage and to the next one. On CPUs, each
+  // message has the hidden rows of one batch, [T, H] float32. On GPUs, it announces rows that go
+  // from GPU to GPU, and has their number of floats. Outlives the model. Null: there is one stage.
   MessageLane* stage_rows = nullptr;
   bool movable_experts = false;  // enables Model::movable_experts
   // Number of layers whose new experts are in memory at the same time; −1: all.

@@ -8,6 +8,7 @@
 #include "kernels/device.h"
 #include "kernels/sample_params.h"
 #include "model/options.h"
+#include "model/stage_rows.h"
 #include "moe/backend.h"
 
 namespace switchyard {
@@ -20,6 +21,9 @@ class RankDevice {
   // Whether the device can sample tokens from logits (Sample).
   virtual bool samples() const { return false; }
   virtual void Sample(const kernels::SampleParams&) {}
+  // Carries the hidden rows of a pipeline stage. `lane`: ModelOptions::stage_rows, which outlives
+  // the result. The result must not outlive this object.
+  virtual std::unique_ptr<StageRows> MakeStageRows(MessageLane& lane) = 0;
   // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;
@@ -34,9 +38,16 @@ std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const Mode
 std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig& config,
                                                const ModelOptions& options, RankComm& comm);
 
-// Bytes of peer memory of a rank on a GPU, a part of GpuBytesPerRank.
+// Bytes of peer memory of a rank on a GPU, a part of GpuBytesPerRank. Not included are the hidden
+// rows of stages.
 size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape);
+
+// Bytes of the hidden rows of the largest batch: the size of a place at the next pipeline stage.
+size_t StageRowBytes(const ModelConfig& config, const ModelOptions& options);
+// Bytes of a GPU's memory for the hidden rows of all passes in flight; 0 with one stage.
+size_t StageRowsBytes(const ModelConfig& config, const ModelOptions& options,
+                      const MeshShape& shape);
 
 // The MoE dimensions of a model.
 MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens);

@@ -405,8 +405,8 @@ size_t SymmetricBytesPerRank(const ModelConfig& config, const ModelOptions& opti
 size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
   const ModelOptions complete = CompleteOptions(config, options, shape);
-  return CudaPeerBytes(config, complete, shape) + RoutingLogBytes(config, complete, shape) +
-         SpareExpertBytes(config, complete, shape);
+  return CudaPeerBytes(config, complete, shape) + StageRowsBytes(config, complete, shape) +
+         RoutingLogBytes(config, complete, shape) + SpareExpertBytes(config, complete, shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,

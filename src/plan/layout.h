@@ -50,7 +50,7 @@ std::string FlagsOf(const Layout& layout);
 
 // Every layout whose sizes divide each other and the cluster. The engine's own checks decide later
 // which of them it accepts. `stages`: number of pipeline stages of the layouts; 0: any number on
-// CPUs, and one on GPUs, because the engine has stages on CPUs only. With 0, layouts with several
+// CPUs, and one on GPUs, whose times of stages were not measured. With 0, layouts with several
 // stages have ep and dp of 1 or tp only, because a host with many CPUs has thousands of layouts.
 std::vector<Layout> EnumerateLayouts(const Cluster& cluster, const ModelConfig& model,
                                      int stages = 0);

@@ -177,10 +177,10 @@ TEST(LayoutCosts, RefuseRecurrentStates) {
   EXPECT_THAT(ErrorOf([&] { LayoutCosts(q, layout, plan); }), HasSubstr(want));  // of `simulate`
 }
 
-TEST(StagesOfALayout, OnGpusAreExplainedOnPaper) {
+TEST(StagesOfALayout, OnGpusOfSeveralHostsAreExplainedOnPaper) {
   const Question q = GpuQuestion("deepseek_v3", "h200", 8, 2);
   EXPECT_THAT(Explain(q, ParseLayout("tp8-pp2-ep8-dp8-dense1-deepep")),
-              AllOf(HasSubstr("the engine refuses it: --pp-size 2: supported on CPUs only"),
+              AllOf(HasSubstr("the engine refuses it: --pp-size 2: supported on GPUs of one host"),
                     HasSubstr("stage 1, layers "), HasSubstr("if the engine accepted it?")));
 }
 

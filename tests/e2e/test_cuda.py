@@ -90,7 +90,7 @@ def test_families_equal_transformers(tmp_path, name, ranks):
     check_family(name, tmp_path, *device, *layout, env=env)
 
 
-@pytest.mark.parametrize("layout", [name for name in SHORTCUT_LAYOUTS if name != "stages"])  # stages: CPUs only
+@pytest.mark.parametrize("layout", SHORTCUT_LAYOUTS)
 def test_shortcut_layers_equal_transformers(tmp_path, layout):
     device, env = where(2)
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)

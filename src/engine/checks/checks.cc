@@ -189,6 +189,13 @@ void CheckEplb(const EngineConfig& c, const EnginePlan& plan) {
   }
 }
 
+// A GPU maps the memory of the GPUs with the same place in all stages (cuda::PeerMemory).
+void CheckStagesOfGpus(const EngineConfig& c, bool gpus) {
+  constexpr int kMost = 16;
+  if (gpus && c.mesh.pp > kMost)
+    throw Invalid("--pp-size {}: want at most {} stages on GPUs", c.mesh.pp, kMost);
+}
+
 // GGUF models run on CPUs only.
 void CheckGgufDevice(const EngineConfig& c, bool gpus) {
   if (!gpus) return;
@@ -227,6 +234,7 @@ void CheckFlagPairs(const EngineConfig& config) {
 
 void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
+  CheckStagesOfGpus(config, plan.cuda);
   CheckPooling(config, plan.model);
   CheckStates(config, plan.model, plan.cuda);
   CheckDynamicChunking(config, plan.model);

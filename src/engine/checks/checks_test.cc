@@ -322,5 +322,17 @@ TEST(ChecksTest, DynamicChunkingNeedsAttentionThatGrows) {
               HasSubstr("--enable-dynamic-chunking has no effect for Qwen3MoeForCausalLM"));
 }
 
+TEST(ChecksTest, GpusHaveAtMostSixteenStages) {
+  const auto with = [](int stages) {
+    return [stages](EngineConfig& c) {
+      c.mesh = {.pp = stages};
+      c.moe.a2a_backend = "none";
+    };
+  };
+  ExpectCases({{with(17), ""}});
+  ExpectCases({{with(16), ""}, {with(17), "--pp-size 17: want at most 16 stages on GPUs"}},
+              "qwen3_moe", {.gpus = true});
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -23,7 +23,7 @@ Cells CellsOf(const Feature& f) {
   const Reach& reach = f.reach;
   return {cell(reach.cpus, f.on_cpus), cell(reach.cpus && reach.hosts, f.on_cpus),
           cell(reach.gpus && reach.one_gpu, f.on_gpus), cell(reach.gpus, f.on_gpus),
-          cell(reach.gpus && reach.hosts, f.on_gpus)};
+          cell(reach.gpus && reach.hosts && reach.gpu_hosts, f.on_gpus)};
 }
 
 struct Row {

@@ -250,7 +250,7 @@ void AddParallelism(std::vector<Feature>& all) {
       "--moe-dense-tp-size", [](EngineConfig& c) -> int& { return c.mesh.dense_tp; }, 1);
   add(
       "--pp-size", [](EngineConfig& c) -> int& { return c.mesh.pp; }, 2);
-  all.back().reach = {.gpus = false, .one_gpu = false};
+  all.back().reach = {.one_gpu = false, .gpu_hosts = false};
 }
 
 // Features of serving. `reach` is set for those that do not work on all kinds of ranks.
@@ -330,7 +330,9 @@ bool IsApart(RankPlaces places) {
 }
 
 bool Works(const Reach& reach, RankPlaces places) {
-  return (places.gpus ? reach.gpus : reach.cpus) && (reach.hosts || !IsApart(places));
+  const bool on_gpu_hosts = places.gpus && places.several_hosts;
+  return (places.gpus ? reach.gpus : reach.cpus) && (reach.hosts || !IsApart(places)) &&
+         (reach.gpu_hosts || !on_gpu_hosts);
 }
 
 // Where a feature works that does not work at `places`, and how to get there.
@@ -341,6 +343,8 @@ struct Advice {
 Advice AdviceFor(const Reach& reach, RankPlaces places) {
   if (places.gpus && !reach.gpus) return {"CPUs", "--device cpu"};
   if (!places.gpus && !reach.cpus) return {"GPUs", "--device cuda"};
+  if (places.gpus && !reach.gpu_hosts)
+    return {"GPUs of one host and on CPUs", "one host, or --device cpu"};
   if (places.several_hosts) return {"one host", "one host"};
   return {"ranks that share memory",
           "one `serve` that starts all ranks itself (no mpirun or srun)"};

@@ -18,6 +18,7 @@ struct Reach {
   bool hosts = true;
   bool one_gpu = true;  // works on one GPU; false: it needs several ranks, and so several GPUs
   bool cpus = true;     // works on CPUs; false only for a program's own backend
+  bool gpu_hosts = true;  // works on GPUs of several hosts, if `gpus` and `hosts` are true
 };
 
 // One value of a flag, one switch, or a property of a checkpoint.

@@ -169,8 +169,10 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
 TEST(FeaturesTest, ErrorsNameTheNumberThatIsRequested) {
   EngineConfig config = TwoRanks();
   config.mesh.pp = 3;
-  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true}); }),
-              HasSubstr("--pp-size 3: supported on CPUs only; want --device cpu"));
+  EXPECT_EQ(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true}); }), "");
+  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true, .several_hosts = true}); }),
+              HasSubstr("--pp-size 3: supported on GPUs of one host and on CPUs only; want one host, "
+                        "or --device cpu"));
 }
 
 TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {

@@ -77,7 +77,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
   const int64_t experts = plan.model.routed_width();
   return {
       .stages = config.mesh.pp,
-      .rows_bytes = std::max<size_t>(1, floats) * sizeof(float),
+      .rows_bytes =
+          plan.cuda ? StageLinkSizes::kAnnouncement : std::max<size_t>(1, floats) * sizeof(float),
       .routed_bytes =
           std::max<size_t>(StageLinkSizes().routed_bytes,
                            static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),

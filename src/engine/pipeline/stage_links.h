@@ -17,7 +17,9 @@ namespace switchyard {
 
 struct StageLinkSizes {
   int stages = 1;
-  size_t rows_bytes = 0;                   // of the hidden rows of the largest batch
+  // Of the hidden rows of the largest batch. GPUs send rows themselves, and announce them here.
+  size_t rows_bytes = 0;
+  static constexpr size_t kAnnouncement = 64;
   size_t routed_bytes = 64;                // of the chosen experts of the largest batch
   int batches = 1;                         // in flight
   size_t results_bytes = size_t{1} << 20;  // of a part of results
@@ -28,7 +30,7 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 
 // Every rank of a stage is connected to the ranks with the same place in other stages:
 //
-//   rows:     hidden rows, stage → next stage
+//   rows:     hidden rows, stage → next stage; on GPUs, the announcements of rows
 //   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank
 //   of
 //             an attention group, and only for batches that return them

@@ -24,10 +24,20 @@ StagedForward::StagedForward(ForwardFunction& model, RankComm& comm, StageLinks&
   routed_all_ = plan.model.routed_width();
 }
 
-std::span<const float> StagedForward::Forward(const ForwardBatch& batch) {
+void StagedForward::SetTag(const ForwardBatch& batch) {
   const uint64_t tag = Fingerprint(batch, page_size_);
   links_.rows().SetTag(tag);
   links_.routed().SetTag(tag);
+}
+
+void StagedForward::Launch(const ForwardBatch& batch) {
+  SetTag(batch);
+  routed_.clear();  // a launched batch requests no experts
+  model_.Launch(batch);
+}
+
+std::span<const float> StagedForward::Forward(const ForwardBatch& batch) {
+  SetTag(batch);
   const std::span<const float> logits = model_.Forward(batch);
   routed_.clear();
   if (batch.routed_experts && sends_values()) JoinRouted(batch.num_tokens());

@@ -25,6 +25,13 @@ class StagedForward : public ForwardFunction {
   int64_t vocab_size() const override { return model_.vocab_size(); }
   Pooling pooling() const override { return model_.pooling(); }
   int64_t output_width() const override { return model_.output_width(); }
+  // Passes are launched on GPUs. The last stage samples tokens on its device; the others have none.
+  bool draws() const override { return has_logits() && model_.draws(); }
+  std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.launches(); }
+  bool launches_together() const override { return model_.launches_together(); }
+  void Launch(const ForwardBatch& batch) override;
+  std::span<const int32_t> Collect() override { return model_.Collect(); }
   int passes_in_flight() const override { return passes_; }
   bool has_logits() const override { return comm_.mesh.last_stage(); }
   void SendResults(const std::string& bytes) override { links_.SendResults(bytes); }
@@ -39,6 +46,8 @@ class StagedForward : public ForwardFunction {
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
 
  private:
+  // Sets the fingerprint of the messages of a pass.
+  void SetTag(const ForwardBatch& batch);
   // Appends the experts of this stage's layers to those of the stages before, and sends them on.
   void JoinRouted(int64_t tokens);
 

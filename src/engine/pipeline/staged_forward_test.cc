@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 
 #include "comm/device/rank_threads.h"
+#include "core/testing.h"
 
 namespace switchyard {
 namespace {
 
 using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A stage whose layers choose experts rank · 100, rank · 100 + 1, …; or that has no experts.
@@ -61,6 +63,66 @@ TEST(StagedForward, ChosenExpertsOfAllStagesAreJoined) {
       EXPECT_THAT(forward.routed_experts(), ElementsAreArray({0, 1, -1, -1, -1, -1, 400, 401,  //
                                                               2, 3, -1, -1, -1, -1, 402, 403}));
     }
+  });
+}
+
+// A stage on a GPU, which announces its passes.
+class Announces : public ForwardFunction {
+ public:
+  Announces(StageLinks& links, const Mesh& mesh) : links_(links), mesh_(mesh) {}
+  std::span<const float> Forward(const ForwardBatch&) override { return {}; }
+  int64_t vocab_size() const override { return 8; }
+  bool draws() const override { return true; }
+  bool launches() const override { return true; }
+  void Launch(const ForwardBatch& batch) override {
+    auto count = static_cast<uint64_t>(batch.num_tokens());
+    const auto bytes = std::as_writable_bytes(std::span(&count, 1));
+    if (!mesh_.first_stage()) links_.rows().Receive(bytes);
+    if (!mesh_.last_stage()) links_.rows().Send(bytes);
+    ++launched;
+  }
+  std::span<const int32_t> Collect() override {
+    ++collected;
+    return {};
+  }
+  int launched = 0, collected = 0;
+
+ private:
+  StageLinks& links_;
+  const Mesh mesh_;
+};
+
+// Launched passes have the fingerprint of their batch, as others. Only the last stage draws tokens.
+TEST(StagedForward, PassesAreLaunchedWithTheFingerprintOfTheirBatch) {
+  EngineConfig config{.mesh = {.pp = 2}};
+  EnginePlan plan;
+  plan.cuda = true;
+  plan.model.hidden = 4;
+  plan.model.layers.resize(2);
+  plan.max_batch_tokens = 2;
+  plan.stages = {{.begin = 0, .end = 1}, {.begin = 1, .end = 2}};
+  const StageLinkSizes sizes = StageLinkSizesOf(config, plan);
+  EXPECT_EQ(sizes.rows_bytes, StageLinkSizes::kAnnouncement);
+  const size_t bytes = RankComm::BytesPerRank(config.mesh) + StageLinks::BytesPerRank(sizes);
+  RunRankThreads(config.mesh.world(), bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
+    const auto comm = RankComm::Create(std::move(arena), config.mesh, rank,
+                                       {.timeout = std::chrono::seconds(60)});
+    StageLinks links(*comm, sizes);
+    Announces model(links, comm->mesh);
+    StagedForward forward(model, *comm, links, config, plan);
+    EXPECT_EQ(forward.draws(), rank == 1);
+    EXPECT_TRUE(forward.launches());
+    ForwardBatch batch{.tokens = {5, 6}, .positions = {0, 1}, .slots = {0, 1}};
+    for (int pass = 0; pass < 5; ++pass) {
+      forward.Launch(batch);
+      EXPECT_THAT(forward.Collect(), IsEmpty());
+    }
+    EXPECT_EQ(model.launched, 5);
+    EXPECT_EQ(model.collected, 5);
+    batch.slots[1] += rank;  // the stages have different batches
+    if (rank == 0) return forward.Launch(batch);
+    EXPECT_THAT(ErrorOf([&] { forward.Launch(batch); }, ErrorKind::kPeer),
+                HasSubstr("belong to another batch"));
   });
 }
 

@@ -34,23 +34,50 @@ StepOutputs WithoutValues(const StepOutputs& results) {
 
 }  // namespace
 
-StepOutputs RankEngine::Impl::RunStaged(bool runs) {
-  if (runs) {
-    batch.pass = ++last_pass;
-    const std::span<const float> logits = Forward();
-    StagedPass& pass = staged.emplace_back();
-    if (model.has_logits()) pass.results = Evaluate(logits);
-    AdvanceStaged();
-    pass.parts = std::exchange(parts, {});
-  }
+StepOutputs RankEngine::Impl::RunStaged(std::span<const StepCounts> groups, bool runs) {
+  if (runs) StartStaged(groups);
   plan = {};
   if (!staged.empty() && (!runs || std::ssize(staged) >= model.passes_in_flight())) ProcessStaged();
   if (batch.decode_tokens > 0 && runs) LogDecoding();
   return {std::exchange(answers, {})};
 }
 
+// The device computes a launched pass while the host collects the pass before, and then processes
+// the oldest one. The pass before need not be known first: it is in flight at another stage, too.
+void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
+  batch.pass = ++last_pass;
+  if (!batch.draws.empty() && PlansGrammars()) {
+    // Only sequences whose tokens are known are planned, so the masks depend on no pass in flight.
+    batch.masks = [this]() -> const TokenMasks& {
+      FillMasks(parts);
+      return masks;
+    };
+  }
+  StagedPass pass;
+  if (CanLaunch(groups)) {
+    Launch();
+    pass.launched = true;
+    if (!staged.empty()) CollectStaged(staged.back());
+  } else {
+    if (!staged.empty()) CollectStaged(staged.back());  // results are sent in the order of passes
+    const std::span<const float> logits = Forward();
+    if (model.has_logits()) pass.results = Evaluate(logits);
+  }
+  batch.masks = nullptr;
+  AdvanceStaged();
+  pass.parts = std::exchange(parts, {});
+  staged.push_back(std::move(pass));
+}
+
 StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
-  CHECK_EQ(std::ssize(logits), std::ssize(batch.logit_rows) * width);
+  Rows all;
+  if (batch.draws.empty()) {
+    all.logits = logits;
+    CHECK_EQ(std::ssize(logits), std::ssize(batch.logit_rows) * width);
+  } else {
+    all.drawn = model.drawn();
+    CHECK_EQ(all.drawn.size(), batch.logit_rows.size());
+  }
   const profile::Span span(options.profiler,
                            {.name = "sample", .rows = std::ssize(batch.logit_rows)});
   StepOutputs results;
@@ -62,14 +89,48 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
     KeepRouted(sequence, part, first_row);
     first_row += part.rows;
     if (part.logit_rows == 0) continue;
-    const Rows own{.logits = logits.subspan(begin * width, part.logit_rows * width), .drawn = {}};
+    Rows own;
+    if (batch.draws.empty()) {
+      own.logits = all.logits.subspan(begin * width, part.logit_rows * width);
+    } else {
+      own.drawn = all.drawn.subspan(begin, part.logit_rows);
+    }
     begin += part.logit_rows;
     results.outputs.push_back(ResultOf(sequence, part, own));
     results.outputs.back().routed_experts = std::exchange(sequence.staged_routed.rows, {});
   }
-  if (!results.outputs.empty())
-    model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
+  SendResults(results);
   return results;
+}
+
+void RankEngine::Impl::SendResults(const StepOutputs& results) {
+  if (results.outputs.empty()) return;
+  model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
+}
+
+// The tokens of a launched pass need no state of its sequences, which may have ended.
+void RankEngine::Impl::CollectStaged(StagedPass& pass) {
+  if (!std::exchange(pass.launched, false)) return;
+  std::span<const int32_t> drawn;
+  {
+    const profile::Span span(options.profiler, {.name = "collect"});
+    drawn = model.Collect();
+  }
+  if (!model.has_logits()) return;
+  CHECK_EQ(std::ssize(drawn), std::ranges::count_if(pass.parts, HasLogitRows<Part>));
+  auto token = drawn.begin();
+  for (const Part& part : pass.parts) {
+    if (!HasLogitRows(part)) continue;
+    RequestOutput& result = pass.results.outputs.emplace_back();
+    result.id = part.id;
+    if (*token < 0) {
+      result.finish = FinishReason::kError;  // a logit is not finite
+    } else {
+      result.new_tokens.push_back(*token);
+    }
+    ++token;
+  }
+  SendResults(pass.results);
 }
 
 void RankEngine::Impl::KeepRouted(Sequence& sequence, const Part& part, int64_t first_row) const {
@@ -156,6 +217,7 @@ void RankEngine::Impl::ReceiveResults(StagedPass& pass) {
 void RankEngine::Impl::ProcessStaged() {
   StagedPass pass = std::move(staged.front());
   staged.pop_front();
+  CollectStaged(pass);
   ReceiveResults(pass);
   std::vector<RequestOutput>& results = pass.results.outputs;
   CHECK_EQ(std::ssize(results), std::ranges::count_if(pass.parts, HasLogitRows<Part>));
@@ -164,7 +226,10 @@ void RankEngine::Impl::ProcessStaged() {
     // All stages have the same results, so either all of them call this collective or none. The
     // last stage calls it after it has sent the results of the later passes, and sending may wait
     // for room. So the other stages receive these results first.
-    for (StagedPass& later : staged) ReceiveResults(later);
+    for (StagedPass& later : staged) {
+      CollectStaged(later);
+      ReceiveResults(later);
+    }
     router_faults = FaultsOf(pass.parts);
   }
   auto next = results.begin();

@@ -1,137 +1,22 @@
 // Engines of a pipeline's stages with several passes in flight, over a fake model.
 #include <gmock/gmock.h>
 
-#include <deque>
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
-#include "engine/fake_forward.h"
+#include "engine/pipeline/test_stages.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/test_rank_engine.h"
 #include "grammar/compiler.h"
 
 namespace switchyard {
 namespace {
-
-// Each stage computes all logits, but only the last one returns them.
-class StageForward : public FakeForward {
- public:
-  StageForward(const Options& options, int passes, bool last, std::deque<std::string>& results)
-      : FakeForward(options), passes_(passes), last_(last), results_(results) {}
-  std::span<const float> Forward(const ForwardBatch& batch) override {
-    const std::span<const float> logits = FakeForward::Forward(batch);
-    return last_ ? logits : std::span<const float>();
-  }
-  int passes_in_flight() const override { return passes_; }
-  bool has_logits() const override { return last_; }
-  void SendResults(const std::string& bytes) override {
-    EXPECT_TRUE(last_);
-    most_bytes = std::max(most_bytes, bytes.size());
-    results_.push_back(bytes);
-    EXPECT_LE(std::ssize(results_), passes_);
-  }
-  std::string ReceiveResults() override {
-    EXPECT_FALSE(last_);
-    EXPECT_FALSE(results_.empty());
-    std::string bytes = results_.front();
-    results_.pop_front();
-    return bytes;
-  }
-  void PassOnResults(const std::string& bytes) override {
-    EXPECT_FALSE(last_);
-    most_passed_on = std::max(most_passed_on, bytes.size());
-  }
-  bool sends_values() const override { return sends_values_of_results; }
-  std::vector<std::string> RouterFaults(const ForwardBatch& batch) override {
-    left_at_collective = results_.size();
-    return FakeForward::RouterFaults(batch);
-  }
-  size_t most_bytes = 0, most_passed_on = 0;  // largest results sent and passed on
-  size_t left_at_collective = 0;              // results that were not received before RouterFaults
-  bool sends_values_of_results = true;
-
- private:
-  const int passes_;
-  const bool last_;
-  std::deque<std::string>& results_;
-};
-
-RankEngine::Options OptionsWith(int64_t num_pages, int32_t chunk, int32_t max_running) {
-  return {.page_size = 4,
-          .num_pages = num_pages,
-          .max_running_requests = max_running,
-          .chunked_prefill_size = chunk,
-          .context_length = 160,
-          .eos_token_ids = {7},
-          .random_seed = 5};
-}
-
-// The first and the last stage. Both get the same messages before the same step.
-class Stages {
- public:
-  Stages(const RankEngine::Options& options, int passes, Pooling pooling = Pooling::kNone)
-      : first({.num_pages = options.num_pages, .page_size = options.page_size, .pooling = pooling},
-              passes, /*last=*/false, results),
-        last({.num_pages = options.num_pages, .page_size = options.page_size, .pooling = pooling},
-             passes, /*last=*/true, results),
-        first_engine(options, first),
-        last_engine(options, last) {}
-
-  void Tell(const std::vector<ControlMessage>& messages) {
-    first_engine.Apply(messages);
-    last_engine.Apply(messages);
-  }
-  // At the end of its step, the first stage needs the results of the oldest pass. In this test both
-  // stages run on one thread, so the last stage runs first.
-  void Step() {
-    const StepOutputs of_last = last_engine.Step();
-    const StepOutputs of_first = first_engine.Step();
-    ASSERT_EQ(of_first.outputs.size(), of_last.outputs.size());
-    for (size_t i = 0; i < of_first.outputs.size(); ++i) {
-      const RequestOutput &a = of_first.outputs[i], &b = of_last.outputs[i];
-      EXPECT_EQ(a.id, b.id);
-      EXPECT_EQ(a.new_tokens, b.new_tokens);
-      EXPECT_EQ(a.finish, b.finish);
-      EXPECT_EQ(a.error, b.error);
-      Merge(a);
-    }
-    ASSERT_EQ(first.fingerprint, last.fingerprint) << "the stages diverged";
-  }
-  void RunOut() {
-    for (int step = 0; last_engine.HasWork(); ++step) {
-      ASSERT_LT(step, 100000);
-      Step();
-      if (::testing::Test::HasFatalFailure()) return;
-    }
-    EXPECT_FALSE(first_engine.HasWork());
-    EXPECT_TRUE(first_engine.PoolIsWhole());
-    EXPECT_TRUE(last_engine.PoolIsWhole());
-    EXPECT_TRUE(results.empty());
-  }
-
-  std::deque<std::string> results;
-  StageForward first, last;
-  RankEngine first_engine, last_engine;
-  std::map<uint64_t, RequestOutput> seen;
-
- private:
-  void Merge(const RequestOutput& news) {
-    RequestOutput& all = seen[news.id];
-    EXPECT_EQ(all.finish, FinishReason::kNone) << "output after the end of request " << news.id;
-    const auto append = [](auto& to, const auto& from) {
-      to.insert(to.end(), from.begin(), from.end());
-    };
-    append(all.new_tokens, news.new_tokens);
-    append(all.input_logprobs, news.input_logprobs);
-    append(all.output_logprobs, news.output_logprobs);
-    append(all.routed_experts, news.routed_experts);
-    append(all.pooled, news.pooled);
-    all.finish = news.finish;
-    all.error = news.error;
-  }
-};
 
 class Draws {
  public:
@@ -176,13 +61,13 @@ void ExpectEqualLogprobs(const std::vector<PositionLogprobs>& got,
 }
 
 // Random requests and aborts, with few pages, so that requests are retracted with passes in flight.
-TEST(StagedPass, GivesWhatEachRequestGetsAlone) {
+void ExpectResultsOfRequestsAlone(bool launches) {
   for (const int passes : {2, 3, 5}) {
     for (const int64_t pages : {24, 60}) {
       SCOPED_TRACE(fmt::format("{} passes, {} pages", passes, pages));
       const RankEngine::Options options = OptionsWith(pages, /*chunk=*/9, /*max_running=*/6);
       Rig alone(options);
-      Stages stages(options, passes);
+      Stages stages(options, passes, Pooling::kNone, launches);
       Draws draws(static_cast<uint32_t>(passes * 100 + pages));
       constexpr uint64_t kRequests = 120;
       std::map<uint64_t, bool> aborted;
@@ -209,6 +94,10 @@ TEST(StagedPass, GivesWhatEachRequestGetsAlone) {
       }
       stages.RunOut();
       EXPECT_TRUE(stages.last_engine.Stats().retractions > 0 || pages != 24);
+      // On the last stage, passes with log-probabilities or penalties are not launched.
+      EXPECT_EQ(stages.first.launched > 0, launches);
+      EXPECT_EQ(stages.last.launched > 0, launches);
+      EXPECT_TRUE(!launches || stages.last.passes_with_logits > 0);
       ASSERT_EQ(stages.seen.size(), kRequests);
       for (const auto& [id, want] : alone.seen) {
         SCOPED_TRACE(fmt::format("request {}", id));
@@ -222,6 +111,25 @@ TEST(StagedPass, GivesWhatEachRequestGetsAlone) {
         EXPECT_EQ(got.routed_experts, want.routed_experts);
       }
     }
+  }
+}
+
+TEST(StagedPass, GivesWhatEachRequestGetsAlone) { ExpectResultsOfRequestsAlone(false); }
+TEST(StagedPass, LaunchedPassesGiveWhatEachRequestGetsAlone) { ExpectResultsOfRequestsAlone(true); }
+
+// The last stage launches a pass before it collects the one before, so its device does not wait for
+// the host. With --disable-overlap-schedule it does not.
+TEST(StagedPass, PassesAreLaunchedAhead) {
+  for (const bool overlap : {true, false}) {
+    RankEngine::Options options = OptionsWith(60, 64, 8);
+    options.overlap_schedule = overlap;
+    Stages stages(options, 2, Pooling::kNone, /*launches=*/true);
+    for (uint64_t id = 1; id <= 4; ++id)
+      stages.Tell({Greedy(id, {1, static_cast<int32_t>(id)}, 20)});
+    stages.RunOut();
+    EXPECT_EQ(stages.first.launched, overlap ? stages.first.passes : 0);
+    EXPECT_EQ(stages.last.launched, overlap ? stages.last.passes : 0);
+    EXPECT_EQ(stages.last.passes_with_logits, 0);  // the device samples in either case
   }
 }
 
@@ -313,7 +221,7 @@ TEST(StagedPass, OtherRanksGetNoLogProbabilities) {
 
 // Only the last stage samples tokens. The budget of a rule is counted when a mask is filled, so the
 // other stages fill masks too.
-TEST(StagedPass, GrammarsAreFollowedOnAllStages) {
+void ExpectGrammarsAreFollowed(bool launches) {
   GrammarVocabulary vocabulary{.stop_ids = {7}};
   for (int32_t id = 0; id < 61; ++id)
     vocabulary.tokens.push_back(id == 7 ? "" : std::string(1 + id / 26, 'a' + id % 26));
@@ -325,7 +233,7 @@ TEST(StagedPass, GrammarsAreFollowedOnAllStages) {
         DefineGrammar{grammars.size(), CompileGrammar(EbnfGrammar(text), table)->ToBytes()});
   const RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/6);
   Rig alone(options);
-  Stages stages(options, 3);
+  Stages stages(options, 3, Pooling::kNone, launches);
   alone.Tell(grammars);
   stages.Tell(grammars);
   for (uint64_t id = 1; id <= 12; ++id) {
@@ -346,36 +254,43 @@ TEST(StagedPass, GrammarsAreFollowedOnAllStages) {
   }
 }
 
+TEST(StagedPass, GrammarsAreFollowedOnAllStages) { ExpectGrammarsAreFollowed(false); }
+TEST(StagedPass, GrammarsConstrainTheTokensOfLaunchedPasses) { ExpectGrammarsAreFollowed(true); }
+
 // The collective that finds faults begins after the results of all passes in flight are received,
 // because the last stage may wait for room to send them.
 TEST(StagedPass, ResultsAreReceivedBeforeACollectiveOfAllStages) {
-  Stages stages(OptionsWith(60, /*chunk=*/4, 6), 4);
-  stages.first.poison = stages.last.poison = 50;
-  stages.first.router_fault = stages.last.router_fault = "a router failed";
-  stages.first.left_at_collective = 99;
-  for (uint64_t id = 1; id <= 6; ++id) {
-    EngineRequest request = Greedy(id, {1, 2, static_cast<int32_t>(48 + id)}, 4);
-    stages.Tell({request});
+  for (const bool launches : {false, true}) {
+    Stages stages(OptionsWith(60, /*chunk=*/4, 6), 4, Pooling::kNone, launches);
+    stages.first.poison = stages.last.poison = 50;
+    stages.first.router_fault = stages.last.router_fault = "a router failed";
+    stages.first.left_at_collective = 99;
+    for (uint64_t id = 1; id <= 6; ++id) {
+      EngineRequest request = Greedy(id, {1, 2, static_cast<int32_t>(48 + id)}, 4);
+      stages.Tell({request});
+    }
+    stages.RunOut();
+    EXPECT_EQ(stages.first.left_at_collective, 0u);
+    EXPECT_EQ(stages.seen[2].error, "a router failed");
+    for (uint64_t id = 1; id <= 6; ++id)
+      EXPECT_EQ(stages.seen[id].new_tokens.size(), id == 2 ? 0u : 4u);
   }
-  stages.RunOut();
-  EXPECT_EQ(stages.first.left_at_collective, 0u);
-  EXPECT_EQ(stages.seen[2].error, "a router failed");
-  for (uint64_t id = 1; id <= 6; ++id)
-    EXPECT_EQ(stages.seen[id].new_tokens.size(), id == 2 ? 0u : 4u);
 }
 
 TEST(StagedPass, LogitsThatAreNotFiniteEndTheRequestOnAllStages) {
-  Stages stages(OptionsWith(40, 9, 6), 3);
-  stages.first.poison = stages.last.poison = 50;
-  stages.first.router_fault = stages.last.router_fault = "the router of layer 3 failed";
-  for (uint64_t id = 1; id <= 4; ++id) {
-    EngineRequest request{.id = id, .input_ids = {1, 2, static_cast<int32_t>(48 + id)}};
-    request.sampling = {.max_new_tokens = 5, .temperature = 0, .ignore_eos = true};
-    stages.Tell({request});
+  for (const bool launches : {false, true}) {
+    Stages stages(OptionsWith(40, 9, 6), 3, Pooling::kNone, launches);
+    stages.first.poison = stages.last.poison = 50;
+    stages.first.router_fault = stages.last.router_fault = "the router of layer 3 failed";
+    for (uint64_t id = 1; id <= 4; ++id) {
+      EngineRequest request{.id = id, .input_ids = {1, 2, static_cast<int32_t>(48 + id)}};
+      request.sampling = {.max_new_tokens = 5, .temperature = 0, .ignore_eos = true};
+      stages.Tell({request});
+    }
+    stages.RunOut();
+    EXPECT_EQ(stages.seen[2].finish, FinishReason::kError);
+    EXPECT_EQ(stages.seen[2].error, "the router of layer 3 failed");
   }
-  stages.RunOut();
-  EXPECT_EQ(stages.seen[2].finish, FinishReason::kError);
-  EXPECT_EQ(stages.seen[2].error, "the router of layer 3 failed");
 }
 
 // Decoding requests are divided over the passes in flight, and take turns.

@@ -1,9 +1,16 @@
 // One rank's GPU: its device, symmetric memory for peer access, and collectives on it.
 #include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "comm/device/cuda/collectives.h"
+#include "comm/device/cuda/row_ring.h"
+#include "comm/device/message_lane.h"
+#include "core/check.h"
 #include "core/cuda/runtime.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "kernels/cuda/device/cuda_device.h"
 #include "kernels/cuda/elementwise/sample.h"
@@ -39,7 +46,7 @@ DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// The names and the members of a rank's groups, the same groups as in RankComm.
+// The names and the members of a rank's groups, the same groups as in RankComm. `mesh`: of the stage.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},
@@ -47,10 +54,40 @@ std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh)
           {"attn-tp", mesh.AttnTpGroup()}};
 }
 
+// Rows go from GPU to GPU. The lane announces them once the transfer is enqueued, so the host of the
+// next stage waits until this stage has launched its pass, and its stream waits for the pass.
+class CudaStageRows final : public StageRows {
+ public:
+  CudaStageRows(MessageLane& lane, cuda::RowRing& ring, cudaStream_t stream)
+      : lane_(lane), ring_(ring), stream_(stream) {}
+
+  void Receive(std::span<float> rows) override {
+    uint64_t count = 0;
+    lane_.Receive(std::as_writable_bytes(std::span(&count, 1)));
+    if (count != rows.size())
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("the previous stage sends {} floats of hidden rows, want {}", count,
+                              rows.size()),
+                  "all stages of a pipeline must process the same batches");
+    ring_.Receive(rows, stream_);
+  }
+  void Send(std::span<const float> rows) override {
+    ring_.Send(rows, stream_);
+    const uint64_t count = rows.size();
+    lane_.Send(std::as_bytes(std::span(&count, 1)));
+  }
+
+ private:
+  MessageLane& lane_;
+  cuda::RowRing& ring_;
+  const cudaStream_t stream_;
+};
+
+// The groups of a rank are within its stage, so all but the ring see the stage as the world.
 class CudaRankDevice : public RankDevice {
  public:
   CudaRankDevice(const ModelConfig& config, const ModelOptions& options, RankComm& comm)
-      : mesh_(comm.mesh),
+      : mesh_(comm.mesh.Stage()),
         device_(kernels::MakeCudaDevice(DeviceOptions(options))),
         cuda_(cuda::CudaDevice::From(*device_)),
         peers_(comm, CudaPeerBytes(config, options, comm.mesh.shape()), options.gpu->timeout,
@@ -67,6 +104,11 @@ class CudaRankDevice : public RankDevice {
                .moe_tp = collectives_[2].get(),
                .attn_tp = collectives_[3].get()};
     cuda_.AddCheck([this] { peers_.CheckTimeouts(); });
+    if (comm.mesh.pp() > 1) {
+      ring_.emplace(comm, StageRowBytes(config, options), options.gpu->stage_passes,
+                    options.gpu->timeout);
+      cuda_.AddCheck([this] { ring_->CheckTimeouts(); });
+    }
     cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
     watch_->BeforeAbort([this] { cuda_.ClearGraphs(); });
     LOG_INFO("computes on {}", device_->Describe());
@@ -81,6 +123,10 @@ class CudaRankDevice : public RankDevice {
   void Sample(const kernels::SampleParams& p) override {
     cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
+  std::unique_ptr<StageRows> MakeStageRows(MessageLane& lane) override {
+    CHECK(ring_.has_value());
+    return std::make_unique<CudaStageRows>(lane, *ring_, cuda_.stream());
+  }
   std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options, const MoeShape& shape) override {
     return MakeCudaMoe(options.moe, shape,
                        {.mesh = mesh_,
@@ -92,10 +138,11 @@ class CudaRankDevice : public RankDevice {
   }
 
  private:
-  const Mesh mesh_;
+  const Mesh mesh_;  // of the stage
   std::unique_ptr<kernels::Device> device_;
   cuda::CudaDevice& cuda_;
   cuda::PeerMemory peers_;
+  std::optional<cuda::RowRing> ring_;  // with several stages
   const std::shared_ptr<cuda::NcclWatch> watch_;
   const DeviceMoeHosts hosts_;
   std::vector<std::unique_ptr<Collectives>> collectives_;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "comm/device/collectives.h"
-#include "comm/device/message_lane.h"
 #include "comm/mesh.h"
 #include "core/tensor.h"
 #include "kernels/device.h"
 #include "model/config.h"
+#include "model/stage_rows.h"
 
 namespace switchyard {
 
@@ -17,9 +17,9 @@ struct LayerContext {
   const Tensor& cos_sin;  // [context_length, rotary_dim], of ModelConfig::rope
   const RankGroups& groups;
   kernels::Device& device;
-  Tensor query_scale = {};            // [context_length, QueryScaleWidth], or undefined
-  Tensor window_cos_sin = {};         // of ModelConfig::window_rope, or undefined
-  MessageLane* stage_rows = nullptr;  // ModelOptions::stage_rows
+  Tensor query_scale = {};          // [context_length, QueryScaleWidth], or undefined
+  Tensor window_cos_sin = {};       // of ModelConfig::window_rope, or undefined
+  StageRows* stage_rows = nullptr;  // null: there is one stage
 
   const Tensor& cos_sin_of(int64_t layer) const {
     return config.uses_window_rope(layer) ? window_cos_sin : cos_sin;

@@ -277,7 +277,7 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Switch(
       "--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
       "Plans a step only after the previous step has ended. By default a GPU computes a "
-      "step while the next step is planned and outputs are sent. Has no effect with --pp-size");
+      "step while the next step is planned and outputs are sent");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }

@@ -63,8 +63,8 @@ void AddCluster(CommandLine& app, PlanArgs& a, std::vector<std::string>& gpus, s
 void AddStages(CommandLine& app, PlanArgs& a) {
   app.Flag(
          "--pp-size,--pp,--pipeline-parallel-size", a.stages, kCluster,
-         "Pipeline stages of the layouts; 0: any number on CPUs, and 1 on GPUs, because serve has "
-         "stages on CPUs only")
+         "Pipeline stages of the layouts; 0: any number on CPUs, and 1 on GPUs, where the times of "
+         "stages were not measured")
       .Range(0, 1024);
   app.Flag("--pp-layer-partition", a.engine.pp_layer_partition, kCluster,
            "Same as for serve; needs --pp-size");

@@ -48,7 +48,7 @@ void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {
       ErrorKind::kTimeout,
       fmt::format("rank {} waited {:g} s for GPU work queued after NCCL kernels, and so did all "
                   "other ranks: all are alive, but NCCL cannot connect their GPUs",
-                  comm_.tp->rank(), std::chrono::duration<double>(timeout_).count()),
+                  comm_.mesh.rank(), std::chrono::duration<double>(timeout_).count()),
       "run with NCCL_DEBUG=WARN, and check that NCCL_SOCKET_IFNAME and "
       "NCCL_IB_HCA name the network between the hosts");
 }

@@ -42,8 +42,9 @@ PeerInfo MakePeerInfo(std::byte* memory, size_t bytes) {
   return card;
 }
 
-std::string Describe(const PeerInfo& card, int rank) {
-  return fmt::format("rank {} (GPU {}, {})", rank, card.device, card.bus_id.data());
+std::string Describe(const PeerInfo& card) {
+  const std::string stage = card.stage < 0 ? "" : fmt::format("stage {}, ", card.stage);
+  return fmt::format("rank {} ({}GPU {}, {})", card.rank, stage, card.device, card.bus_id.data());
 }
 
 void CheckPeerInfos(std::span<const PeerInfo> cards, int ranks_per_host) {
@@ -53,16 +54,17 @@ void CheckPeerInfos(std::span<const PeerInfo> cards, int ranks_per_host) {
                   std::min(per_host, cards.size()));
   for (size_t r = 1; r < cards.size(); ++r) {
     const size_t first = r / per_host * per_host;
+    const int rank = cards[r].rank;
     if (std::strncmp(cards[first].host.data(), cards[r].host.data(), cards[0].host.size()) != 0) {
       throw Invalid(
           "ranks {} and {} are on different hosts: the GPUs of {} consecutive ranks need peer "
           "access to one another (give every host the same number of ranks, in order, "
           "with --nnodes)",
-          first, r, per_host);
+          cards[first].rank, rank, per_host);
     }
     if (cards[0].bytes != cards[r].bytes) {
-      throw Invalid("rank {} has {} bytes of peer memory and rank 0 {}: sizes must be equal", r,
-                    cards[r].bytes, cards[0].bytes);
+      throw Invalid("rank {} has {} bytes of peer memory and rank {} {}: sizes must be equal", rank,
+                    cards[r].bytes, cards[0].rank, cards[0].bytes);
     }
   }
 }

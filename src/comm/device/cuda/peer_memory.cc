@@ -35,16 +35,20 @@ const char* StageName(int32_t stage) {
       return "reduce-scatter";
     case WaitStage::kBarrier:
       return "a barrier";
+    case WaitStage::kStageRows:
+      return "pipeline: hidden rows";
+    case WaitStage::kStageRoom:
+      return "pipeline: hidden rows, buffer of the receiver";
   }
   return "unknown stage";
 }
 
-[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, int rank, const PeerInfo& theirs,
-                                    int peer, const char* why) {
+[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, const PeerInfo& theirs,
+                                    const char* why) {
   throw Error(
       ErrorKind::kResource,
-      fmt::format("{} cannot access the GPU memory of {}: {}", Describe(mine, rank),
-                  Describe(theirs, peer), why),
+      fmt::format("{} cannot access the GPU memory of {}: {}", Describe(mine), Describe(theirs),
+                  why),
       "NVLink or PCIe peer access is required between all GPUs, and all ranks must see all GPUs: "
       "use the same CUDA_VISIBLE_DEVICES");
 }
@@ -52,12 +56,12 @@ const char* StageName(int32_t stage) {
 }  // namespace
 
 struct PeerMemory::Impl {
-  Impl(RankComm& comm_in, int ranks_per_host_in)
-      : comm(comm_in),
-        rank(comm_in.tp->rank()),
-        ranks_per_host(ranks_per_host_in > 0 ? ranks_per_host_in : comm_in.tp->size()) {}
+  Impl(Communicator& members_in, int ranks_per_host_in)
+      : members(members_in),
+        rank(members_in.rank()),
+        ranks_per_host(ranks_per_host_in > 0 ? ranks_per_host_in : members_in.size()) {}
 
-  RankComm& comm;
+  Communicator& members;
   int rank, ranks_per_host;
   size_t bytes = 0, used = 0;
   std::chrono::milliseconds timeout{0};
@@ -81,22 +85,22 @@ void PeerMemory::Impl::Map(int peer) {
     if (mine.device == theirs.device) return;
     int can = 0;
     Check(cudaDeviceCanAccessPeer(&can, mine.device, theirs.device), "peer access query");
-    if (!can) ThrowNoPeerAccess(mine, rank, theirs, peer, "the GPUs have no peer access");
+    if (!can) ThrowNoPeerAccess(mine, theirs, "the GPUs have no peer access");
     const cudaError_t error = cudaDeviceEnablePeerAccess(theirs.device, 0);
     if (error == cudaSuccess) return;
     cudaGetLastError();
     if (error != cudaErrorPeerAccessAlreadyEnabled)
-      ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
+      ThrowNoPeerAccess(mine, theirs, cudaGetErrorString(error));
     return;
   }
   if (!theirs.exportable)
-    ThrowNoPeerAccess(mine, rank, theirs, peer, "the owner's process cannot export it (CUDA IPC)");
+    ThrowNoPeerAccess(mine, theirs, "the owner's process cannot export it (CUDA IPC)");
   void* mapped = nullptr;
   const cudaError_t error =
       cudaIpcOpenMemHandle(&mapped, theirs.handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    ThrowNoPeerAccess(mine, rank, theirs, peer, cudaGetErrorString(error));
+    ThrowNoPeerAccess(mine, theirs, cudaGetErrorString(error));
   }
   imported.push_back(mapped);
   base[peer] = static_cast<std::byte*>(mapped);
@@ -105,14 +109,18 @@ void PeerMemory::Impl::Map(int peer) {
 // After the first barrier no rank reads peer memory. Handles are closed before the memory is freed.
 void PeerMemory::Impl::Close() {
   Check(cudaDeviceSynchronize(), "final synchronization of peer memory");
-  comm.tp->Barrier("release of peer memory");
+  members.Barrier("release of peer memory");
   for (void* mapped : imported) Check(cudaIpcCloseMemHandle(mapped), "release of peer memory");
-  comm.tp->Barrier("release of peer memory");
+  members.Barrier("release of peer memory");
 }
 
 PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
                        int ranks_per_host)
-    : impl_(std::make_unique<Impl>(comm, ranks_per_host)) {
+    : PeerMemory(comm, *comm.tp, bytes, timeout, ranks_per_host) {}
+
+PeerMemory::PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
+                       std::chrono::milliseconds timeout, int ranks_per_host)
+    : impl_(std::make_unique<Impl>(members, ranks_per_host)) {
   Impl& my = *impl_;
   my.bytes = bytes;
   my.timeout = timeout;
@@ -124,18 +132,20 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
   Check(cudaHostGetDevicePointer(&on_device, my.report.as<void>(), 0), "mapping the wait report");
   my.report_on_device = static_cast<WaitTimeoutReport*>(on_device);
 
-  const PeerInfo card = MakePeerInfo(my.memory.data(), bytes);
-  const auto size = static_cast<size_t>(comm.tp->size());
+  PeerInfo card = MakePeerInfo(my.memory.data(), bytes);
+  card.rank = comm.mesh.rank();
+  if (comm.mesh.pp() > 1) card.stage = comm.mesh.pp_rank();
+  const auto size = static_cast<size_t>(members.size());
   my.cards.resize(size);
-  comm.tp->AllGather(&card, my.cards.data(), sizeof card);
+  members.AllGather(&card, my.cards.data(), sizeof card);
   CheckPeerInfos(my.cards, my.ranks_per_host);
 
   my.base.resize(size);
   my.base[static_cast<size_t>(my.rank)] = my.memory.data();
-  for (int peer = 0; peer < comm.tp->size(); ++peer) {
+  for (int peer = 0; peer < members.size(); ++peer) {
     if (peer != my.rank && my.OnOwnHost(peer)) my.Map(peer);
   }
-  comm.tp->Barrier("exchange of peer memory");
+  members.Barrier("exchange of peer memory");
 }
 
 PeerMemory::~PeerMemory() {
@@ -146,7 +156,8 @@ PeerMemory::~PeerMemory() {
     try {
       impl_->Close();
     } catch (const std::exception& error) {
-      LOG_DEBUG("peer memory of rank {} is not released: {}", rank(), error.what());
+      LOG_DEBUG("peer memory of rank {} is not released: {}", impl_->cards[rank()].rank,
+                error.what());
       keep = true;
     }
   }
@@ -213,10 +224,10 @@ void PeerMemory::CheckTimeouts() const {
   if (report.failed == 0) return;
   const int peer = report.peer;
   const std::string who =
-      peer >= 0 && peer < world() ? Describe(impl_->cards[peer], peer) : fmt::format("{}", peer);
+      peer >= 0 && peer < world() ? Describe(impl_->cards[peer]) : fmt::format("{}", peer);
   throw Error(ErrorKind::kTimeout,
               fmt::format("{} waited {:g} s for {} in {} (round {}, seen {})",
-                          Describe(impl_->cards[rank()], report.rank),
+                          Describe(impl_->cards[rank()]),
                           std::chrono::duration<double>(impl_->timeout).count(), who,
                           StageName(report.stage), static_cast<uint32_t>(report.wanted),
                           static_cast<uint32_t>(report.seen)));

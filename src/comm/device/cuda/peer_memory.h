@@ -22,6 +22,8 @@ struct PeerInfo {
   std::array<char, 40> host = {};    // boot id: unique per host and boot
   std::array<char, 32> bus_id = {};  // PCI bus id of the GPU, as text
   std::array<char, 64> process = {};
+  int32_t rank = 0;         // in the world
+  int32_t stage = -1;       // pipeline stage; -1: there is one stage
   int32_t device = 0;       // device index in its process
   bool exportable = false;  // whether `handle` is valid: not every system has CUDA IPC
   uint64_t bytes = 0;
@@ -31,7 +33,8 @@ struct PeerInfo {
 
 // Describes memory on the current device.
 PeerInfo MakePeerInfo(std::byte* memory, size_t bytes);
-std::string Describe(const PeerInfo& card, int rank);  // "rank 3 (GPU 2, 0000:19:00.0)"
+// "rank 3 (GPU 2, 0000:19:00.0)", or with stages "rank 3 (stage 1, GPU 2, 0000:19:00.0)"
+std::string Describe(const PeerInfo& card);
 
 // Error kInvalid if a host has too many ranks, if sizes differ, or if a group of `ranks_per_host`
 // consecutive ranks (0: all ranks) spans hosts.
@@ -58,21 +61,24 @@ struct PeerPointers {
   }
 };
 
-// One rank's access to the GPU memory of all ranks. Each rank owns `bytes` of GPU memory, zeroed,
+// One rank's access to the GPU memory of a group of ranks, usually those of its stage. Each rank owns `bytes` of GPU memory, zeroed,
 // and can read and write its peers' memory over NVLink or PCIe. Ranks that are threads of one
 // process use peer access, rank processes CUDA IPC. NVLink multicast is not used. Construction is a
-// collective over comm.tp; the rank's thread calls it with its GPU current. Error kResource names
+// collective over the group; the rank's thread calls it with its GPU current. Error kResource names
 // two GPUs without peer access.
 //
-// If the world spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
+// Ranks below are indices in the group; errors have ranks of the world. If the group spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
 // others (collectives.h).
 //
 // Allocation is symmetric, as in SymmetricMemory. There is no free.
 class PeerMemory {
  public:
-  // Rank r is on host r / ranks_per_host; 0: all ranks are on one host.
+  // Of the group comm.tp. Rank r is on host r / ranks_per_host; 0: all ranks are on one host.
   PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
              int ranks_per_host = 0);
+  // Of another group of `comm`, which outlives this object.
+  PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
+             std::chrono::milliseconds timeout, int ranks_per_host = 0);
   ~PeerMemory();  // collective: peers may still read
 
   int rank() const;
@@ -83,7 +89,7 @@ class PeerMemory {
   size_t Allocate(size_t bytes, size_t alignment = 256);
   std::byte* At(int rank, size_t offset) const;  // `rank` is on this host
   std::byte* Local(size_t offset) const { return At(rank(), offset); }
-  PeerPointers Pointers(size_t offset) const;         // [world], all on one host
+  PeerPointers Pointers(size_t offset) const;         // [world()], all on one host
   bool OnThisHost(std::span<const int> ranks) const;  // whether all are on this rank's host
   // Whether each of `ranks` has a GPU of its own. In tests, several ranks may share a GPU.
   bool HasDistinctGpus(std::span<const int> ranks) const;

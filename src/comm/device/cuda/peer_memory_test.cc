@@ -97,8 +97,21 @@ TEST(PeerMemory, RanksReadAndWriteOneAnothersMemory) {
   });
 }
 
+std::vector<PeerInfo> Ranks(int32_t count) {
+  std::vector<PeerInfo> cards(static_cast<size_t>(count));
+  for (int32_t r = 0; r < count; ++r) cards[static_cast<size_t>(r)].rank = r;
+  return cards;
+}
+
+TEST(PeerMemory, DescribesRanksOfStages) {
+  PeerInfo card{.bus_id = {"0000:19:00.0"}, .rank = 3, .device = 2};
+  EXPECT_EQ(Describe(card), "rank 3 (GPU 2, 0000:19:00.0)");
+  card.stage = 1;
+  EXPECT_EQ(Describe(card), "rank 3 (stage 1, GPU 2, 0000:19:00.0)");
+}
+
 TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
-  std::vector<PeerInfo> cards(17);
+  std::vector<PeerInfo> cards = Ranks(17);
   EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards); }),
             "peer memory supports at most 16 ranks, got 17");
   cards.resize(4);
@@ -112,12 +125,13 @@ TEST(PeerMemory, RefusesWorldsThatCannotShareMemory) {
 }
 
 TEST(PeerMemory, SupportsRanksOfSeveralHosts) {
-  std::vector<PeerInfo> cards(34);  // two hosts, each with one rank too many
+  std::vector<PeerInfo> cards = Ranks(34);  // two hosts, each with one rank too many
   for (size_t r = 17; r < cards.size(); ++r) cards[r].host[0] = 'x';
   EXPECT_EQ(ErrorOf([&] { CheckPeerInfos(cards, 17); }),
             "peer memory supports at most 16 ranks, got 17");
   cards.resize(21);
   cards.erase(cards.begin(), cards.begin() + 13);  // four ranks of each host
+  for (size_t r = 0; r < cards.size(); ++r) cards[r].rank = static_cast<int32_t>(r);
   CheckPeerInfos(cards, 4);
   CheckPeerInfos(cards, 2);
   EXPECT_THAT(ErrorOf([&] { CheckPeerInfos(cards, 8); }),

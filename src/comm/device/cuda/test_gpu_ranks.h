@@ -87,7 +87,7 @@ class CapturedGraph {
 };
 
 inline void GpuRanks::Run(const std::function<void(GpuRank&)>& body) const {
-  RunRankThreads(shape.tp, RankComm::BytesPerRank(shape),
+  RunRankThreads(shape.world(), RankComm::BytesPerRank(shape),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    GpuRank gpu(std::move(arena), *this, rank);
                    body(gpu);

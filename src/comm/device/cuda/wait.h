@@ -23,12 +23,14 @@ enum class WaitStage : int32_t {
   kAllGather,
   kReduceScatter,
   kBarrier,
+  kStageRows,  // hidden rows of the previous pipeline stage
+  kStageRoom,  // room for hidden rows at the next one
 };
 
 struct WaitLimit {
   WaitTimeoutReport* report = nullptr;  // device address
   uint64_t nanoseconds = 0;
-  int32_t rank = 0;  // world rank of the waiting kernel
+  int32_t rank = 0;  // index of the waiting rank in its PeerMemory
 };
 
 }  // namespace switchyard::cuda

@@ -262,9 +262,10 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
       CHECK(!gpu_.graphs_.recording());
       if (bytes > memory_.bytes()) memory_ = PinnedMemory(2 * bytes);
       bytes_ = bytes;
-      Check(cudaMemcpyAsync(memory_.as<void>(), from, bytes, cudaMemcpyDeviceToHost,
-                            gpu_.stream_.get()),
-            "copy from the GPU");
+      if (bytes > 0)
+        Check(cudaMemcpyAsync(memory_.as<void>(), from, bytes, cudaMemcpyDeviceToHost,
+                              gpu_.stream_.get()),
+              "copy from the GPU");
       done_.Record(gpu_.stream_.get());
     }
     std::span<const std::byte> Wait() override {

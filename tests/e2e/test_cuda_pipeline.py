@@ -1,0 +1,192 @@
+"""Pipeline stages on GPUs (`serve --pp-size`): the responses are those of one stage, bit by bit. Cases are skipped, or
+share one GPU, as in test_cuda.py."""
+import json
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import pytest
+
+import check_reference
+import test_recorder
+from schema_generator import schemas
+from server import FIXTURES, Server, fails_to_start
+from test_cuda import GRAPHS, where
+from test_faults import check_router_overflow
+from test_grammar import in_parallel, is_valid, with_schema
+from test_pipeline import COMMON, GREEDY, MODEL, all_kinds, generate
+
+LAYOUTS = {  # ranks, flags
+    "pp2": (2, ["--pp-size", 2]),
+    "pp2-tp2": (4, ["--pp-size", 2, "--tp", 2]),
+    "pp2-tp2-ep2": (4, ["--pp-size", 2, "--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]),
+    "pp2-dp2": (4, ["--pp-size", 2, "--tp", 2, "--ep", 2, "--enable-dp-attention", "--dp-size", 2, "--moe-a2a-backend", "deepep",
+                    "--chunked-prefill-size", 16]),
+}
+CASES = [(name, layout, graphs) for name in ("olmoe", "deepseek_v3", "gpt_oss", "llama") for layout in ("pp2", "pp2-tp2")
+         for graphs in GRAPHS]
+CASES += [(name, layout, "graphs") for name in ("olmoe", "deepseek_v3") for layout in ("pp2-tp2-ep2", "pp2-dp2")]
+CASES += [(name, "pp2", "graphs") for name in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3_fp8",
+                                               "glm4_moe", "qwen3")]
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_equals_transformers(case):
+    name, layout, graphs = case
+    ranks, flags = LAYOUTS[layout]
+    device, env = where(ranks)
+    with Server(FIXTURES / name, *device, *flags, "--dtype", "float32", "--max-total-tokens", 4096, "--log-level", "warning",
+                *GRAPHS[graphs], env=env) as server:
+        check_reference.check(server, FIXTURES / name)
+
+
+def sampled(server):
+    """Tokens that the GPU of the last stage samples, for passes that are launched ahead: of decode batches of several
+    sizes, of prompts of several chunks, and of cached prompts."""
+    prompts = [list(range(3 + i, 20 + 7 * i)) for i in range(9)]
+    out = []
+    for temperature in (0, 0.8):
+        for some in (prompts[:1], prompts, prompts[3:6]):
+            answers = generate(server, input_ids=some, sampling_params={
+                "temperature": temperature, "sampling_seed": 5, "max_new_tokens": 24, "ignore_eos": True})
+            out.append([answer["output_ids"] for answer in answers])
+    return out
+
+
+SCHEDULES = {
+    "default": [],
+    "depth1": ["--pp-async-batch-depth", 1],
+    "not-ahead": ["--disable-overlap-schedule"],
+    "dynamic-chunks": ["--enable-dynamic-chunking", "--pp-max-micro-batch-size", 2, "--pp-layer-partition", "1,2"],
+}
+# Layouts of several stages, and those of one stage with the same tp.
+BOTH = {
+    "pp2": (2, ["--pp-size", 2], 1, []),
+    "pp3": (3, ["--pp-size", 3], 1, []),
+    "pp2-tp2": (4, ["--pp-size", 2], 2, ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]),
+}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", BOTH)
+def test_stages_change_no_bit(layout, graphs):
+    ranks, stages, one, flags = BOTH[layout]
+    device, env = where(one)
+    with Server(MODEL, *device, *flags, *COMMON, *GRAPHS[graphs], env=env) as server:
+        want = all_kinds(server), sampled(server)
+        assert server.stop() == 0
+    device, env = where(ranks)
+    for name, schedule in SCHEDULES.items():
+        if layout == "pp3" and name == "dynamic-chunks":
+            continue  # the partition is one of two stages
+        with Server(MODEL, *device, *flags, *stages, *COMMON, *GRAPHS[graphs], *schedule, env=env) as server:
+            assert (all_kinds(server), sampled(server)) == want, name
+            server.wait_idle()
+            assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_grammars_constrain_outputs(graphs):
+    cases, outputs = schemas(seed=31, count=24), []
+    for ranks, stages in (1, []), (2, ["--pp-size", 2]):
+        device, env = where(ranks)
+        with Server(FIXTURES / "qwen3_moe", *device, "--dtype", "float32", "--log-level", "warning", "--max-total-tokens", 8192,
+                    *stages, *GRAPHS[graphs], env=env) as server:
+            outputs.append(in_parallel([lambda i=i, s=s: with_schema(server, i, s) for i, s in enumerate(cases)]))
+            assert server.stop() == 0
+    assert outputs[0] == outputs[1]
+    assert sum(is_valid(schema, *output) for schema, output in zip(cases, outputs[0])) > 0
+
+
+def test_aborted_requests_free_their_pages():
+    device, env = where(2)
+    with Server(MODEL, *device, "--pp-size", 2, *COMMON, env=env) as server:
+        threads = []
+        for i in range(6):
+            body = {"input_ids": list(range(5 + i, 40 + i)), "sampling_params": {**GREEDY, "max_new_tokens": 400},
+                    "rid": f"r{i}"}
+            threads.append(threading.Thread(target=server.request, args=("/generate", body)))
+            threads[-1].start()
+        time.sleep(0.2)
+        for i in range(6):
+            server.request("/abort_request", {"rid": f"r{i}"})
+        for thread in threads:
+            thread.join()
+        server.wait_idle()
+        status, answer = server.request("/flush_cache", method="POST")
+        assert status == 200, answer
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_a_profile_has_the_links_between_graphs(graphs, tmp_path):
+    device, env = where(2)
+    with Server(MODEL, *device, "--pp-size", 2, *COMMON, *GRAPHS[graphs], env=env) as server:
+        for _ in range(3):  # captures the graph of one row
+            generate(server, input_ids=[5, 6, 7], sampling_params=GREEDY)
+        status, answer = server.request("/start_profile", {"output_dir": str(tmp_path), "profile_prefix": "run"})
+        assert status == 200, answer
+        generate(server, input_ids=list(range(30)), sampling_params=GREEDY)
+        status, answer = server.request("/stop_profile", method="POST")
+        assert status == 200, answer
+        events = [json.loads(pathlib.Path(file).read_text())["traceEvents"] for file in answer["files"]]
+        names = [{e["name"] for e in some if e["ph"] == "X"} for some in events]
+        assert "send" in names[0] and "receive" not in names[0] and "head" not in names[0]
+        assert "receive" in names[1] and "send" not in names[1] and "embed" not in names[1]
+        assert all(("graph" in some) == (graphs == "graphs") for some in names)
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_stages_record_what_one_stage_records(graphs, tmp_path):
+    found = []
+    for name, stages in (("one", []), ("two", ["--pp-size", 2])):
+        folder = tmp_path / name
+        folder.mkdir()
+        device, env = where(2 if stages else 1)
+        with Server(test_recorder.MODEL, *device, *stages, *test_recorder.COMMON, *GRAPHS[graphs],
+                    *test_recorder.recorder("per_pass", folder), env=env) as server:
+            test_recorder.generate(server, text="not recorded", sampling_params=test_recorder.GREEDY)
+            test_recorder.act(server, "start")
+            test_recorder.generate(server, text="Hello", sampling_params=test_recorder.GREEDY)
+            tensors, _ = test_recorder.tensors(test_recorder.act(server, "dump")["file"])
+            found.append(tensors["logical_count"])
+            assert server.stop() == 0
+    assert found[0] == found[1] and sum(found[0][1]) > 0
+
+
+def test_a_router_that_overflows_ends_the_request_alone(tmp_path):
+    device, env = where(2)
+    check_router_overflow(tmp_path, *device, "--pp-size", 2, env=env)
+
+
+def test_the_end_of_a_rank_ends_the_server():
+    device, env = where(2)
+    with Server(MODEL, *device, "--pp-size", 2, *COMMON, env=env) as server:
+        os.kill(server.ranks()[1], signal.SIGKILL)
+        assert server.process.wait(timeout=60) == 1
+        assert "rank 1" in server.text()
+
+
+def test_a_stage_that_stops_is_named():
+    """The watchdog is late, so the deadline of waits for another stage ends the server."""
+    device, env = where(2)
+    with Server(MODEL, *device, "--pp-size", 2, "--dist-timeout", 10, "--watchdog-timeout", 1000, *COMMON, env=env) as server:
+        stopped = server.ranks()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            status, answer = server.request("/generate", {"input_ids": [5, 6, 7], "sampling_params": GREEDY})
+            assert status >= 500, answer
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert server.process.wait(timeout=60) == 1
+        assert "rank 0 (stage 0) waited 10 s for rank 1 (stage 1) in pipeline: results of the last stage" in server.text()
+
+
+def test_stages_on_gpus_of_several_hosts_are_refused():
+    device, env = where(2)
+    code, text = fails_to_start("--model-path", MODEL, *device, "--pp-size", 2, "--nnodes", 2, "--dist-init-addr",
+                                "127.0.0.1:1", *COMMON)
+    assert code == 2 and "--pp-size 2: supported on GPUs of one host and on CPUs only" in text, text
