@@ -77,6 +77,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.trainer.files.dtype = args.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
+  o.zero_stage = args.zero_stage;
   o.threads = args.threads;
   o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
                                                 : train::ProductDtype::kFloat32;
@@ -129,6 +130,7 @@ Statement StatementOf(const TrainArgs& a) {
           {"--dp", text(a.dp)},
           {"--exchange", a.exchange},
           {"--schedule", a.schedule},
+          {"--zero-stage", text(a.zero_stage)},
           {"--max-restarts", text(a.max_restarts)},
           {"--output", a.output},
           {"--save-every", text(a.save_every)},

@@ -145,6 +145,11 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
   app.Switch("--early-sums", a.early_sums, kGroup,
              "Reduces a layer's gradients over ranks as soon as they are complete, overlapped with "
              "the backward pass, on one more thread per rank");
+  app.Flag("--zero-stage", a.zero_stage, kGroup,
+           "1: the ranks with copies of a parameter share AdamW's moments (ZeRO stage 1, "
+           "Megatron's distributed optimizer); gradients are reduce-scattered and parameters "
+           "all-gathered. Results have the same bits. 0: every copy has all moments")
+      .Range(0, 1);
   app.Switch("--print-schedule", a.print_schedule, kGroup,
              "Prints the operations of a step in this layout and exits");
   app.Flag("--dist-timeout", a.timeout_seconds, kGroup,

@@ -38,6 +38,7 @@ struct TrainingOptions {
   TrainerOptions trainer;   // includes the output directory; files.copied is ignored
   Layout layout;            // dp 0: the minimum that ep allows
   bool early_sums = false;  // overlap gradient sums with backward
+  int zero_stage = 0;       // 1: the copies of a parameter share its moments (ShardMoments)
   int threads = 1;          // compute threads per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange

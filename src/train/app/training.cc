@@ -20,6 +20,7 @@
 #include "train/app/options.h"
 #include "train/app/step_log.h"
 #include "train/exchange/expert_exchange.h"
+#include "train/gradients.h"
 #include "train/model.h"
 #include "train/optimizer/catalog.h"
 #include "train/run/layout.h"
@@ -198,9 +199,11 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     model.Initialise(options.seed, options.init_deviation);
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
+  if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
   Learner learner(model, options.learner, links.ranks());
   Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
+  const std::string moments = trainer.MomentsText();
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
@@ -213,6 +216,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (resumed) {
       say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
+    say(moments);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {

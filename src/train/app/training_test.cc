@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using TrainingTest = testing::RunTest;
 
 std::string Bytes(const fs::path& path) {
@@ -145,6 +146,34 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   options.trainer.output = dir_ / "overlapped";
   Train(options);
   EXPECT_EQ(Losses(options.trainer.output), plain);
+}
+
+TEST_F(TrainingTest, SharedMomentsChangeNoBit) {
+  TrainingOptions options = Options(4);
+  options.trainer.rows_per_step = 8;
+  options.layout = {.tp = 2, .ep = 2, .dp = 2, .pp = 2};
+  const TrainingEnd whole = Train(options);
+  EXPECT_THAT(said_, Not(HasSubstr("without --zero-stage 1")));
+  options.zero_stage = 1;
+  options.early_sums = true;
+  options.trainer.save_every = 2;
+  options.trainer.async_save = true;
+  options.trainer.keep = 0;
+  options.trainer.output = dir_ / "shards";
+  Train(options);
+  EXPECT_THAT(said_, HasSubstr("AdamW's moments: at most"));
+  EXPECT_THAT(said_, HasSubstr("without --zero-stage 1"));
+  EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
+  // A run may continue with or without shared moments.
+  fs::remove_all(CheckpointPath(options.trainer.output, 4));
+  options.zero_stage = 0;
+  const TrainingEnd rest = Train(options);
+  EXPECT_THAT(said_, HasSubstr("after step 2"));
+  for (const auto& entry : fs::directory_iterator(whole.checkpoint)) {
+    const fs::path file = entry.path().filename();
+    if (file != "trainer.json")  // has times
+      EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
+  }
 }
 
 TEST_F(TrainingTest, CheckpointsCompleteTheConfig) {

@@ -62,7 +62,8 @@ struct AssembledTensors {
 };
 
 // Collects the tensors that this rank writes; `copies`: copies tensors that are not partitioned,
-// too. Collective over each TP group that writes a partitioned tensor.
+// too. Collective over each TP group that writes a partitioned tensor, and over the copies of each
+// parameter with shards.
 AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
@@ -73,16 +74,24 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) 
   for (const Parameter<float>* p : catalog.parameters()) {
     const CatalogTensor& tensor = catalog.tensors().at(p->name);
     const bool mine = tensor.writer == catalog.rank();
+    const auto at = moments.find(p->name);
+    AdamW::Moments joined;  // if they have shards
+    if (at != moments.end() && p->shards.partial()) {
+      joined.first = catalog.GatherShards(*p, at->second->first);
+      joined.second = catalog.GatherShards(*p, at->second->second);
+    }
     if (tensor.cut() ? !catalog.GroupWrites(p->name) : !mine) continue;
-    const auto whole = [&](const std::vector<float>& part) -> const float* {
-      if (!tensor.cut() && !copies) return part.data();
+    const auto whole = [&](const std::vector<float>& part, bool stays) -> const float* {
+      if (!tensor.cut() && stays) return part.data();
       out.room.push_back(tensor.cut() ? catalog.Assemble(*p, part) : part);
       return out.room.back().data();
     };
-    AssembledTensor each{p->name, &tensor, whole(p->value)};
-    if (const auto at = moments.find(p->name); at != moments.end()) {
-      each.first = whole(at->second->first);
-      each.second = whole(at->second->second);
+    AssembledTensor each{p->name, &tensor, whole(p->value, !copies)};
+    if (at != moments.end()) {
+      const bool shards = p->shards.partial();
+      const AdamW::Moments& moment = shards ? joined : *at->second;
+      each.first = whole(moment.first, !copies && !shards);
+      each.second = whole(moment.second, !copies && !shards);
     }
     if (mine) out.tensors.push_back(each);
   }

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
 #include "train/run/checkpoint.h"
@@ -34,8 +37,9 @@ class OptimizerFiles {
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  // Reads p's part of a tensor.
-  void Read(const std::string& name, const Parameter<float>& p, std::vector<float>* out) const {
+  // Reads the elements `range` of p's part of a tensor; out has their number.
+  void Read(const std::string& name, const Parameter<float>& p, const Range& range,
+            std::vector<float>* out) const {
     const std::vector<int64_t>& shape = p.whole_shape();
     const auto it = tensors_.find(name);
     if (it == tensors_.end()) {
@@ -53,12 +57,13 @@ class OptimizerFiles {
     in.read(reinterpret_cast<char*>(whole.data()),
             static_cast<std::streamsize>(whole.size() * sizeof(float)));
     if (!in) throw Invalid("{}: tensor {} cannot be read", file.string(), name);
-    if (!p.slice.partial()) {
+    CHECK_EQ(std::ssize(*out), range.size());
+    if (out->size() == whole.size()) {
       out->swap(whole);
       return;
     }
-    for (size_t i = 0; i < out->size(); ++i)
-      (*out)[i] = whole[p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i))];
+    for (int64_t i = range.begin; i < range.end; ++i)
+      (*out)[static_cast<size_t>(i - range.begin)] = whole[p.slice.IndexInWhole(p.shape, i)];
   }
 
  private:
@@ -133,10 +138,11 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   CheckNoUnknownTensors(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
-    files.Read("master." + p.name, p, &p.value);
+    files.Read("master." + p.name, p, {0, std::ssize(p.value)}, &p.value);
     if (p.gradient.empty()) continue;
-    files.Read("first." + p.name, p, &optimizer->moments()[i].first);
-    files.Read("second." + p.name, p, &optimizer->moments()[i].second);
+    AdamW::Moments& moments = optimizer->moments()[i];
+    files.Read("first." + p.name, p, p.MyShard(), &moments.first);
+    files.Read("second." + p.name, p, p.MyShard(), &moments.second);
   }
   optimizer->set_steps(steps);
   return state;

@@ -37,6 +37,9 @@ class TrainedModel {
   // Called after the last micro-batch of the step. Sums partial gradients over ranks, unless Learn
   // has already summed them.
   virtual void SumGradients() {}
+  // Called after the optimizer has updated this rank's shards of the parameters (Shards). Sends
+  // them to the other copies.
+  virtual void GatherShards() {}
   // Called after the optimizer has updated the parameters. Updates the rest of the model's state:
   // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the
   // step. Returns metrics for the log, the same on every rank: "balancedness", …
@@ -111,6 +114,7 @@ class Learner : public TrainedModel {
     return model_.aliases();
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
+  void GatherShards() override { train::GatherShards(model_.parameters(), ranks_.gradients); }
   // Metrics over all stages, if the model has experts. "balancedness": mean load / largest load of
   // an MoE layer in the step, averaged over the layers. "balancedness_worst": the minimum over the
   // layers. "dead_experts": the number of experts without a token. "routing_agreement", if the
