@@ -29,6 +29,12 @@
 namespace switchyard {
 namespace {
 
+train::Recompute RecomputeOf(const std::string& name) {
+  if (name == "moe") return train::Recompute::kMoe;
+  if (name == "attention") return train::Recompute::kAttention;
+  return name == "layer" ? train::Recompute::kLayer : train::Recompute::kNone;
+}
+
 train::TrainingOptions OptionsOf(const TrainArgs& args) {
   using Encoder = train::DocumentEncoder;
   train::TrainingOptions o;
@@ -78,6 +84,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
   o.zero_stage = args.zero_stage;
+  o.recompute = RecomputeOf(args.recompute);
   o.threads = args.threads;
   o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
                                                 : train::ProductDtype::kFloat32;
@@ -131,6 +138,7 @@ Statement StatementOf(const TrainArgs& a) {
           {"--exchange", a.exchange},
           {"--schedule", a.schedule},
           {"--zero-stage", text(a.zero_stage)},
+          {"--recompute", a.recompute},
           {"--max-restarts", text(a.max_restarts)},
           {"--output", a.output},
           {"--save-every", text(a.save_every)},

@@ -72,7 +72,8 @@ StageRange Bounded(StageRange stage, const ModelConfig& config) {
 
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-                ThreadPool& pool, const StageRange& stage, ProductDtype products)
+                ThreadPool& pool, const StageRange& stage, ProductDtype products,
+                Recompute recompute)
     : config_(config),
       options_(options),
       stage_(Bounded(stage, config)),
@@ -80,6 +81,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       hidden_(config.hidden),
       tp_(ranks.tp),
       pool_(pool),
+      recompute_(recompute),
       set_(products) {
   const TensorNames names = KnownNames(config_);
   CheckTrainable(config_, names, options_);
@@ -142,7 +144,7 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
                         .cos_sin = cos_sin_.data(),
                         .parameters = set_,
                         .tp = tp_},
-      moe, ranks));
+      moe, ranks, recompute_));
   if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
   moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
   if (moe) loads_.emplace_back(config_.moe->router.num_experts);
@@ -192,7 +194,7 @@ void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
   }
   if (phase == Phase::kAttention && has_experts(layer)) GiveExperts(layer, pass);
   layers_[layer]->Forward(phase, IsFrozen(depth) ? no_losses_ : options_, pass->step.tokens,
-                          {d.rows, pass->layers[layer], d.stream, pool_}, &pass->losses);
+                          {d.rows, pass->layers[layer], d.stream, pool_, spares_}, &pass->losses);
   if (phase == Phase::kAttention && moe_index_[layer] >= 0) {
     const RouterState<T>& router = pass->layers[layer].moe.router;
     std::vector<float>& sums = loads_[moe_index_[layer]];
@@ -238,7 +240,7 @@ void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
     RmsNormGradient(Norm(m), d.last.data(), norm->value.data(), d.dfinal.data(), d.stream.data(),
                     false, norm->gradient.data(), pool_);
   }
-  layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_});
+  layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_, spares_});
   if (phase != Phase::kAttention || !FirstOfDepth(layer)) return;
   if (depth == 0) {
     EmbedRowsBackward(d, d.stream.data());
@@ -274,6 +276,20 @@ Losses Model<T>::Run(const Batch& batch, const StepSize& step, bool backward, Pa
   Heads(backward, pass);
   if (backward) Backward(pass);
   return pass->losses;
+}
+
+template <typename T>
+ActivationCounts Model<T>::CountActivations(int64_t rows) const {
+  ActivationCounts counts;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const LossOptions& losses =
+        IsFrozen(DepthOf(static_cast<int64_t>(layer))) ? no_losses_ : options_;
+    counts.AddLayer(layers_[layer]->Count(rows, losses.balance.any(), pool_));
+  }
+  // Rows of DepthState: stream; last, final and dfinal; for a module embedded, previous and joined.
+  const int64_t mine = tp_.Mine(rows).size() * hidden_;
+  counts.kept += mine * (stage_.last ? 4 + 8 * std::ssize(mtp_) : 1);
+  return counts;
 }
 
 template <typename T>

@@ -15,6 +15,7 @@
 #include "train/layers/decoder_layer.h"
 #include "train/layers/head.h"
 #include "train/layers/pointwise.h"
+#include "train/layers/recompute.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
@@ -65,9 +66,10 @@ class Model {
   // Error kInvalid if config requires an unsupported feature: biases, sinks, a gate of the shared
   // expert, other activations, quantized weights. The members of `ranks` and the pool are borrowed.
   // `products`: dtype of all linear layers, attention and the head; routers stay float32.
+  // `recompute`: activations that are not kept; results have the same bits.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
-        ProductDtype products = ProductDtype::kFloat32);
+        ProductDtype products = ProductDtype::kFloat32, Recompute recompute = Recompute::kNone);
 
   std::vector<Parameter<T>*> parameters();
   // Additional names under which checkpoints store a parameter (the MTP modules' embedding and
@@ -97,6 +99,13 @@ class Model {
   void Backward(Pass<T>* pass);  // all phases of all layers
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
+
+  // Elements of the activations of a micro-batch with `rows` rows over the TP group, by formula:
+  // `kept` for each Pass in flight, dropped() for each micro-batch that computes at the same time.
+  // Counts all rows for MTP modules, which have fewer, and assumes that all experts get the same
+  // number of rows.
+  ActivationCounts CountActivations(int64_t rows) const;
+  const SpareStates<LayerState<T>>& spares() const { return spares_; }
 
   void ClearGradients();
   // [MoE layers][experts] number of this rank's tokens routed to each expert since ClearLoads.
@@ -156,6 +165,8 @@ class Model {
   const int64_t main_layers_, hidden_;  // layers of this stage without MTP modules; hidden size
   const TensorGroup tp_;
   ThreadPool& pool_;
+  const Recompute recompute_;
+  SpareStates<LayerState<T>> spares_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
   Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null if on another stage

@@ -150,6 +150,11 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
            "Megatron's distributed optimizer); gradients are reduce-scattered and parameters "
            "all-gathered. Results have the same bits. 0: every copy has all moments")
       .Range(0, 1);
+  app.Flag("--recompute", a.recompute, kGroup,
+           "Activations that the backward pass computes again instead of keeping them: none, moe "
+           "(experts), attention, or layer (all but the input of each layer, its router and "
+           "received rows). Results have the same bits")
+      .OneOf({"none", "moe", "attention", "layer"});
   app.Switch("--print-schedule", a.print_schedule, kGroup,
              "Prints the operations of a step in this layout and exits");
   app.Flag("--dist-timeout", a.timeout_seconds, kGroup,

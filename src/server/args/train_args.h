@@ -58,6 +58,7 @@ struct TrainArgs {
   std::string schedule = "plain";  // --schedule: plain, overlapped
   bool early_sums = false;         // --early-sums
   int zero_stage = 0;              // --zero-stage: 0, 1
+  std::string recompute = "none";  // --recompute: none, moe, attention, layer
   bool print_schedule = false;     // --print-schedule
   double timeout_seconds = 300;    // --dist-timeout
   // Hosts and restarts

@@ -12,6 +12,7 @@
 #include "train/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/encode.h"
+#include "train/layers/recompute.h"
 #include "train/math/product.h"
 #include "train/run/layout.h"
 #include "train/run/learner.h"
@@ -38,6 +39,7 @@ struct TrainingOptions {
   TrainerOptions trainer;   // includes the output directory; files.copied is ignored
   Layout layout;            // dp 0: the minimum that ep allows
   bool early_sums = false;  // overlap gradient sums with backward
+  Recompute recompute = Recompute::kNone;
   int zero_stage = 0;       // 1: the copies of a parameter share its moments (ShardMoments)
   int threads = 1;          // compute threads per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype

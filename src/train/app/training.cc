@@ -171,6 +171,35 @@ std::optional<fs::path> CheckpointOfRank0(Collectives& world,
   return path.empty() ? std::nullopt : std::optional<fs::path>(path);
 }
 
+const char* Name(Recompute recompute) {
+  constexpr const char* kNames[] = {"none", "moe", "attention", "layer"};
+  return kNames[static_cast<int>(recompute)];
+}
+
+// The memory of activations on the rank that has most of them. Collective.
+std::string ActivationsText(const TrainingOptions& options, const Learner& learner,
+                            Collectives& world) {
+  const int64_t parts = options.layout.dp, rows = options.trainer.rows_per_step;
+  const int64_t per_pass = options.trainer.rows_per_pass * parts;
+  const int64_t passes = (rows + per_pass - 1) / per_pass;
+  const int64_t tokens =
+      (rows + passes * parts - 1) / (passes * parts) * options.packing.length;
+  const Learner::ActivationMemory mine = learner.Activations(static_cast<int>(passes), tokens);
+  std::vector<Learner::ActivationMemory> ranks(static_cast<size_t>(world.size()));
+  world.AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
+  const Learner::ActivationMemory& most =
+      *std::ranges::max_element(ranks, {}, &Learner::ActivationMemory::bytes);
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::string text = fmt::format(
+      "activations: at most {:.2f} MiB on a rank, for {} micro-batches of {} tokens in flight",
+      mib(most.bytes), most.slots, tokens);
+  if (options.recompute != Recompute::kNone) {
+    text += fmt::format(" ({:.2f} MiB without --recompute {})", mib(most.unrecomputed),
+                        Name(options.recompute));
+  }
+  return text;
+}
+
 void AbortWith(const std::exception& error, int rank, SharedArena& arena) {
   arena.Abort(fmt::format("rank {} failed: {}", rank, error.what()));
 }
@@ -189,7 +218,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
                                 setup.exchange, pool);
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
-                     ranks->place.Stage(setup.files.config), options.products);
+                     ranks->place.Stage(setup.files.config), options.products, options.recompute);
   Corpus corpus(setup.documents, options.packing);
   CheckSameData(*ranks->world, corpus);
   const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);
@@ -203,7 +232,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
   Learner learner(model, options.learner, links.ranks());
   Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
-  const std::string moments = trainer.MomentsText();
+  const std::string memory =
+      trainer.MomentsText() + "\n" + ActivationsText(options, learner, *ranks->world);
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
@@ -216,7 +246,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (resumed) {
       say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
-    say(moments);
+    say(memory);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {

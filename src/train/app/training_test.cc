@@ -148,13 +148,14 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   EXPECT_EQ(Losses(options.trainer.output), plain);
 }
 
-TEST_F(TrainingTest, SharedMomentsChangeNoBit) {
+TEST_F(TrainingTest, SharedMomentsAndRecomputationChangeNoBit) {
   TrainingOptions options = Options(4);
   options.trainer.rows_per_step = 8;
   options.layout = {.tp = 2, .ep = 2, .dp = 2, .pp = 2};
   const TrainingEnd whole = Train(options);
   EXPECT_THAT(said_, Not(HasSubstr("without --zero-stage 1")));
   options.zero_stage = 1;
+  options.recompute = Recompute::kLayer;
   options.early_sums = true;
   options.trainer.save_every = 2;
   options.trainer.async_save = true;
@@ -163,6 +164,7 @@ TEST_F(TrainingTest, SharedMomentsChangeNoBit) {
   Train(options);
   EXPECT_THAT(said_, HasSubstr("AdamW's moments: at most"));
   EXPECT_THAT(said_, HasSubstr("without --zero-stage 1"));
+  EXPECT_THAT(said_, HasSubstr("MiB without --recompute layer)"));
   EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
   // A run may continue with or without shared moments.
   fs::remove_all(CheckpointPath(options.trainer.output, 4));

@@ -28,6 +28,7 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
   }
   Project<T>(parts, pool);
   SwiGlu(state->gate.data(), state->up.data(), state->middle.data(), rows * width, pool);
+  if (out == nullptr) return;
   parts.clear();
   for (size_t e = 0; e < networks.size(); ++e) {
     const int64_t begin = offsets[e], m = offsets[e + 1] - begin;
@@ -99,8 +100,16 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
   }
 }
 
+template <typename T>
+int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
+                      const ThreadPool& pool) {
+  if (networks.empty()) return 0;
+  return (UsesTiles(networks, pool) ? 2 : 3) * rows * networks[0].gate.n;
+}
+
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_FEED_FORWARD(T)                                                            \
+  template int64_t StateElements(std::span<const FeedForward<T>>, int64_t, const ThreadPool&); \
   template void Forward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
                         FeedForwardState<T>*, T*, ThreadPool&);                               \
   template void Backward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
@@ -257,6 +266,7 @@ void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int3
     const T* in = PackedRows(n.form, rows, m, h, arrays.Take(n.Operand(h)));
     MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
     MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
+    if (out == nullptr) return;
     SwiGluSerial(gate, up, middle, m * w);
     const T* middles = PackedRows(n.form, middle, m, w, arrays.Take(n.Operand(w)));
     MultiplyPanels(n.form, middles, n.Matrix(e, 2), out + row * h, m, h, w, false);

@@ -39,10 +39,15 @@ struct FeedForwardState {
 };
 
 // Rows [offsets[e], offsets[e + 1]) of x and out, [rows, H], belong to network e. Networks without
-// rows are allowed. Writes out.
+// rows are allowed. Writes out. If `out` is null, only fills the state.
 template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool);
+
+// Elements of the state of Forward for this number of rows.
+template <typename T>
+int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
+                      const ThreadPool& pool);
 
 // Computes dx: adds to dx if `accumulate`, else overwrites it. Adds to the weight gradients, in row
 // order. The state is invalid afterwards.

@@ -76,6 +76,7 @@ class GroupedAttention : public AttentionLayer<T> {
     Attention<T>(shape_, rows, Heads<const T>(s->q, q_width_), Heads<const T>(s->k, kv_width_),
                  Heads<const T>(s->v, kv_width_), Heads<T>(s->attended, q_width_),
                  s->log_sums.data(), pool);
+    if (out == nullptr) return;
     const LinearUse<T> output[] = {{&o_, out}};
     ForwardAll<T>(output, s->attended.data(), m, pool);
   }
@@ -101,6 +102,11 @@ class GroupedAttention : public AttentionLayer<T> {
     }
     const LinearUse<T> uses[] = {{&q_, dq.data()}, {&k_, dk.data()}, {&v_, dv.data()}};
     BackwardAll<T>(uses, x, m, dx, false, pool);
+  }
+
+  int64_t StateElements(int64_t m) const override {
+    const int64_t raw = q_norm_ != nullptr ? q_width_ + kv_width_ : 0;
+    return m * (2 * q_width_ + 2 * kv_width_ + heads_ + raw);
   }
 
  private:

@@ -88,6 +88,7 @@ class LatentAttention : public AttentionLayer<T> {
     s->log_sums.resize(m * heads_);
     Attention<T>(shape_, rows, Queries<const T>(s->q), Queries<const T>(s->k),
                  Values<const T>(s->kv), Outputs<T>(s->attended), s->log_sums.data(), pool);
+    if (out == nullptr) return;
     const LinearUse<T> output[] = {{&o_, out}};
     ForwardAll<T>(output, s->attended.data(), m, pool);
   }
@@ -122,6 +123,12 @@ class LatentAttention : public AttentionLayer<T> {
                     dq_normed.data(), dq_a.data(), false, q_a_norm_->gradient.data(), pool);
     const LinearUse<T> uses[] = {{&q_a_, dq_a.data()}, {&kv_a_, dlatent.data()}};
     BackwardAll<T>(uses, x, m, dx, false, pool);
+  }
+
+  int64_t StateElements(int64_t m) const override {
+    const int64_t q_latents = q_a_norm_ != nullptr ? 2 * q_a_.n : 0;
+    const int64_t latents = lora_ + rope_ + lora_;  // before and after the norm
+    return m * (q_latents + latents + kv_b_.n + heads_ * (2 * qk_ + value_ + 1));
   }
 
  private:

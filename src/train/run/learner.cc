@@ -96,6 +96,19 @@ Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives
                .stage = all,
                .gradients = {.stage = all, .copies = all, .expert_copies = expert_copies}}) {}
 
+Learner::ActivationMemory Learner::Activations(int micro_batches, int64_t rows) const {
+  schedule::StepShape shape = shape_;
+  shape.micro_batches = micro_batches;
+  const int slots = schedule::MicroBatchSlots(shape);
+  const ActivationCounts counts = model_.CountActivations(rows);
+  // A pair of an overlapped schedule computes two layers at the same time.
+  const int spares = shape.order == schedule::Order::kOverlapped ? std::min(slots, 2) : 1;
+  const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
+  return {.slots = slots,
+          .bytes = bytes(slots * counts.kept + spares * counts.dropped()),
+          .unrecomputed = bytes(slots * (counts.kept + counts.undropped))};
+}
+
 void Learner::PlanStep(int micro_batches) {
   if (!list_.empty() && shape_.micro_batches == micro_batches) return;
   shape_.micro_batches = micro_batches;

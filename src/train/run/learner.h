@@ -123,6 +123,14 @@ class Learner : public TrainedModel {
   std::map<std::string, double> AfterStep(double rate_part) override;
   void SkipStep() override { model_.ClearLoads(); }
 
+  // The activations of a step, by the formula of Model::CountActivations. `rows`: of a micro-batch,
+  // in a TP group.
+  struct ActivationMemory {
+    int slots = 0;                       // micro-batches in flight
+    int64_t bytes = 0, unrecomputed = 0; // with the model's Recompute, and if all were kept
+  };
+  ActivationMemory Activations(int micro_batches, int64_t rows) const;
+
   // The shape and schedule of the last step.
   const schedule::StepShape& shape() const { return shape_; }
   std::span<const schedule::Operation> list() const { return list_; }

@@ -17,6 +17,7 @@ struct Variant {
   Layout layout;
   schedule::Order order = schedule::Order::kPlain;
   bool synchronous = false, early_sums = false;
+  Recompute recompute = Recompute::kNone;
   int broken_rank = -1;  // the rank with an invalid token in its last micro-batch
 };
 
@@ -79,7 +80,7 @@ class Runner {
     const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config_, exchange_, pool);
     const LearnerLinks links(*ranks, Floats(), options, sums);
     Model<float> model(config_, Options(), ranks->layer_ranks(exchange.ranks()), pool,
-                       ranks->place.Stage(config_));
+                       ranks->place.Stage(config_), ProductDtype::kFloat32, run_.recompute);
     model.Initialise(9, 0.1);
     Learner learner(model, {.bias_step = 0.001, .order = run_.order}, links.ranks());
     std::vector<Batch> batches = BatchesOf(ranks->place.dp);
@@ -141,9 +142,13 @@ TEST_P(Schedules, ChangeNoBit) {
           Variant{.layout = layout, .order = kOverlapped},
           Variant{.layout = layout, .order = kOverlapped, .synchronous = true},
           Variant{.layout = layout, .early_sums = true},
-          Variant{.layout = layout, .order = kOverlapped, .early_sums = true}}) {
-      SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}",
-                               run.order == kOverlapped, run.synchronous, run.early_sums));
+          Variant{.layout = layout, .order = kOverlapped, .early_sums = true},
+          Variant{.layout = layout, .recompute = Recompute::kMoe},
+          Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kAttention},
+          Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kLayer}}) {
+      SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}, recompute {}",
+                               run.order == kOverlapped, run.synchronous, run.early_sums,
+                               static_cast<int>(run.recompute)));
       const Learned found = Learn(config, run);
       EXPECT_EQ(found.curve, plain.curve);
       EXPECT_EQ(found.values, plain.values);
