@@ -29,6 +29,11 @@
 namespace switchyard {
 namespace {
 
+schedule::Order OrderOf(const std::string& name) {
+  if (name == "zero-bubble") return schedule::Order::kZeroBubble;
+  return name == "overlapped" ? schedule::Order::kOverlapped : schedule::Order::kPlain;
+}
+
 train::Recompute RecomputeOf(const std::string& name) {
   if (name == "moe") return train::Recompute::kMoe;
   if (name == "attention") return train::Recompute::kAttention;
@@ -57,8 +62,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
       .batch = args.balance_loss, .sequence = args.sequence_balance_loss, .z = args.z_loss};
   o.learner = {.bias_step = args.bias_step,
                .bias_step_falls = args.bias_step_schedule == "rate",
-               .order = args.schedule == "overlapped" ? schedule::Order::kOverlapped
-                                                      : schedule::Order::kPlain};
+               .order = OrderOf(args.schedule)};
   o.trainer.rows_per_step = args.rows_per_step;
   o.trainer.rows_per_pass = args.rows_per_pass;
   o.trainer.schedule = {.kind = args.lr_schedule,

@@ -73,7 +73,7 @@ StageRange Bounded(StageRange stage, const ModelConfig& config) {
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
                 ThreadPool& pool, const StageRange& stage, ProductDtype products,
-                Recompute recompute)
+                const BackwardOptions& backward)
     : config_(config),
       options_(options),
       stage_(Bounded(stage, config)),
@@ -81,7 +81,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       hidden_(config.hidden),
       tp_(ranks.tp),
       pool_(pool),
-      recompute_(recompute),
+      backward_(backward),
       set_(products) {
   const TensorNames names = KnownNames(config_);
   CheckTrainable(config_, names, options_);
@@ -144,7 +144,7 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
                         .cos_sin = cos_sin_.data(),
                         .parameters = set_,
                         .tp = tp_},
-      moe, ranks, recompute_));
+      moe, ranks, backward_));
   if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
   moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
   if (moe) loads_.emplace_back(config_.moe->router.num_experts);
@@ -250,6 +250,15 @@ void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
 }
 
 template <typename T>
+void Model<T>::Weights(int64_t layer, Pass<T>* pass) {
+  CHECK(backward_.separate_weights);
+  const int64_t depth = DepthOf(layer);
+  if (IsFrozen(depth)) return;
+  DepthState<T>& d = pass->depths[depth];
+  layers_[layer]->Weights({d.rows, pass->layers[layer], d.stream, pool_, spares_});
+}
+
+template <typename T>
 void Model<T>::Forward(Pass<T>* pass) {
   for (int64_t layer = 0; layer < layers(); ++layer) {
     for (const Phase phase : {Phase::kAttention, Phase::kDispatch, Phase::kShared, Phase::kExperts,
@@ -266,6 +275,7 @@ void Model<T>::Backward(Pass<T>* pass) {
                               Phase::kDispatch, Phase::kAttention}) {
       Backward(layer, phase, pass);
     }
+    if (backward_.separate_weights) Weights(layer, pass);
   }
 }
 

@@ -66,10 +66,10 @@ class Model {
   // Error kInvalid if config requires an unsupported feature: biases, sinks, a gate of the shared
   // expert, other activations, quantized weights. The members of `ranks` and the pool are borrowed.
   // `products`: dtype of all linear layers, attention and the head; routers stay float32.
-  // `recompute`: activations that are not kept; results have the same bits.
+  // `backward`: how the backward pass runs; results have the same bits.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
-        ProductDtype products = ProductDtype::kFloat32, Recompute recompute = Recompute::kNone);
+        ProductDtype products = ProductDtype::kFloat32, const BackwardOptions& backward = {});
 
   std::vector<Parameter<T>*> parameters();
   // Additional names under which checkpoints store a parameter (the MTP modules' embedding and
@@ -95,8 +95,11 @@ class Model {
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
+  // Only with separate weight gradients: call it after all phases of the layer's backward pass, for
+  // one micro-batch after the other, before the Pass is used again.
+  void Weights(int64_t layer, Pass<T>* pass);
   void Forward(Pass<T>* pass);   // all phases of all layers
-  void Backward(Pass<T>* pass);  // all phases of all layers
+  void Backward(Pass<T>* pass);  // all phases of all layers, and their weight gradients
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
 
@@ -105,6 +108,7 @@ class Model {
   // Counts all rows for MTP modules, which have fewer, and assumes that all experts get the same
   // number of rows.
   ActivationCounts CountActivations(int64_t rows) const;
+  const BackwardOptions& backward() const { return backward_; }
   const SpareStates<LayerState<T>>& spares() const { return spares_; }
 
   void ClearGradients();
@@ -165,7 +169,7 @@ class Model {
   const int64_t main_layers_, hidden_;  // layers of this stage without MTP modules; hidden size
   const TensorGroup tp_;
   ThreadPool& pool_;
-  const Recompute recompute_;
+  const BackwardOptions backward_;
   SpareStates<LayerState<T>> spares_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;

@@ -1,17 +1,25 @@
-// Selective recomputation: equal bits, and the formula of the activations' memory.
+// Selective recomputation and separate weight gradients: equal bits, and the formula of the
+// activations' memory.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "schedule/plan.h"
 #include "train/run/test_layouts.h"
 #include "train/test_training.h"
 
 namespace switchyard::train {
 namespace {
 
-constexpr Recompute kAll[] = {Recompute::kMoe, Recompute::kAttention, Recompute::kLayer};
+constexpr BackwardOptions kRecomputed[] = {{.recompute = Recompute::kMoe},
+                                           {.recompute = Recompute::kAttention},
+                                           {.recompute = Recompute::kLayer}};
+constexpr BackwardOptions kSeparate = {.separate_weights = true};
 
 struct Learned {
   std::vector<double> losses;
@@ -21,9 +29,9 @@ struct Learned {
 
 // Two micro-batches, the second one shorter.
 Learned Learn(const ModelConfig& config, const LossOptions& options, ProductDtype products,
-              int threads, Recompute recompute) {
+              int threads, const BackwardOptions& backward) {
   ThreadPool pool(threads);
-  Model<float> model(config, options, {}, pool, {}, products, recompute);
+  Model<float> model(config, options, {}, pool, {}, products, backward);
   model.Initialise(7, 0.4);
   Pass<float> pass;
   Learned out;
@@ -46,11 +54,13 @@ TEST_P(RecomputeTest, ChangesNoBit) {
   // One thread computes the experts by tiles that gather their rows, five threads by products.
   for (const int threads : {1, 5}) {
     for (const ProductDtype products : {ProductDtype::kFloat32, ProductDtype::kBFloat16}) {
-      const Learned wanted = Learn(config_, options, products, threads, Recompute::kNone);
-      for (const Recompute recompute : kAll) {
-        EXPECT_EQ(Learn(config_, options, products, threads, recompute), wanted)
-            << static_cast<int>(recompute) << ", " << threads << " threads";
+      const Learned wanted = Learn(config_, options, products, threads, {});
+      for (const BackwardOptions& backward : kRecomputed) {
+        EXPECT_EQ(Learn(config_, options, products, threads, backward), wanted)
+            << static_cast<int>(backward.recompute) << ", " << threads << " threads";
       }
+      EXPECT_EQ(Learn(config_, options, products, threads, kSeparate), wanted)
+          << "separate weights, " << threads << " threads";
     }
   }
 }
@@ -96,6 +106,22 @@ size_t Floats(const SpareStates<LayerState<float>>& spares) {
   return floats;
 }
 
+// Forward and backward of a micro-batch. Returns the floats that are allocated when the backward
+// pass has ended, and the separate weight gradients have not been computed.
+size_t RunAndCount(Model<float>& model, const Batch& batch) {
+  Pass<float> pass;
+  model.Begin(batch, testing::SizeOf(batch), &pass);
+  model.Forward(&pass);
+  model.Heads(true, &pass);
+  for (int64_t layer = model.layers() - 1; layer >= 0; --layer) {
+    for (const Phase phase : schedule::BackwardPhases(true)) model.Backward(layer, phase, &pass);
+  }
+  size_t floats = Floats(pass) + Floats(model.spares());
+  for (const LayerState<float>& layer : pass.layers)
+    floats += static_cast<size_t>(layer.later.held_count());
+  return floats;
+}
+
 struct Allocated {
   size_t floats = 0;
   int64_t counted = 0;    // by CountActivations
@@ -105,7 +131,7 @@ struct Allocated {
 // All ranks have the same batch or its share, and hold equal shares of the experts. Sums over the
 // ranks, because experts get different numbers of rows.
 Allocated Allocate(const ModelConfig& config, const LossOptions& options, const Layout& layout,
-                   int threads, Recompute recompute) {
+                   int threads, const BackwardOptions& backward) {
   const Batch batch = testing::RandomBatch({9, 4, 1, 30}, config.vocab_size, 6);
   const ExpertExchangeOptions exchange_options{.tokens = batch.size()};
   Allocated sum;
@@ -120,13 +146,12 @@ Allocated Allocate(const ModelConfig& config, const LossOptions& options, const 
         const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config,
                                       exchange_options, pool);
         Model<float> model(config, options, ranks->layer_ranks(exchange.ranks()), pool, {},
-                           ProductDtype::kFloat32, recompute);
+                           ProductDtype::kFloat32, backward);
         model.Initialise(7, 0.4);
-        Pass<float> pass;
-        model.Run(batch, testing::SizeOf(batch), true, &pass);
+        const size_t floats = RunAndCount(model, batch);
         const ActivationCounts counts = model.CountActivations(batch.size());
         const std::lock_guard lock(mutex);
-        sum.floats += Floats(pass) + Floats(model.spares());
+        sum.floats += floats;
         sum.counted += counts.kept + counts.dropped();
         sum.undropped += counts.kept + counts.undropped;
       });
@@ -139,18 +164,20 @@ TEST_P(RecomputeTest, TheFormulaCountsWhatIsAllocated) {
   for (const Layout& layout : {Layout{}, Layout{.tp = tp ? 2 : 1}}) {
     for (const int threads : {1, 5}) {
       SCOPED_TRACE(layout.ToString() + ", threads " + std::to_string(threads));
-      const Allocated all = Allocate(config_, options, layout, threads, Recompute::kNone);
+      const Allocated all = Allocate(config_, options, layout, threads, {});
       EXPECT_EQ(static_cast<int64_t>(all.floats), all.counted);
       int64_t least = all.counted;
-      for (const Recompute recompute : kAll) {
-        const Allocated found = Allocate(config_, options, layout, threads, recompute);
-        EXPECT_EQ(static_cast<int64_t>(found.floats), found.counted)
-            << static_cast<int>(recompute);
-        EXPECT_EQ(found.undropped, all.counted) << static_cast<int>(recompute);
-        EXPECT_LT(found.counted, all.counted) << static_cast<int>(recompute);
+      for (const BackwardOptions& backward : kRecomputed) {
+        const Allocated found = Allocate(config_, options, layout, threads, backward);
+        const int kind = static_cast<int>(backward.recompute);
+        EXPECT_EQ(static_cast<int64_t>(found.floats), found.counted) << kind;
+        EXPECT_EQ(found.undropped, all.counted) << kind;
+        EXPECT_LT(found.counted, all.counted) << kind;
         least = std::min(least, found.counted);
-        if (recompute == Recompute::kLayer) EXPECT_EQ(found.counted, least);
+        if (backward.recompute == Recompute::kLayer) EXPECT_EQ(found.counted, least);
       }
+      const Allocated separate = Allocate(config_, options, layout, threads, kSeparate);
+      EXPECT_EQ(static_cast<int64_t>(separate.floats), separate.counted);
     }
   }
 }
@@ -161,11 +188,11 @@ TEST_P(RecomputeTest, TheFormulaCountsExpertsOfSeveralRanks) {
   const LossOptions options{.mtp_layers = 1};
   for (const int threads : {1, 5}) {
     const Layout layout{.ep = 2, .dp = 2};
-    const Allocated all = Allocate(config_, options, layout, threads, Recompute::kNone);
+    const Allocated all = Allocate(config_, options, layout, threads, {});
     EXPECT_LE(static_cast<int64_t>(all.floats), all.counted);
     EXPECT_GE(static_cast<double>(all.floats), 0.9 * static_cast<double>(all.counted));
-    for (const Recompute recompute : kAll) {
-      const Allocated found = Allocate(config_, options, layout, threads, recompute);
+    for (const BackwardOptions& backward : kRecomputed) {
+      const Allocated found = Allocate(config_, options, layout, threads, backward);
       EXPECT_LT(found.counted, all.counted);
       EXPECT_LT(found.floats, all.floats);
     }

@@ -182,7 +182,7 @@ def test_torchruns_processes_are_ranks(folder, threads):
     output, port = folder / "torchrun", free_port()
     env = [{"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "none"} for rank in range(4)]
-    finishes([command(folder, output)] * 4, env)
+    finishes([command(folder, output, "--schedule", "zero-bubble")] * 4, env)
     same(output, threads)
 
 

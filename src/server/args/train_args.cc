@@ -139,9 +139,10 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
            "(pairwise)")
       .OneOf({"sync", "async"});
   app.Flag("--schedule", a.schedule, kGroup,
-           "plain (micro-batches one after the other), or overlapped (the forward of one "
-           "micro-batch runs with the backward of the previous one, to hide exchanges)")
-      .OneOf({"plain", "overlapped"});
+           "plain (micro-batches one after the other), overlapped (the forward of one "
+           "micro-batch runs with the backward of the previous one, to hide exchanges), or "
+           "zero-bubble (weight gradients fill the waits of pipeline stages)")
+      .OneOf({"plain", "overlapped", "zero-bubble"});
   app.Switch("--early-sums", a.early_sums, kGroup,
              "Reduces a layer's gradients over ranks as soon as they are complete, overlapped with "
              "the backward pass, on one more thread per rank");

@@ -55,7 +55,7 @@ struct TrainArgs {
   int dp = 0;                      // --dp; 0: the minimum that --ep allows
   int threads = 1;                 // --threads, per rank
   std::string exchange = "async";  // --exchange: sync, async
-  std::string schedule = "plain";  // --schedule: plain, overlapped
+  std::string schedule = "plain";  // --schedule: plain, overlapped, zero-bubble
   bool early_sums = false;         // --early-sums
   int zero_stage = 0;              // --zero-stage: 0, 1
   std::string recompute = "none";  // --recompute: none, moe, attention, layer

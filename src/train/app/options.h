@@ -45,6 +45,10 @@ struct TrainingOptions {
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
+  BackwardOptions backward() const {
+    return {.recompute = recompute,
+            .separate_weights = learner.order == schedule::Order::kZeroBubble};
+  }
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
   bool tensorboard = false;                        // event files in output/tensorboard
 };

@@ -102,6 +102,23 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
                 "name their checkpoint with --init-from");
 }
 
+const char* Name(Recompute recompute) {
+  constexpr const char* kNames[] = {"none", "moe", "attention", "layer"};
+  return kNames[static_cast<int>(recompute)];
+}
+
+// The schedule with separate weight gradients.
+void CheckZeroBubble(const TrainingOptions& options) {
+  if (options.learner.order != schedule::Order::kZeroBubble) return;
+  if (options.layout.pp == 1)
+    throw Invalid("--schedule zero-bubble: fills the waits of pipeline stages; want --pp above 1");
+  if (options.recompute != Recompute::kNone)
+    throw Invalid(
+        "--recompute {}: not with --schedule zero-bubble, whose weight gradients read the "
+        "activations after the backward pass",
+        Name(options.recompute));
+}
+
 // Sets the sizes of buffers, which follow from the options and the config.
 void SetSizes(Setup* setup) {
   const int64_t pass_tokens = setup->options.trainer.rows_per_pass * setup->options.packing.length;
@@ -114,6 +131,7 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   Setup setup{.options = options};
   CheckSchedule(options.trainer.schedule);
   CheckMtpOnly(options, ReadTrainedConfig(options));
+  CheckZeroBubble(options);
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
@@ -171,11 +189,6 @@ std::optional<fs::path> CheckpointOfRank0(Collectives& world,
   return path.empty() ? std::nullopt : std::optional<fs::path>(path);
 }
 
-const char* Name(Recompute recompute) {
-  constexpr const char* kNames[] = {"none", "moe", "attention", "layer"};
-  return kNames[static_cast<int>(recompute)];
-}
-
 // The memory of activations on the rank that has most of them. Collective.
 std::string ActivationsText(const TrainingOptions& options, const Learner& learner,
                             Collectives& world) {
@@ -218,7 +231,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
                                 setup.exchange, pool);
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
-                     ranks->place.Stage(setup.files.config), options.products, options.recompute);
+                     ranks->place.Stage(setup.files.config), options.products,
+                     options.backward());
   Corpus corpus(setup.documents, options.packing);
   CheckSameData(*ranks->world, corpus);
   const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);
@@ -333,6 +347,7 @@ TrainingEnd EndOfRun(const TrainingOptions& options) {
 }
 
 std::string ScheduleText(const TrainingOptions& options) {
+  CheckZeroBubble(options);
   const TrainedConfig model = ReadTrainedConfig(options);
   const Layout layout = LayoutOf(options, model.config);
   const int64_t per_pass = options.trainer.rows_per_pass * layout.dp;

@@ -326,6 +326,14 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("no MTP module (add one with --mtp-layers 1)"));
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->layout.pp = 2; }),
               HasSubstr("want --pp 1, not 2"));
+  EXPECT_THAT(error([](auto* o) { o->learner.order = schedule::Order::kZeroBubble; }),
+              HasSubstr("--schedule zero-bubble: fills the waits of pipeline stages"));
+  EXPECT_THAT(error([](auto* o) {
+                o->learner.order = schedule::Order::kZeroBubble;
+                o->recompute = Recompute::kMoe;
+                o->layout.pp = 2;
+              }),
+              HasSubstr("--recompute moe: not with --schedule zero-bubble"));
   std::ofstream(dir_ / "config.json") << testing::SmallConfig("qwen3_moe");
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 1; }),
               HasSubstr("Qwen3MoeForCausalLM has no support for MTP modules; want a model of "

@@ -9,12 +9,14 @@ namespace switchyard::train {
 
 template <typename T>
 DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks,
-                              Recompute recompute)
+                              const BackwardOptions& backward)
     : hidden_(parts.config.hidden),
       norm_{.n = hidden_, .ldx = hidden_, .eps = static_cast<T>(parts.config.norm_eps)},
       ranks_(ranks),
       tp_(ranks.tp),
-      recompute_(recompute) {
+      recompute_(backward.recompute),
+      separate_weights_(backward.separate_weights) {
+  CHECK(!separate_weights_ || recompute_ == Recompute::kNone);
   const std::string& prefix = parts.prefix;
   const auto norm = [&](const std::string& name) {
     return parts.parameters.Add(prefix + name + ".weight", {hidden_});
@@ -24,7 +26,7 @@ DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const La
   post_norm_ = norm(parts.names.post_attention_norm);
   if (moe) {
     moe_.emplace(parts.config, parts.names, prefix, ranks.experts, tp_, parts.parameters,
-                 DropsExperts(recompute));
+                 backward);
   } else {
     const std::string mlp = prefix + parts.names.mlp + ".";
     dense_.push_back(FeedForward<T>::Make(parts.parameters, mlp + "gate_proj", mlp + "up_proj",
@@ -102,6 +104,10 @@ ActivationCounts DecoderLayer<T>::Count(int64_t all, bool balances, const Thread
   counts.rest = 3 * mine;  // after, after_normed, dense_output
   if (!moe_) counts.dense = gathered + StateElements<T>(dense_, all, pool);
   counts.kept += mine;  // x
+  if (separate_weights_) {
+    counts.kept += attention_->HeldElements(all) + all * hidden_ + mine;
+    if (!moe_) counts.kept += all * (hidden_ + dense_[0].gate.n);
+  }
   const auto keep = [&](int64_t ActivationCounts::* part) {
     counts.kept += counts.*part;
     counts.*part = 0;
@@ -215,6 +221,7 @@ template <typename T>
 void DecoderLayer<T>::BackwardPhase(Phase phase, LayerPass<T> p) {
   LayerState<T>& s = p.state;
   const int64_t all = p.rows.rows(), m = tp_.Mine(all).size();
+  LaterWeights<T>* const later = Later(p);
   if (phase == Phase::kAttention) return AttendBackward(p);
   if (phase == Phase::kFinish && recompute_ == Recompute::kLayer) return RunAttention(p);
   if (!moe_) {
@@ -228,7 +235,8 @@ void DecoderLayer<T>::BackwardPhase(Phase phase, LayerPass<T> p) {
     }
     const GatheredRows<T> dout(tp_, p.stream.data(), all, hidden_);
     PartialRows<T> dx(tp_, s.dense_output.data(), all, hidden_);
-    train::Backward<T>(dense_, offsets, x, &s.dense, dout.data(), dx.data(), false, p.pool);
+    const T* d = later != nullptr ? later->HoldCopy(dout.data(), all * hidden_) : dout.data();
+    train::Backward<T>(dense_, offsets, x, &s.dense, d, dx.data(), false, p.pool, later);
     dx.Scatter();
     return;
   }
@@ -243,11 +251,11 @@ void DecoderLayer<T>::BackwardPhase(Phase phase, LayerPass<T> p) {
       moe_->BeginCombineGradient(s.after_normed.data(), p.stream.data(), m, &s.moe, p.pool);
       break;
     case Phase::kShared:
-      moe_->SharedBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool);
+      moe_->SharedBackward(s.after_normed.data(), p.stream.data(), all, &s.moe, p.pool, later);
       break;
     case Phase::kExperts:
       moe_->EndCombineGradient(&s.moe, p.pool);
-      moe_->RunExpertsGradient(&s.moe, p.pool);
+      moe_->RunExpertsGradient(&s.moe, p.pool, later);
       break;
     case Phase::kDispatch:
       moe_->BeginDispatchGradient(&s.moe, p.pool);
@@ -268,17 +276,21 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   T* d = p.stream.data();
   RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
                   post_norm_->gradient.data(), p.pool);
-  // after_normed is no longer needed, so its buffer is reused for the gradient of `normed`.
+  // after_normed is no longer needed, so its buffer is reused for the gradient of `normed`; unless
+  // weight gradients read it later.
+  LaterWeights<T>* const later = Later(p);
+  T* const dnormed = later != nullptr ? later->Hold(m * hidden_) : s.after_normed.data();
   const T* x = tp_.alone() ? s.normed.data() : s.all_normed.data();
   if (recompute_ == Recompute::kAttention) {
     x = NormInput(p);
     attention_->Forward(p.rows, x, &s.attention, nullptr, p.pool);
   }
   const GatheredRows<T> dout(tp_, d, all, hidden_);
-  PartialRows<T> dx(tp_, s.after_normed.data(), all, hidden_);
-  attention_->Backward(p.rows, x, s.attention, dout.data(), dx.data(), p.pool);
+  const T* held = later != nullptr ? later->HoldCopy(dout.data(), all * hidden_) : dout.data();
+  PartialRows<T> dx(tp_, dnormed, all, hidden_);
+  attention_->Backward(p.rows, x, s.attention, held, dx.data(), p.pool, later);
   dx.Scatter();
-  RmsNormGradient(norm, s.x.data(), input_norm_->value.data(), s.after_normed.data(), d, true,
+  RmsNormGradient(norm, s.x.data(), input_norm_->value.data(), dnormed, d, true,
                   input_norm_->gradient.data(), p.pool);
 }
 

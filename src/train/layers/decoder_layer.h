@@ -34,6 +34,7 @@ struct LayerState {
   // What is left of the spare state whose buffers this state has; null: it has none. Only with
   // recomputation.
   std::unique_ptr<LayerState> borrowed;
+  LaterWeights<T> later;  // only with separate weight gradients
 };
 
 // The arguments of the phases.
@@ -57,15 +58,17 @@ struct LayerRanks {
 template <typename T>
 class DecoderLayer {
  public:
-  // `moe`: whether the feed-forward is an MoE layer. `recompute`: which activations the state keeps
-  // only during a phase, or from the first phase of a pass through the layer to the last one.
+  // `moe`: whether the feed-forward is an MoE layer. Activations that are recomputed are in the
+  // state only during a phase, or from the first phase of a pass through the layer to the last one.
   DecoderLayer(const AttentionParts<T>& parts, bool moe, const LayerRanks& ranks,
-               Recompute recompute);
+               const BackwardOptions& backward);
 
   // Adds to losses->balance in kAttention.
   void Forward(Phase phase, const LossOptions& options, double step_tokens, LayerPass<T> pass,
                Losses* losses);
   void Backward(Phase phase, LayerPass<T> pass);
+  // Computes the weight gradients that the phases of the backward pass have left out.
+  void Weights(LayerPass<T> pass) const { pass.state.later.Run(pass.pool); }
 
   // Elements of the state of a micro-batch with `all` rows over the TP group.
   ActivationCounts Count(int64_t all, bool balances, const ThreadPool& pool) const;
@@ -78,6 +81,9 @@ class DecoderLayer {
   void Borrow(LayerPass<T> pass) const;
   void Return(LayerPass<T> pass) const;
   void SwapDropped(LayerState<T>& a, LayerState<T>& b) const;
+  LaterWeights<T>* Later(LayerPass<T> pass) const {
+    return separate_weights_ ? &pass.state.later : nullptr;
+  }
 
   void ForwardPhase(Phase phase, const LossOptions& options, double step_tokens, LayerPass<T> pass,
                     Losses* losses);
@@ -94,6 +100,7 @@ class DecoderLayer {
   const LayerRanks ranks_;
   const TensorGroup tp_;
   const Recompute recompute_;
+  const bool separate_weights_;
   Parameter<T>*input_norm_, *post_norm_;
   std::unique_ptr<AttentionLayer<T>> attention_;
   std::vector<FeedForward<T>> dense_;  // size 0 (MoE layer) or 1

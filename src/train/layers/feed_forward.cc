@@ -43,11 +43,20 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
 template <typename T>
 void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                       const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-                      ThreadPool& pool) {
+                      ThreadPool& pool, LaterWeights<T>* later) {
   const int64_t hidden = networks[0].gate.k, width = networks[0].gate.n;
   const int64_t rows = offsets.back();
   ScratchBuffer<T> dmiddle(rows * width);
+  const T* middle = state->middle.data();
+  if (later != nullptr) {  // the forward pass may have run by tiles, which leave no `middle`
+    T* held = later->Hold(rows * width);
+    SwiGlu(state->gate.data(), state->up.data(), held, rows * width, pool);
+    middle = held;
+  }
   std::vector<Product<T>> products;
+  const auto add_weight = [&](const Product<T>& product) {
+    later != nullptr ? later->Add(product) : products.push_back(product);
+  };
   const auto for_each = [&](auto body) {
     products.clear();
     for (size_t e = 0; e < networks.size(); ++e) {
@@ -59,7 +68,7 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     const T* d = dout + at_hidden;
     products.push_back(f.down.ForInput(d, m, dmiddle.data() + at_width, false));
-    products.push_back(f.down.ForWeight(d, state->middle.data() + at_width, m));
+    add_weight(f.down.ForWeight(d, middle + at_width, m));
   });
   SwiGluGradient(state->gate.data(), state->up.data(), dmiddle.data(), state->gate.data(),
                  state->up.data(), rows * width, pool);
@@ -67,8 +76,8 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
     const T* dgate = state->gate.data() + at_width;
     const T* dup = state->up.data() + at_width;
     products.push_back(f.gate.ForInput(dgate, m, dx + at_hidden, accumulate));
-    products.push_back(f.gate.ForWeight(dgate, x + at_hidden, m));
-    products.push_back(f.up.ForWeight(dup, x + at_hidden, m));
+    add_weight(f.gate.ForWeight(dgate, x + at_hidden, m));
+    add_weight(f.up.ForWeight(dup, x + at_hidden, m));
   });
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     products.push_back(f.up.ForInput(state->up.data() + at_width, m, dx + at_hidden, true));
@@ -91,12 +100,12 @@ void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> 
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-              ThreadPool& pool) {
+              ThreadPool& pool, LaterWeights<T>* later) {
   if (networks.empty()) return;
-  if (UsesTiles(networks, pool)) {
+  if (later == nullptr && UsesTiles(networks, pool)) {
     BackwardTiles<T>(networks, offsets, {.dense = x}, state, {.dense = dout}, dx, accumulate, pool);
   } else {
-    BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool);
+    BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool, later);
   }
 }
 
@@ -113,7 +122,8 @@ int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
   template void Forward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
                         FeedForwardState<T>*, T*, ThreadPool&);                               \
   template void Backward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
-                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&);
+                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&,               \
+                         LaterWeights<T>*);
 SWITCHYARD_FEED_FORWARD(float)
 SWITCHYARD_FEED_FORWARD(double)
 // NOLINTEND(bugprone-macro-parentheses)

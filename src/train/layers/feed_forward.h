@@ -50,11 +50,12 @@ int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
                       const ThreadPool& pool);
 
 // Computes dx: adds to dx if `accumulate`, else overwrites it. Adds to the weight gradients, in row
-// order. The state is invalid afterwards.
+// order; with `later` only when it runs. Then x, dout and the state must stay as they are, and
+// `later` holds [rows, I] more elements. Without `later`, the state is invalid afterwards.
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-              ThreadPool& pool);
+              ThreadPool& pool, LaterWeights<T>* later = nullptr);
 
 // Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
 // the tile is in its L2 cache. Without tiles, each product reads all rows, so the activations of an

@@ -1,8 +1,11 @@
 // Linear layers, and the set that owns the parameters of a model.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +15,7 @@
 #include "moe/types.h"
 #include "train/layers/tensor_group.h"
 #include "train/math/product.h"
+#include "train/math/workspace.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
@@ -115,12 +119,63 @@ void ForwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, Threa
   for (const auto& [linear, y] : uses) parts.push_back(linear->Forward(x, m, y));
   Project<T>(parts, pool);
 }
-// Computes dx: adds to dx if `accumulate`, else overwrites it.
+// Weight gradients of a layer that are computed after its backward pass, and the buffers of their
+// operands. All products of one object have the same dtype and different weights. Used by the
+// rank's thread only.
+template <typename T>
+class LaterWeights {
+ public:
+  void Add(const Product<T>& product) { products_.push_back(product); }
+  // A buffer of `count` elements, valid until Run.
+  T* Hold(int64_t count) {
+    held_count_ += count;
+    return held_.emplace_back(std::make_unique<ScratchBuffer<T>>(count))->data();
+  }
+  // A copy of `count` elements, valid until Run.
+  const T* HoldCopy(const T* values, int64_t count) {
+    T* copy = Hold(count);
+    std::copy_n(values, count, copy);
+    return copy;
+  }
+  void Run(ThreadPool& pool) {
+    Multiply<T>(products_, pool);
+    products_.clear();
+    held_.clear();
+    held_count_ = 0;
+  }
+  int64_t held_count() const { return held_count_; }  // elements of all buffers
+
+ private:
+  std::vector<Product<T>> products_;
+  std::vector<std::unique_ptr<ScratchBuffer<T>>> held_;
+  int64_t held_count_ = 0;
+};
+
+// The gradient of a linear layer's output. Its buffer lives as long as this object, or with `later`
+// until the weight gradients have been computed.
+template <typename T>
+class OutputGradient {
+ public:
+  OutputGradient(int64_t count, LaterWeights<T>* later)
+      : data_(later != nullptr ? later->Hold(count) : own_.emplace(count).data()) {}
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+
+ private:
+  std::optional<ScratchBuffer<T>> own_;  // initialized before data_
+  T* const data_;
+};
+
+// Computes dx: adds to dx if `accumulate`, else overwrites it. Adds to the gradients of the
+// weights, now or later. Then x and dy must stay as they are until then.
 template <typename T>
 void BackwardAll(std::span<const LinearUse<T>> uses, const T* x, int64_t m, T* dx, bool accumulate,
-                 ThreadPool& pool) {
+                 ThreadPool& pool, LaterWeights<T>* later = nullptr) {
   std::vector<Product<T>> products;
-  for (const auto& [linear, dy] : uses) products.push_back(linear->ForWeight(dy, x, m));
+  for (const auto& [linear, dy] : uses) {
+    const Product<T> product = linear->ForWeight(dy, x, m);
+    later != nullptr ? later->Add(product) : products.push_back(product);
+  }
   Multiply<T>(products, pool);
   for (const auto& [linear, dy] : uses) {
     const Product<T> product = linear->ForInput(dy, m, dx, accumulate);

@@ -22,14 +22,15 @@ std::string BlockName(const TensorNames& names, const std::string& prefix) {
 template <typename T>
 MoeLayer<T>::MoeLayer(const ModelConfig& config, const TensorNames& names,
                       const std::string& prefix, const ExpertRanks& ranks, const TensorGroup& tp,
-                      ParameterSet<T>& set, bool recompute)
+                      ParameterSet<T>& set, const BackwardOptions& backward)
     : hidden_(config.hidden),
       num_experts_(config.moe->router.num_experts),
       k_(config.moe->router.top_k),
       ranks_(ranks),
       tp_(tp),
       mine_(EvenPart(num_experts_, ranks.size, ranks.rank)),
-      recompute_(recompute),
+      recompute_(DropsExperts(backward.recompute)),
+      separate_weights_(backward.separate_weights),
       router_(config.moe->router, config.hidden, BlockName(names, prefix) + names.router,
               names.correction_bias ? CorrectionBiasName(names, BlockName(names, prefix)) : "",
               set) {
@@ -70,7 +71,7 @@ void MoeLayer<T>::Route(const T* x, int64_t m, MoeState<T>* s, ThreadPool& pool)
 
 template <typename T>
 bool MoeLayer<T>::Gathers(const ThreadPool& pool) const {
-  return IsSingleRank() && UsesTiles<T>(experts_, pool);
+  return IsSingleRank() && !separate_weights_ && UsesTiles<T>(experts_, pool);
 }
 
 template <typename T>
@@ -161,7 +162,7 @@ void MoeLayer<T>::EndCombineGradient(MoeState<T>* s, ThreadPool& pool) {
 }
 
 template <typename T>
-void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool, LaterWeights<T>* later) {
   if (Gathers(pool)) {
     if (recompute_) RunExperts(s, pool);
     // dx overwrites the expert outputs tile by tile. The gradients of the router weights read each
@@ -172,7 +173,7 @@ void MoeLayer<T>::RunExpertsGradient(MoeState<T>* s, ThreadPool& pool) {
   s->drows.resize(s->rows.size());
   if (recompute_) RecomputeOutputs(s, pool);
   Backward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->results.data(), s->drows.data(),
-              false, pool);
+              false, pool, later);
 }
 
 template <typename T>
@@ -182,7 +183,7 @@ void MoeLayer<T>::BeginDispatchGradient(MoeState<T>* s, ThreadPool& pool) {
 
 template <typename T>
 void MoeLayer<T>::SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* s,
-                                 ThreadPool& pool) {
+                                 ThreadPool& pool, LaterWeights<T>* later) {
   if (shared_.empty()) return;
   s->dshared.resize(tp_.Mine(all).size() * hidden_);
   const int32_t offsets[] = {0, static_cast<int32_t>(all)};
@@ -192,8 +193,10 @@ void MoeLayer<T>::SharedBackward(const T* x, const T* dy, int64_t all, MoeState<
     const T* rows = tp_.Gather(x, all, hidden_, &s->all_x);
     Forward<T>(shared_, offsets, rows, &s->shared, nullptr, pool);
   }
-  Backward<T>(shared_, offsets, tp_.alone() ? x : s->all_x.data(), &s->shared, dout.data(),
-              dx.data(), false, pool);
+  // dy changes before the weight gradients are computed.
+  const T* d = later != nullptr ? later->HoldCopy(dout.data(), all * hidden_) : dout.data();
+  Backward<T>(shared_, offsets, tp_.alone() ? x : s->all_x.data(), &s->shared, d, dx.data(), false,
+              pool, later);
   dx.Scatter();
 }
 
@@ -242,6 +245,8 @@ ActivationCounts MoeLayer<T>::Count(int64_t m, int64_t all, bool balances,
   if (copies) counts.experts += 2 * slots * hidden_;                            // results and drows
   if (copies) (exchanges ? counts.kept : counts.experts) += slots * hidden_;    // rows
   if (exchanges && recompute_) counts.experts += 2 * slots;
+  if (separate_weights_) counts.kept += slots * experts_[0].gate.n;
+  if (separate_weights_ && !shared_.empty()) counts.kept += all * (shared_[0].gate.n + hidden_);
   if (shared_.empty()) return counts;
   counts.experts += StateElements<T>(shared_, all, pool) + 2 * m * hidden_;
   if (!tp_.alone()) counts.experts += all * hidden_;

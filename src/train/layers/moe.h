@@ -66,12 +66,12 @@ class MoeLayer {
  public:
   // Adds the parameters of this rank's experts only, which are its EvenPart of all experts.
   // `prefix`: "model.layers.3.". The dispatcher is borrowed. `tp` partitions the rows of a
-  // micro-batch and the width of the shared experts. Each rank routes its own rows. `recompute`:
-  // the backward pass needs no activations of the experts (Recompute::kMoe). It computes their
-  // outputs again where the experts are, so the gradients of the router weights come back over the
-  // exchange.
+  // micro-batch and the width of the shared experts. Each rank routes its own rows.
+  // With recomputation, the backward pass computes the experts' outputs again where the experts
+  // are, so the gradients of the router weights come back over the exchange.
   MoeLayer(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
-           const ExpertRanks& ranks, const TensorGroup& tp, ParameterSet<T>& set, bool recompute);
+           const ExpertRanks& ranks, const TensorGroup& tp, ParameterSet<T>& set,
+           const BackwardOptions& backward);
 
   void Route(const T* x, int64_t m, MoeState<T>* state, ThreadPool& pool);
   void BeginDispatch(const T* x, MoeState<T>* state, ThreadPool& pool);
@@ -87,16 +87,18 @@ class MoeLayer {
   void BeginCombineGradient(const T* x, const T* dy, int64_t m, MoeState<T>* state,
                             ThreadPool& pool);
   void EndCombineGradient(MoeState<T>* state, ThreadPool& pool);
-  void RunExpertsGradient(MoeState<T>* state, ThreadPool& pool);
+  // `later` gets the weight gradients; null: now.
+  void RunExpertsGradient(MoeState<T>* state, ThreadPool& pool, LaterWeights<T>* later);
   void BeginDispatchGradient(MoeState<T>* state, ThreadPool& pool);
-  void SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool);
+  void SharedBackward(const T* x, const T* dy, int64_t all, MoeState<T>* state, ThreadPool& pool,
+                      LaterWeights<T>* later);
   // Writes dx [m, H]: through experts, router and shared experts.
   void EndDispatchGradient(const T* x, int64_t m, MoeState<T>* state, T* dx, ThreadPool& pool);
 
-  // Exchanges the activations of two states that `recompute` drops.
+  // Exchanges the activations of two states that recomputation drops.
   void SwapDropped(MoeState<T>& a, MoeState<T>& b) const;
   // Elements of the state of m tokens of this rank, `all` over the TP group, if each expert gets
-  // the same number of rows: kept, and in `experts` what `recompute` would drop.
+  // the same number of rows: kept, and in `experts` what recomputation would drop.
   ActivationCounts Count(int64_t m, int64_t all, bool balances, const ThreadPool& pool) const;
 
   Router<T>& router() { return router_; }
@@ -136,7 +138,7 @@ class MoeLayer {
   const ExpertRanks ranks_;
   const TensorGroup tp_;
   const Range mine_;
-  const bool recompute_;
+  const bool recompute_, separate_weights_;
   Router<T> router_;
   std::vector<FeedForward<T>> experts_;  // experts of this rank
   std::vector<FeedForward<T>> shared_;   // shared expert: size 0 or 1

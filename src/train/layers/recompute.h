@@ -1,5 +1,5 @@
-// Selective recomputation: activations that the backward pass computes again instead of keeping
-// them from the forward pass.
+// How a backward pass runs: activations that it computes again instead of keeping them from the
+// forward pass, and weight gradients that it leaves for later.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,15 @@ inline bool DropsAttention(Recompute r) {
   return r == Recompute::kAttention || r == Recompute::kLayer;
 }
 inline bool DropsExperts(Recompute r) { return r == Recompute::kMoe || r == Recompute::kLayer; }
+
+struct BackwardOptions {
+  Recompute recompute = Recompute::kNone;
+  // The weight gradients of linear layers are left out, and computed by a separate call
+  // (schedule::Kind::kWeights). Those of norms, routers, embedding and heads, and of the input
+  // projection of MTP modules, are not. Needs Recompute::kNone, because the weight gradients read
+  // the activations once more.
+  bool separate_weights = false;
+};
 
 // Numbers of elements of the activations of one micro-batch in a layer, or in all layers of a rank.
 // Indices are not counted.

@@ -69,6 +69,7 @@ std::string LayerPrefix(const ModelConfig& config) { return NamesOf(config).laye
 Learner::Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks)
     : model_(model), options_(options), ranks_(ranks) {
   CHECK(ranks.stages == 1 || (ranks.link != nullptr && ranks.world != nullptr));
+  CHECK_EQ(model.backward().separate_weights, options.order == schedule::Order::kZeroBubble);
   const std::vector<Parameter<float>*> parameters = model.parameters();
   const std::string prefix = LayerPrefix(model.config());
   shape_ = {.order = options.order,
@@ -156,6 +157,8 @@ void Learner::Execute(const Operation& o, std::span<const Batch> batches, const 
       return model_.Backward(o.layer, o.phase, pass);
     case Kind::kSendGradient:
       return ranks_.link->SendGradient(pass->depths[0].stream);
+    case Kind::kWeights:
+      return model_.Weights(o.layer, pass);
     case Kind::kSumGradients:
       return SumLayer(o.layer);
     case Kind::kAwaitSums:

@@ -81,7 +81,8 @@ struct LearnerOptions {
   // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero
   // for the last tokens (arXiv:2412.19437, 4.2).
   bool bias_step_falls = true;
-  // The order of operations; results are bitwise independent of it.
+  // The order of operations; results are bitwise independent of it. kZeroBubble needs a model with
+  // separate weight gradients (BackwardOptions).
   schedule::Order order = schedule::Order::kPlain;
 };
 

@@ -80,7 +80,9 @@ class Runner {
     const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config_, exchange_, pool);
     const LearnerLinks links(*ranks, Floats(), options, sums);
     Model<float> model(config_, Options(), ranks->layer_ranks(exchange.ranks()), pool,
-                       ranks->place.Stage(config_), ProductDtype::kFloat32, run_.recompute);
+                       ranks->place.Stage(config_), ProductDtype::kFloat32,
+                       {.recompute = run_.recompute,
+                        .separate_weights = run_.order == schedule::Order::kZeroBubble});
     model.Initialise(9, 0.1);
     Learner learner(model, {.bias_step = 0.001, .order = run_.order}, links.ranks());
     std::vector<Batch> batches = BatchesOf(ranks->place.dp);
@@ -132,6 +134,7 @@ class Schedules : public ::testing::TestWithParam<std::string> {
 
 TEST_P(Schedules, ChangeNoBit) {
   constexpr auto kOverlapped = schedule::Order::kOverlapped;
+  constexpr auto kZeroBubble = schedule::Order::kZeroBubble;
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}, Layout{.tp = 2, .pp = 2},
                                Layout{.ep = 2, .dp = 2, .pp = 2}}) {
     SCOPED_TRACE(layout.ToString());
@@ -143,11 +146,13 @@ TEST_P(Schedules, ChangeNoBit) {
           Variant{.layout = layout, .order = kOverlapped, .synchronous = true},
           Variant{.layout = layout, .early_sums = true},
           Variant{.layout = layout, .order = kOverlapped, .early_sums = true},
+          Variant{.layout = layout, .order = kZeroBubble},
+          Variant{.layout = layout, .order = kZeroBubble, .early_sums = true},
           Variant{.layout = layout, .recompute = Recompute::kMoe},
           Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kAttention},
           Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kLayer}}) {
-      SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}, recompute {}",
-                               run.order == kOverlapped, run.synchronous, run.early_sums,
+      SCOPED_TRACE(fmt::format("{}, synchronous {}, early sums {}, recompute {}",
+                               schedule::Name(run.order), run.synchronous, run.early_sums,
                                static_cast<int>(run.recompute)));
       const Learned found = Learn(config, run);
       EXPECT_EQ(found.curve, plain.curve);
@@ -159,7 +164,8 @@ TEST_P(Schedules, ChangeNoBit) {
 
 TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   const Learned one = Learn(config, {});
-  for (const auto order : {schedule::Order::kPlain, schedule::Order::kOverlapped}) {
+  for (const auto order :
+       {schedule::Order::kPlain, schedule::Order::kOverlapped, schedule::Order::kZeroBubble}) {
     for (const Layout& layout :
          {Layout{.pp = 2}, Layout{.pp = 4}, Layout{.ep = 2, .dp = 2, .pp = 2},
           Layout{.tp = 2, .ep = 2, .pp = 2}}) {
