@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/range.h"
 
 namespace switchyard::train {
 namespace {

@@ -35,6 +35,7 @@ DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const La
   }
 }
 
+template <typename T>
 bool DecoderLayer<T>::Borrows(Phase phase, bool forward) const {
   switch (recompute_) {
     case Recompute::kNone:

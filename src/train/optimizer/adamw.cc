@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/range.h"
 
 namespace switchyard::train {
 namespace {
