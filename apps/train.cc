@@ -18,6 +18,7 @@
 #include "comm/host/rank_processes.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "core/wire.h"
 #include "server/service_manager.h"
@@ -88,6 +89,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
   o.zero_stage = args.zero_stage;
+  o.lora = {.rank = args.lora_rank, .alpha = args.lora_alpha, .targets = args.lora_targets};
   o.recompute = RecomputeOf(args.recompute);
   o.threads = args.threads;
   o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
@@ -108,6 +110,9 @@ Statement StatementOf(const TrainArgs& a) {
           {"--mtp-layers", text(a.mtp_layers)},
           {"--mtp-weight", text(a.mtp_weight)},
           {"--train-only", a.train_only},
+          {"--lora-rank", text(a.lora_rank)},
+          {"--lora-alpha", text(a.lora_alpha)},
+          {"--lora-targets", Joined(a.lora_targets, " ")},
           {"--length", text(a.length)},
           {"--whole-documents", text(a.whole_documents)},
           {"--in-order", text(a.in_order)},

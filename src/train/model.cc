@@ -73,7 +73,7 @@ StageRange Bounded(StageRange stage, const ModelConfig& config) {
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
                 ThreadPool& pool, const StageRange& stage, ProductDtype products,
-                const BackwardOptions& backward)
+                const BackwardOptions& backward, const LoraOptions& lora)
     : config_(config),
       options_(options),
       stage_(Bounded(stage, config)),
@@ -82,7 +82,7 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       tp_(ranks.tp),
       pool_(pool),
       backward_(backward),
-      set_(products) {
+      set_(products, lora) {
   const TensorNames names = KnownNames(config_);
   CheckTrainable(config_, names, options_);
   const Tensor table = BuildCosSin(config_.rope, config_.max_position);
@@ -97,7 +97,10 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
     embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);
   }
   for (int64_t i = stage_.first_layer; i < stage_.last_layer; ++i) AddLayer(i, names, ranks);
-  if (!stage_.last) return;
+  if (!stage_.last) {
+    Freeze();
+    return;
+  }
   for (int64_t d = 0; d < options_.mtp_layers; ++d)
     AddLayer(config_.num_layers() + d, names, ranks);
   final_norm_ = set_.Add(names.final_norm, {hidden_});
@@ -105,15 +108,19 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   head_.head = Linear<T>::Of(
       config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary),
       products);
-  if (options_.mtp_only) Freeze();
+  Freeze();
 }
 
 template <typename T>
 void Model<T>::Freeze() {
-  CHECK(stage_.first && stage_.last);
+  const bool lora = set_.lora().rank > 0;
+  CHECK(!options_.mtp_only || (stage_.first && stage_.last && !lora));
   for (Parameter<T>& p : set_.all()) {
     const auto owns = [&](const std::string& prefix) { return p.name.starts_with(prefix); };
-    if (std::ranges::none_of(mtp_prefixes_, owns)) p.gradient = {};
+    const bool frozen = lora               ? !IsAdapter(p.name)
+                        : options_.mtp_only ? std::ranges::none_of(mtp_prefixes_, owns)
+                                            : false;
+    if (frozen) std::vector<T>().swap(p.gradient);
   }
 }
 
@@ -132,7 +139,9 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
     auto* const hidden_norm = norm("hnorm");
     mtp_.push_back({.embedding_norm = embedding_norm,
                     .hidden_norm = hidden_norm,
-                    .projection = Linear<T>::Make(set_, prefix + "eh_proj", hidden_, 2 * hidden_),
+                    .projection = Linear<T>::Of(
+                        set_.Add(prefix + "eh_proj.weight", {hidden_, 2 * hidden_}),
+                        set_.products()),
                     .final_norm = nullptr});
   }
   const bool moe = mtp ? config_.has_moe() : config_.layers[index].moe;
@@ -238,12 +247,12 @@ void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
     d.stream.resize(m * hidden_);
     Parameter<T>* norm = FinalNorm(depth);
     RmsNormGradient(Norm(m), d.last.data(), norm->value.data(), d.dfinal.data(), d.stream.data(),
-                    false, norm->gradient.data(), pool_);
+                    false, norm->gradient_data(), pool_);
   }
   layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_, spares_});
   if (phase != Phase::kAttention || !FirstOfDepth(layer)) return;
   if (depth == 0) {
-    EmbedRowsBackward(d, d.stream.data());
+    if (!embedding_->gradient.empty()) EmbedRowsBackward(d, d.stream.data());
   } else {
     JoinBackward(depth, pass);
   }

@@ -14,6 +14,7 @@
 #include "train/batch.h"
 #include "train/layers/decoder_layer.h"
 #include "train/layers/head.h"
+#include "train/layers/lora.h"
 #include "train/layers/pointwise.h"
 #include "train/layers/recompute.h"
 #include "train/parameter.h"
@@ -66,10 +67,12 @@ class Model {
   // Error kInvalid if config requires an unsupported feature: biases, sinks, a gate of the shared
   // expert, other activations, quantized weights. The members of `ranks` and the pool are borrowed.
   // `products`: dtype of all linear layers, attention and the head; routers stay float32.
-  // `backward`: how the backward pass runs; results have the same bits.
+  // `backward`: how the backward pass runs; results have the same bits. `lora`: adapters, which are
+  // then the only parameters with gradients. Its targets are some of LoraTargets.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
-        ProductDtype products = ProductDtype::kFloat32, const BackwardOptions& backward = {});
+        ProductDtype products = ProductDtype::kFloat32, const BackwardOptions& backward = {},
+        const LoraOptions& lora = {});
 
   std::vector<Parameter<T>*> parameters();
   // Additional names under which checkpoints store a parameter (the MTP modules' embedding and
@@ -136,7 +139,9 @@ class Model {
   };
   int64_t DepthOf(int64_t layer) const;
   bool IsFrozen(int64_t depth) const { return options_.mtp_only && depth == 0; }
-  void Freeze();  // removes the gradients of all parameters except those of the MTP modules
+  // Removes the gradients of parameters that are not trained: with mtp_only all but those of the MTP
+  // modules, with LoRA all but adapters.
+  void Freeze();
   // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {
     return (layer == 0 && stage_.first) || layer >= main_layers_;

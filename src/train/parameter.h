@@ -72,8 +72,15 @@ struct Parameter {
   Slice slice = {};
   bool on_two_stages = false;  // held by the first and the last pipeline stage (embedding)
   Shards shards = {};          // by default, every copy is updated by its own rank
+  // A and B of a LoRA adapter of this weight (layers/lora.h); null: none.
+  struct Adapter {
+    const Parameter *a = nullptr, *b = nullptr;
+    T scale = 0;
+  };
+  Adapter adapter = {};
 
   const std::vector<int64_t>& whole_shape() const { return slice.partial() ? slice.whole : shape; }
+  T* gradient_data() { return gradient.empty() ? nullptr : gradient.data(); }
   // The elements that this rank's optimizer updates; empty without gradient.
   Range MyShard() const {
     return shards.Of(shards.member, static_cast<int64_t>(gradient.size()));

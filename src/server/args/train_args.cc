@@ -34,6 +34,16 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "all, or mtp: only the multi-token prediction modules, for speculative decoding. Other "
            "weights of --init-from do not change; missing modules start with random weights")
       .OneOf({"all", "mtp"});
+  app.Flag("--lora-rank", a.lora_rank, kGroup,
+           "Trains LoRA adapters of this rank; the weights of --init-from do not change. final/ has "
+           "the sum, adapter/ the adapters in PEFT's layout. 0: trains all weights")
+      .NonNegative();
+  app.Flag("--lora-alpha", a.lora_alpha, kGroup,
+           "Adapters are multiplied by alpha / rank; 0: twice the rank")
+      .NonNegative();
+  app.List("--lora-targets", a.lora_targets, kGroup,
+           "Linear layers with adapters, such as q_proj up_proj; default: all of attention, dense "
+           "layers and experts");
 }
 
 void AddDataFlags(CommandLine& app, TrainArgs& a) {
@@ -260,6 +270,9 @@ void CheckGiven(const TrainArgs& a) {
 
 // Refuses flags that have no effect with the others.
 void CheckEffects(const CommandLine& app, const TrainArgs& a) {
+  if (a.lora_rank == 0 && (a.lora_alpha > 0 || !a.lora_targets.empty()))
+    throw Invalid("{}: adapters are trained only with --lora-rank",
+                  a.lora_alpha > 0 ? "--lora-alpha" : "--lora-targets");
   if (a.async_save && a.save_every == 0)
     throw Invalid("--async-save: writes the checkpoints of --save-every, which is 0");
   if (app.Given("--max-skipped-steps") && a.on_nonfinite != "skip" && a.spike_sigmas == 0)

@@ -21,6 +21,9 @@ struct TrainArgs {
   int64_t mtp_layers = -1;         // --mtp-layers; -1: config.json's num_nextn_predict_layers
   double mtp_weight = 0.3;         // --mtp-weight
   std::string train_only = "all";  // --train-only
+  int64_t lora_rank = 0;           // --lora-rank; 0: no adapters
+  double lora_alpha = 0;           // --lora-alpha; 0: twice the rank
+  std::vector<std::string> lora_targets;  // --lora-targets; empty: all linear layers
   // Data
   std::vector<std::string> data;        // --data
   int64_t length = 512;                 // --length: tokens of a row

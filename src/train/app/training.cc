@@ -134,6 +134,7 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   CheckZeroBubble(options);
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
+  setup.options.lora = LoraOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
   if (setup.resumed) CheckSameConfig(*setup.resumed, setup.files.files.front());
   setup.options.losses.mtp_layers = setup.files.mtp_layers;
@@ -232,7 +233,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
                      ranks->place.Stage(setup.files.config), options.products,
-                     options.backward());
+                     options.backward(), options.lora);
   Corpus corpus(setup.documents, options.packing);
   CheckSameData(*ranks->world, corpus);
   const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/testing.h"
@@ -271,6 +272,80 @@ TEST_F(TrainingTest, MtpModulesAreTrainedOnAFrozenModel) {
   Train(options, [&] { return polls++ >= 4; });
   EXPECT_EQ(Bytes(Train(options).checkpoint / "model.safetensors"),
             Bytes(whole.checkpoint / "model.safetensors"));
+}
+
+// The adapters of the export, added to the base, are the weights of the checkpoint.
+TEST_F(TrainingTest, AdaptersAreTrainedOnAFrozenModel) {
+  TrainingOptions options = Options(4);
+  options.learner.bias_step = 0;
+  options.trainer.files.dtype = DType::kF32;
+  options.trainer.output = dir_ / "base";
+  const fs::path base = Train(options).checkpoint;
+  options.init_from = base;
+  options.lora = {.rank = 4, .alpha = 6};
+  options.trainer.schedule.steps = 6;
+  options.trainer.output = dir_ / "out";
+  const TrainingEnd whole = Train(options);
+  const std::vector<double> losses = Losses(dir_ / "out");
+  EXPECT_LT(losses.back(), losses.front());
+
+  const Checkpoint before(base), after(whole.checkpoint);
+  EXPECT_EQ(before.tensors().size(), after.tensors().size());
+  const std::map<std::string, StoredAdapter> adapters = ReadAdapters(whole.checkpoint);
+  size_t adapted = 0;
+  for (const auto& [name, tensor] : before.tensors()) {
+    const StoredTensor* same = after.Find(name);
+    ASSERT_NE(same, nullptr) << name;
+    const auto layer = name.substr(0, name.rfind(".weight"));
+    const auto a = adapters.find(layer + ".lora_A.weight");
+    if (a == adapters.end()) {
+      EXPECT_EQ(std::memcmp(same->data, tensor.data, tensor.num_bytes), 0) << name;
+      continue;
+    }
+    ++adapted;
+    const StoredAdapter& b = adapters.at(layer + ".lora_B.weight");
+    const int64_t n = tensor.shape[0], k = tensor.shape[1];
+    ASSERT_EQ(a->second.shape, (std::vector<int64_t>{4, k}));
+    ASSERT_EQ(b.shape, (std::vector<int64_t>{n, 4}));
+    for (int64_t i = 0; i < n * k; ++i) {
+      float from = 0, to = 0;
+      std::memcpy(&from, tensor.data + 4 * i, 4);
+      std::memcpy(&to, same->data + 4 * i, 4);
+      double sum = from;
+      for (int64_t r = 0; r < 4; ++r)
+        sum += 1.5 * b.value[i / k * 4 + r] * a->second.value[r * k + i % k];
+      ASSERT_NEAR(to, sum, 1e-5) << name;
+    }
+  }
+  EXPECT_EQ(adapted, 5u * 3 + 3 + 3 * (2u * 8 + 2));  // attention; dense; experts and shared
+
+  ExportFinal(dir_ / "out");
+  EXPECT_FALSE(fs::exists(dir_ / "out" / "final" / kLoraFile));
+  EXPECT_THAT(Bytes(dir_ / "out" / "adapter" / "adapter_model.safetensors"),
+              HasSubstr("base_model.model.model.layers.1.mlp.experts.7.up_proj.lora_B.weight"));
+  const auto config =
+      nlohmann::json::parse(Bytes(dir_ / "out" / "adapter" / "adapter_config.json"));
+  EXPECT_EQ(config["r"], 4);
+  EXPECT_EQ(config["lora_alpha"], 6);
+  EXPECT_EQ(config["target_modules"].size(), 8u);
+
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.tp = 2, .ep = 2, .pp = 2}}) {
+    options.trainer.output = dir_ / layout.ToString();
+    options.layout = layout;
+    options.zero_stage = 1;
+    std::atomic<int> polls{0};
+    Train(options, [&] { return polls++ >= 3 * layout.ranks(); });
+    Train(options);
+    const std::vector<double> others = Losses(options.trainer.output);
+    ASSERT_EQ(others.size(), losses.size());
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(others[i], losses[i], 1e-3) << i;
+  }
+  options.lora.targets = {"gate"};
+  EXPECT_THAT(ErrorOf([&] { Train(options); }),
+              HasSubstr("--lora-targets gate: no linear layer of DeepseekV3ForCausalLM has this"));
+  options.lora.targets = {};
+  options.init_from = "";
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("--init-from"));
 }
 
 TEST_F(TrainingTest, ResumptionFollowsTheOption) {

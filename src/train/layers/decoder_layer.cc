@@ -276,7 +276,7 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   norm.m = m;
   T* d = p.stream.data();
   RmsNormGradient(norm, s.after.data(), post_norm_->value.data(), s.dense_output.data(), d, true,
-                  post_norm_->gradient.data(), p.pool);
+                  post_norm_->gradient_data(), p.pool);
   // after_normed is no longer needed, so its buffer is reused for the gradient of `normed`; unless
   // weight gradients read it later.
   LaterWeights<T>* const later = Later(p);
@@ -292,7 +292,7 @@ void DecoderLayer<T>::AttendBackward(LayerPass<T> p) {
   attention_->Backward(p.rows, x, s.attention, held, dx.data(), p.pool, later);
   dx.Scatter();
   RmsNormGradient(norm, s.x.data(), input_norm_->value.data(), dnormed, d, true,
-                  input_norm_->gradient.data(), p.pool);
+                  input_norm_->gradient_data(), p.pool);
 }
 
 template class DecoderLayer<float>;

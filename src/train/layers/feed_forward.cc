@@ -1,6 +1,7 @@
 #include "train/layers/feed_forward.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "train/layers/pointwise.h"
@@ -27,6 +28,14 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
     parts.push_back(networks[e].up.Forward(in, m, state->up.data() + begin * width));
   }
   Project<T>(parts, pool);
+  const auto adapt = [&](Linear<T> FeedForward<T>::* linear, const T* in, int64_t in_width, T* to,
+                         int64_t to_width) {
+    for (size_t e = 0; e < networks.size(); ++e)
+      ForwardAdapter(networks[e].*linear, in + offsets[e] * in_width, offsets[e + 1] - offsets[e],
+                     to + offsets[e] * to_width, pool);
+  };
+  adapt(&FeedForward<T>::gate, x, hidden, state->gate.data(), width);
+  adapt(&FeedForward<T>::up, x, hidden, state->up.data(), width);
   SwiGlu(state->gate.data(), state->up.data(), state->middle.data(), rows * width, pool);
   if (out == nullptr) return;
   parts.clear();
@@ -37,6 +46,7 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
         networks[e].down.Forward(state->middle.data() + begin * width, m, out + begin * hidden));
   }
   Project<T>(parts, pool);
+  adapt(&FeedForward<T>::down, state->middle.data(), width, out, hidden);
 }
 
 // Overwrites the state's gate and up with their gradients.
@@ -54,7 +64,9 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
     middle = held;
   }
   std::vector<Product<T>> products;
-  const auto add_weight = [&](const Product<T>& product) {
+  const auto add_weight = [&](const Linear<T>& linear, const T* dy, const T* in, int64_t m) {
+    if (!linear.learns()) return;
+    const Product<T> product = linear.ForWeight(dy, in, m);
     later != nullptr ? later->Add(product) : products.push_back(product);
   };
   const auto for_each = [&](auto body) {
@@ -68,7 +80,11 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     const T* d = dout + at_hidden;
     products.push_back(f.down.ForInput(d, m, dmiddle.data() + at_width, false));
-    add_weight(f.down.ForWeight(d, middle + at_width, m));
+    add_weight(f.down, d, middle + at_width, m);
+  });
+  for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
+    BackwardAdapter<T>(f.down, dout + at_hidden, middle + at_width, m, dmiddle.data() + at_width,
+                       pool, later);
   });
   SwiGluGradient(state->gate.data(), state->up.data(), dmiddle.data(), state->gate.data(),
                  state->up.data(), rows * width, pool);
@@ -76,11 +92,17 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
     const T* dgate = state->gate.data() + at_width;
     const T* dup = state->up.data() + at_width;
     products.push_back(f.gate.ForInput(dgate, m, dx + at_hidden, accumulate));
-    add_weight(f.gate.ForWeight(dgate, x + at_hidden, m));
-    add_weight(f.up.ForWeight(dup, x + at_hidden, m));
+    add_weight(f.gate, dgate, x + at_hidden, m);
+    add_weight(f.up, dup, x + at_hidden, m);
   });
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     products.push_back(f.up.ForInput(state->up.data() + at_width, m, dx + at_hidden, true));
+  });
+  for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
+    for (const auto& [linear, dy] :
+         {std::pair{&f.gate, state->gate.data()}, std::pair{&f.up, state->up.data()}}) {
+      BackwardAdapter<T>(*linear, dy + at_width, x + at_hidden, m, dx + at_hidden, pool, later);
+    }
   });
 }
 
@@ -247,7 +269,7 @@ template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
   const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
   const int threads = pool.num_threads();
-  return weights <= kMaxWeights &&
+  return !networks[0].gate.frozen && weights <= kMaxWeights &&
          (threads == 1 || std::ssize(networks) >= kNetworksForEachThread * threads);
 }
 

@@ -119,7 +119,7 @@ class GroupedAttention : public AttentionLayer<T> {
     ScratchBuffer<T> dy(count);
     std::copy_n(d.data(), count, dy.data());
     RmsNormGradient(NormOf(norm, count), raw.data(), norm->value.data(), dy.data(), d.data(), false,
-                    norm->gradient.data(), pool);
+                    norm->gradient_data(), pool);
   }
   NormShape<T> NormOf(const Parameter<T>* norm, int64_t count) const {
     const int64_t n = norm->shape[0];

@@ -111,7 +111,7 @@ class LatentAttention : public AttentionLayer<T> {
     const LinearUse<T> up[] = {{&kv_b_, dkv.data()}};
     BackwardAll<T>(up, s.latent_normed.data(), m, dnormed.data(), false, pool, later);
     RmsNormGradient(NormOf(m, lora_, lora_ + rope_), s.latent.data(), kv_a_norm_->value.data(),
-                    dnormed.data(), dlatent.data(), false, kv_a_norm_->gradient.data(), pool);
+                    dnormed.data(), dlatent.data(), false, kv_a_norm_->gradient_data(), pool);
     if (q_a_norm_ == nullptr) {
       const LinearUse<T> uses[] = {{&q_, dq.data()}, {&kv_a_, dlatent.data()}};
       BackwardAll<T>(uses, x, m, dx, false, pool, later);
@@ -122,7 +122,7 @@ class LatentAttention : public AttentionLayer<T> {
     const LinearUse<T> q_up[] = {{&q_, dq.data()}};
     BackwardAll<T>(q_up, s.q_a_normed.data(), m, dq_normed.data(), false, pool, later);
     RmsNormGradient(NormOf(m, q_a_.n, q_a_.n), s.q_a.data(), q_a_norm_->value.data(),
-                    dq_normed.data(), dq_a.data(), false, q_a_norm_->gradient.data(), pool);
+                    dq_normed.data(), dq_a.data(), false, q_a_norm_->gradient_data(), pool);
     const LinearUse<T> uses[] = {{&q_a_, dq_a.data()}, {&kv_a_, dlatent.data()}};
     BackwardAll<T>(uses, x, m, dx, false, pool, later);
   }

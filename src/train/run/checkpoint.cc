@@ -20,6 +20,7 @@
 
 #include "core/error.h"
 #include "core/safetensors_writer.h"
+#include "train/layers/lora.h"
 
 namespace switchyard::train {
 namespace {
@@ -55,6 +56,7 @@ struct AssembledTensor {
   std::string name;
   const CatalogTensor* tensor;
   const float *value, *first = nullptr, *second = nullptr;  // value and moments; null: no optimizer
+  const float* merged = nullptr;  // value with the LoRA adapter; null: it has none
 };
 struct AssembledTensors {
   std::vector<AssembledTensor> tensors;
@@ -93,6 +95,7 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) 
       each.first = whole(moment.first, !copies && !shards);
       each.second = whole(moment.second, !copies && !shards);
     }
+    if (p->adapter.a != nullptr) each.merged = whole(MergedValue(*p), false);
     if (mine) out.tensors.push_back(each);
   }
   return out;
@@ -138,15 +141,17 @@ void WriteWeights(const fs::path& dir, const AssembledTensors& wholes, const Che
   std::deque<std::vector<BF16>> bf16_values;
   const auto add = [&](const std::string& name, const AssembledTensor& w) {
     const std::vector<int64_t>& shape = w.tensor->shape;
+    const float* value = w.merged != nullptr ? w.merged : w.value;
     if (StoredAs(w.tensor->exact, files.dtype) == DType::kF32) {
-      writer.AddView(name, DType::kF32, shape, w.value);
+      writer.AddView(name, DType::kF32, shape, value);
       return;
     }
     std::vector<BF16>& half = bf16_values.emplace_back(Elements(shape));
-    std::transform(w.value, w.value + half.size(), half.begin(), ToBF16);
+    std::transform(value, value + half.size(), half.begin(), ToBF16);
     writer.AddView(name, DType::kBF16, shape, half.data());
   };
   for (const AssembledTensor& w : wholes.tensors) {
+    if (IsAdapter(w.name)) continue;
     add(w.name, w);
     for (const auto& [alias, name] : aliases)
       if (name == w.name) add(alias, w);
@@ -185,7 +190,8 @@ void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFil
         FileName("model", writers.index_of_rank[static_cast<size_t>(tensor.writer)], writers.count);
     bytes += Elements(tensor.shape) * SizeOf(StoredAs(tensor.exact, files.dtype));
   };
-  for (const auto& [name, tensor] : catalog.tensors()) add(name, tensor);
+  for (const auto& [name, tensor] : catalog.tensors())
+    if (!IsAdapter(name)) add(name, tensor);
   for (const auto& [alias, name] : aliases) add(alias, catalog.tensors().at(name));
   WriteJson(dir / "model.safetensors.index.json",
             {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}});

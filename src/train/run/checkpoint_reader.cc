@@ -11,6 +11,7 @@
 #include "core/range.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
+#include "train/layers/lora.h"
 #include "train/run/checkpoint.h"
 
 namespace switchyard::train {
@@ -37,6 +38,16 @@ class OptimizerFiles {
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
+  static std::vector<float> ReadWhole(const std::string& name, const Place& place) {
+    std::vector<float> whole((place.entry.end - place.entry.begin) / sizeof(float));
+    std::ifstream in(place.file, std::ios::binary);
+    in.seekg(static_cast<std::streamoff>(place.entry.begin));
+    in.read(reinterpret_cast<char*>(whole.data()),
+            static_cast<std::streamsize>(whole.size() * sizeof(float)));
+    if (!in) throw Invalid("{}: tensor {} cannot be read", place.file.string(), name);
+    return whole;
+  }
+
   // Reads the elements `range` of p's part of a tensor; out has their number.
   void Read(const std::string& name, const Parameter<float>& p, const Range& range,
             std::vector<float>* out) const {
@@ -51,12 +62,7 @@ class OptimizerFiles {
                     file.string(), name, Name(entry.dtype), ShapeString(entry.shape),
                     ShapeString(shape));
     }
-    std::vector<float> whole((entry.end - entry.begin) / sizeof(float));
-    std::ifstream in(file, std::ios::binary);
-    in.seekg(static_cast<std::streamoff>(entry.begin));
-    in.read(reinterpret_cast<char*>(whole.data()),
-            static_cast<std::streamsize>(whole.size() * sizeof(float)));
-    if (!in) throw Invalid("{}: tensor {} cannot be read", file.string(), name);
+    std::vector<float> whole = ReadWhole(name, it->second);
     CHECK_EQ(std::ssize(*out), range.size());
     if (out->size() == whole.size()) {
       out->swap(whole);
@@ -130,6 +136,16 @@ TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
 }
 
 }  // namespace
+
+std::map<std::string, StoredAdapter> ReadAdapters(const fs::path& dir) {
+  const OptimizerFiles files(dir);
+  std::map<std::string, StoredAdapter> adapters;
+  for (const auto& [name, place] : files.tensors()) {
+    if (!name.starts_with("master.") || !IsAdapter(name)) continue;
+    adapters[name.substr(7)] = {place.entry.shape, OptimizerFiles::ReadWhole(name, place)};
+  }
+  return adapters;
+}
 
 TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer) {
   int64_t steps = 0;
