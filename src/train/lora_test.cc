@@ -21,7 +21,7 @@ constexpr double kBound = 1e-9;  // relative; rounding errors of float64 are far
 
 // A product of dense matrices, multiplied by `scale`: a [n, m] or its transpose, b [m, k] or its
 // transpose.
-std::vector<double> Product(const std::vector<double>& a, bool a_transposed,
+std::vector<double> Multiplied(const std::vector<double>& a, bool a_transposed,
                             const std::vector<double>& b, bool b_transposed, int64_t n, int64_t m,
                             int64_t k, double scale) {
   std::vector<double> out(static_cast<size_t>(n * k));
@@ -78,11 +78,11 @@ TEST_P(LoraTest, GradientsFollowFromThoseOfTheMergedWeights) {
         const std::vector<double>& gradient = merged.at(p->name)->gradient;
         const int64_t n = p->shape[0], k = p->shape[1];
         EXPECT_LT(testing::RelativeError(
-                      a->gradient, Product(b->value, true, gradient, false, 3, n, k, scale)),
+                      a->gradient, Multiplied(b->value, true, gradient, false, 3, n, k, scale)),
                   kBound)
             << a->name;
         EXPECT_LT(testing::RelativeError(
-                      b->gradient, Product(gradient, false, a->value, true, n, k, 3, scale)),
+                      b->gradient, Multiplied(gradient, false, a->value, true, n, k, 3, scale)),
                   kBound)
             << b->name;
       }
