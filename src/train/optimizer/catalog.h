@@ -80,7 +80,7 @@ class Catalog {
   std::vector<Parameter<float>*> parameters_, owned_;
   std::map<std::string, CatalogTensor> tensors_;
   Collectives *all_, *tp_;
-  const GradientGroups copies_;
+  GradientGroups copies_;
   std::vector<int> tp_members_;  // the ranks of the TP group, as ranks in `all`
 };
 
