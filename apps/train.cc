@@ -18,6 +18,7 @@
 #include "comm/host/rank_processes.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "core/wire.h"
 #include "server/service_manager.h"
@@ -28,6 +29,17 @@
 
 namespace switchyard {
 namespace {
+
+schedule::Order OrderOf(const std::string& name) {
+  if (name == "zero-bubble") return schedule::Order::kZeroBubble;
+  return name == "overlapped" ? schedule::Order::kOverlapped : schedule::Order::kPlain;
+}
+
+train::Recompute RecomputeOf(const std::string& name) {
+  if (name == "moe") return train::Recompute::kMoe;
+  if (name == "attention") return train::Recompute::kAttention;
+  return name == "layer" ? train::Recompute::kLayer : train::Recompute::kNone;
+}
 
 train::TrainingOptions OptionsOf(const TrainArgs& args) {
   using Encoder = train::DocumentEncoder;
@@ -51,8 +63,7 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
       .batch = args.balance_loss, .sequence = args.sequence_balance_loss, .z = args.z_loss};
   o.learner = {.bias_step = args.bias_step,
                .bias_step_falls = args.bias_step_schedule == "rate",
-               .order = args.schedule == "overlapped" ? schedule::Order::kOverlapped
-                                                      : schedule::Order::kPlain};
+               .order = OrderOf(args.schedule)};
   o.trainer.rows_per_step = args.rows_per_step;
   o.trainer.rows_per_pass = args.rows_per_pass;
   o.trainer.schedule = {.kind = args.lr_schedule,
@@ -77,6 +88,9 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.trainer.files.dtype = args.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
+  o.zero_stage = args.zero_stage;
+  o.lora = {.rank = args.lora_rank, .alpha = args.lora_alpha, .targets = args.lora_targets};
+  o.recompute = RecomputeOf(args.recompute);
   o.threads = args.threads;
   o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
                                                 : train::ProductDtype::kFloat32;
@@ -96,6 +110,9 @@ Statement StatementOf(const TrainArgs& a) {
           {"--mtp-layers", text(a.mtp_layers)},
           {"--mtp-weight", text(a.mtp_weight)},
           {"--train-only", a.train_only},
+          {"--lora-rank", text(a.lora_rank)},
+          {"--lora-alpha", text(a.lora_alpha)},
+          {"--lora-targets", Joined(a.lora_targets, " ")},
           {"--length", text(a.length)},
           {"--whole-documents", text(a.whole_documents)},
           {"--in-order", text(a.in_order)},
@@ -129,6 +146,8 @@ Statement StatementOf(const TrainArgs& a) {
           {"--dp", text(a.dp)},
           {"--exchange", a.exchange},
           {"--schedule", a.schedule},
+          {"--zero-stage", text(a.zero_stage)},
+          {"--recompute", a.recompute},
           {"--max-restarts", text(a.max_restarts)},
           {"--output", a.output},
           {"--save-every", text(a.save_every)},

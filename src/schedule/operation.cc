@@ -14,7 +14,7 @@ const char* Name(Kind kind) {
   constexpr const char* kNames[] = {
       "begin",         "embed",         "receive",   "forward",          "send",
       "heads",         "logits",        "sample",    "receive gradient", "backward",
-      "send gradient", "sum gradients", "await sums"};
+      "send gradient", "weights",       "sum gradients", "await sums"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -48,14 +48,15 @@ enum class Kind : uint8_t {
   kReceiveGradient,  // receive the gradient of the sent hidden states from the next stage
   kBackward,         // backward of one phase of one layer
   kSendGradient,     // send the gradient of the received hidden states to the previous stage
+  kWeights,          // weight gradients of one layer, if its backward pass leaves them out
   // Start the all-reduce of a layer's gradients. If layer is kNone: of all gradients outside
   // layers.
   kSumGradients,
   kAwaitSums,  // wait for all gradient all-reduces
 };
 
-// kBegin to kSendGradient set micro_batch. kForward and kBackward set layer and phase too.
-// kSumGradients sets layer. Unused fields keep the defaults below.
+// kBegin to kWeights set micro_batch. kForward and kBackward set layer and phase too. kWeights and
+// kSumGradients set layer. Unused fields keep the defaults below.
 struct Operation {
   static constexpr int kNone = -1;
 

@@ -32,6 +32,13 @@ class Planner {
     }
   }
 
+  void WeightGradients(int m) {
+    for (int layer = shape_.layers() - 1; layer >= 0; --layer) {
+      list_.push_back({.kind = Kind::kWeights, .micro_batch = m, .layer = layer});
+      EarlySum(m, layer);
+    }
+  }
+
   // Pairs forward pass `forth` with backward pass `back`: layer i of the first with layer (layers −
   // 1 − i) of the second.
   void Pair(int forth, int back) {
@@ -80,6 +87,9 @@ class Planner {
     if (layer == 0 && !shape_.first()) {
       list_.push_back({.kind = Kind::kSendGradient, .micro_batch = m});
     }
+    if (shape_.order != Order::kZeroBubble) EarlySum(m, layer);
+  }
+  void EarlySum(int m, int layer) {
     if (shape_.early_sums && m + 1 == shape_.micro_batches) SumGradients(layer);
   }
   void SumGradients(int layer) { list_.push_back({.kind = Kind::kSumGradients, .layer = layer}); }
@@ -117,6 +127,15 @@ std::span<const PairedPhase> PairOrder() {
   return kOrder;
 }
 
+const char* Name(Order order) {
+  constexpr const char* kNames[] = {"plain", "overlapped", "zero-bubble"};
+  return kNames[static_cast<int>(order)];
+}
+
+int WeightDelay(const StepShape& shape) {
+  return shape.order == Order::kZeroBubble ? shape.stage : 0;
+}
+
 int WarmUp(const StepShape& shape) {
   const int after = shape.stages - 1 - shape.stage;
   const int wanted = shape.order == Order::kOverlapped ? 2 * after + 1 : after;
@@ -124,7 +143,7 @@ int WarmUp(const StepShape& shape) {
 }
 
 int MicroBatchSlots(const StepShape& shape) {
-  return std::max(1, std::min(WarmUp(shape) + 1, shape.micro_batches));
+  return std::max(1, std::min(WarmUp(shape) + 1 + WeightDelay(shape), shape.micro_batches));
 }
 
 std::vector<Operation> Plan(const StepShape& shape) {
@@ -133,17 +152,24 @@ std::vector<Operation> Plan(const StepShape& shape) {
   CHECK_GT(shape.layers(), 0);
   CHECK_GE(shape.micro_batches, 0);
   Planner planner(shape);
-  const int warm_up = WarmUp(shape);
+  const int warm_up = WarmUp(shape), delay = WeightDelay(shape);
+  const bool separate = shape.order == Order::kZeroBubble;
+  const auto backward = [&](int m) {
+    planner.BackwardPass(m);
+    if (separate && m >= delay) planner.WeightGradients(m - delay);
+  };
   for (int m = 0; m < warm_up; ++m) planner.ForwardPass(m);
   for (int m = warm_up; m < shape.micro_batches; ++m) {
     if (shape.order == Order::kOverlapped) {
       planner.Pair(m, m - warm_up);
     } else {
       planner.ForwardPass(m);
-      planner.BackwardPass(m - warm_up);
+      backward(m - warm_up);
     }
   }
-  for (int m = shape.micro_batches - warm_up; m < shape.micro_batches; ++m) planner.BackwardPass(m);
+  for (int m = shape.micro_batches - warm_up; m < shape.micro_batches; ++m) backward(m);
+  for (int m = std::max(0, shape.micro_batches - delay); m < shape.micro_batches; ++m)
+    planner.WeightGradients(m);
   planner.FinalGradientSums();
   return planner.Take();
 }

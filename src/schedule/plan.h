@@ -1,5 +1,5 @@
 // Schedules the operations of one rank in a training step: 1F1B, optionally with overlapped
-// all-to-all (DualPipe style).
+// all-to-all (DualPipe style) or with separate weight gradients (zero bubble).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,11 @@ namespace switchyard::schedule {
 enum class Order : uint8_t {
   kPlain,       // one forward pass or one backward pass at a time
   kOverlapped,  // the forward pass of one micro-batch interleaved with the backward pass of another
+  // ZB-H1 (zero bubble, arXiv:2401.10241): a backward pass leaves out the weight gradients, which
+  // no other stage waits for. They are operations of their own that fill the waits of a stage.
+  kZeroBubble,
 };
+const char* Name(Order order);  // as in --schedule: "plain", "overlapped", "zero-bubble"
 
 // All inputs of the schedule. Ranks of one stage have the same schedule.
 struct StepShape {
@@ -41,13 +45,21 @@ struct StepShape {
 // started its next pair.
 int WarmUp(const StepShape& shape);
 
+// Number of later backward passes that run before the weight gradients of a micro-batch. With
+// Order::kZeroBubble it is the index of the stage, else 0. In 1F1B, stage s has stages − s
+// micro-batches in flight. With a delay of s, every stage has `stages` of them, and the last stages
+// have weight gradients to compute while the first ones end their backward passes.
+int WeightDelay(const StepShape& shape);
+
 // Maximum number of micro-batches in flight. A rank has this number of activation buffers.
 // Micro-batch m may use buffer m % MicroBatchSlots.
 int MicroBatchSlots(const StepShape& shape);
 
 // Returns the schedule of a stage, which must have at least one layer. With one stage and the plain
 // order, it is forward and backward of each micro-batch in turn. Otherwise it is 1F1B: warm-up,
-// steady state, cool-down.
+// steady state, cool-down. With Order::kZeroBubble, each backward pass is followed by the weight
+// gradients of the micro-batch that is WeightDelay before it. If forward and backward pass and
+// weight gradients take the same time, stages wait for one third of the time of Order::kPlain.
 std::vector<Operation> Plan(const StepShape& shape);
 
 // Phases of a layer in a forward pass that is not paired, in order. kShared overlaps an all-to-all.

@@ -81,6 +81,57 @@ TEST(Plan, APipelineWarmsUpAndCoolsDown) {
   EXPECT_EQ(MicroBatchSlots(shape), 4);
 }
 
+// The time of a step, if a forward pass, a backward pass without weight gradients, and the weight
+// gradients of a micro-batch take one unit of time each, and messages take none.
+int TimeOfStep(StepShape shape) {
+  const bool separate = shape.order == Order::kZeroBubble;
+  std::vector<std::vector<Operation>> lists;
+  for (shape.stage = 0; shape.stage < shape.stages; ++shape.stage) lists.push_back(Plan(shape));
+  const auto passes = static_cast<size_t>(shape.micro_batches);
+  // When the message of a micro-batch was sent by each stage, in both directions; -1: not yet.
+  std::vector<std::vector<int>> forth(lists.size(), std::vector<int>(passes, -1)), back = forth;
+  std::vector<int> time(lists.size(), 0);
+  std::vector<size_t> at(lists.size(), 0);
+  const auto run = [&](size_t s, const Operation& o) {  // whether it could run
+    const auto m = static_cast<size_t>(o.micro_batch);
+    const auto wait = [&](int sent) {
+      time[s] = std::max(time[s], sent);
+      return sent >= 0;
+    };
+    if (o.kind == Kind::kReceive) return wait(forth[s - 1][m]);
+    if (o.kind == Kind::kReceiveGradient) return wait(back[s + 1][m]);
+    if (o.kind == Kind::kSend) forth[s][m] = time[s];
+    if (o.kind == Kind::kSendGradient) back[s][m] = time[s];
+    if (o.kind == Kind::kForward && o.phase == Phase::kFinish) time[s] += 1;
+    if (o.kind == Kind::kBackward && o.phase == Phase::kAttention) time[s] += separate ? 1 : 2;
+    if (o.kind == Kind::kWeights) time[s] += 1;
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t s = 0; s < lists.size(); ++s)
+      for (; at[s] < lists[s].size() && run(s, lists[s][at[s]]); ++at[s]) moved = true;
+  }
+  for (size_t s = 0; s < lists.size(); ++s) EXPECT_EQ(at[s], lists[s].size());
+  return *std::ranges::max_element(time);
+}
+
+// The bubble of ZB-H1 is a third of that of 1F1B, with no more micro-batches in flight on any
+// stage than 1F1B has on the first one.
+TEST(Plan, ZeroBubbleFillsWaitsWithWeightGradients) {
+  for (const int stages : {1, 2, 4, 7}) {
+    for (const int more : {0, 1, 5}) {
+      StepShape shape{.experts = {false}, .micro_batches = stages + more, .stages = stages};
+      EXPECT_EQ(TimeOfStep(shape), 3 * shape.micro_batches + 3 * (stages - 1));
+      const int slots = MicroBatchSlots(shape);
+      shape.order = Order::kZeroBubble;
+      EXPECT_EQ(TimeOfStep(shape), 3 * shape.micro_batches + stages - 1);
+      for (shape.stage = 0; shape.stage < stages; ++shape.stage)
+        EXPECT_EQ(MicroBatchSlots(shape), slots);
+    }
+  }
+}
+
 TEST(Plan, EarlySumsFollowTheirLayersLastBackwardPass) {
   const StepShape shape{.experts = {true, false, true}, .micro_batches = 2, .early_sums = true};
   const std::vector<Operation> list = Plan(shape);
@@ -108,6 +159,10 @@ TEST(PrintSchedule, HasALineForEachOperation) {
   EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("stage 0 of 2"));
   EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("0: layer 5 attention"));
   EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("1: receive gradient"));
+  shape.order = Order::kZeroBubble;
+  EXPECT_THAT(PrintSchedule(shape), ::testing::HasSubstr("zero-bubble, stage 0 of 2"));
+  EXPECT_THAT(PrintSchedule(shape),
+              ::testing::HasSubstr("                        1: layer 5 weights\n"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ std::string Title(const StepShape& s) {
   const auto moe = std::ranges::count(s.experts, true);
   std::string title =
       fmt::format("{} micro-batches through {} layers ({} with experts), {}", s.micro_batches,
-                  s.layers(), moe, s.order == Order::kPlain ? "plain" : "overlapped");
+                  s.layers(), moe, Name(s.order));
   if (s.stages > 1) title += fmt::format(", stage {} of {}", s.stage, s.stages);
   return title;
 }
@@ -31,11 +31,14 @@ std::string Title(const ServeShape& s) {
   return title;
 }
 
-// The text of an operation: "layer 5 experts", "send", "sum gradients, the rest".
+// The text of an operation: "layer 5 experts", "layer 5 weights", "send", "sum gradients, the
+// rest".
 std::string Cell(const Operation& o, int first_layer) {
   if (o.kind == Kind::kForward || o.kind == Kind::kBackward) {
     return fmt::format("layer {} {}", first_layer + o.layer, Name(o.phase));
   }
+  if (o.kind == Kind::kWeights)
+    return fmt::format("layer {} {}", first_layer + o.layer, Name(o.kind));
   if (o.kind != Kind::kSumGradients) return Name(o.kind);
   if (o.layer == Operation::kNone) return fmt::format("{}, the rest", Name(o.kind));
   return fmt::format("{}, layer {}", Name(o.kind), first_layer + o.layer);
@@ -46,7 +49,7 @@ std::pair<size_t, std::string> TrainingCell(const Operation& o, int first_layer)
   std::string cell = Cell(o, first_layer);
   if (o.micro_batch != Operation::kNone) cell = fmt::format("{}: {}", o.micro_batch, cell);
   const bool backward = o.kind == Kind::kReceiveGradient || o.kind == Kind::kBackward ||
-                        o.kind == Kind::kSendGradient;
+                        o.kind == Kind::kSendGradient || o.kind == Kind::kWeights;
   return {backward ? 1 : 0, std::move(cell)};
 }
 

@@ -15,7 +15,7 @@ inline int Below(std::mt19937_64& random, int n) {
 // One shape for each stage of a pipeline.
 inline std::vector<StepShape> RandomPipeline(std::mt19937_64& random, int most_stages) {
   StepShape shape{.micro_batches = Below(random, 12),
-                  .order = Below(random, 2) == 0 ? Order::kPlain : Order::kOverlapped,
+                  .order = static_cast<Order>(Below(random, 3)),
                   .stages = 1 + Below(random, most_stages),
                   .early_sums = Below(random, 2) == 0};
   std::vector<StepShape> stages;

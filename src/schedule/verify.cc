@@ -130,6 +130,10 @@ class StepConstraints : public Constraints {
 
  private:
   static Operation Of(Kind kind, int m) { return {.kind = kind, .micro_batch = m}; }
+  static Operation OfWeights(int m, int layer) {
+    return {.kind = Kind::kWeights, .micro_batch = m, .layer = layer};
+  }
+  bool SeparateWeights() const { return shape_.order == Order::kZeroBubble; }
 
   // Adds the forward pass of micro-batch m. Returns its last operation.
   Operation OfForward(int m) {
@@ -152,6 +156,11 @@ class StepConstraints : public Constraints {
                  BackwardPhases(shape_.experts[layer]));
     }
     if (!shape_.first()) at = After(at, Of(Kind::kSendGradient, m));
+    for (int layer = 0; SeparateWeights() && layer < shape_.layers(); ++layer) {
+      const Operation weights = OfWeights(m, layer);
+      After({Kind::kBackward, m, layer, Phase::kAttention}, weights);
+      if (m > 0) Before(OfWeights(m - 1, layer), weights);
+    }
     return at;
   }
 
@@ -184,6 +193,7 @@ class StepConstraints : public Constraints {
         Before(end_of_backward_.back(), sum);
       } else {
         Before({Kind::kBackward, m, layer, Phase::kAttention}, sum);
+        if (SeparateWeights()) Before(OfWeights(m, layer), sum);
       }
     }
   }
@@ -253,7 +263,7 @@ std::string FindScheduleError(const StepShape& shape, std::span<const Operation>
                        MicroBatchSlots(shape));
   }
   // In a pair, one exchange of each micro-batch is in flight.
-  return FindExchangeError(list, shape.order == Order::kPlain ? 1 : 2, shape.first_layer);
+  return FindExchangeError(list, shape.order == Order::kOverlapped ? 2 : 1, shape.first_layer);
 }
 
 std::string FindScheduleError(const ServeShape& shape, std::span<const Operation> list) {

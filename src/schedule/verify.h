@@ -71,9 +71,10 @@ std::string FindExchangeError(std::span<const Operation> list, int limit, int fi
 // Returns the first fault in the list of one rank, or an empty string. Checks that:
 // - each operation that the shape requires is listed exactly once, and no other;
 // - each operation follows its dependencies: phases and layers in order, a backward pass after its
-//   losses, a layer's gradient sum after its last backward pass;
-// - gradients are accumulated in micro-batch order. A backward pass ends before the next one
-//   begins. The head of a micro-batch follows the backward pass of the previous one, because the
+//   losses, separate weight gradients after the layer's backward pass, a layer's gradient sum after
+//   the last operation that adds to its gradients;
+// - gradients are accumulated in micro-batch order, separate weight gradients of a layer too. A
+//   backward pass ends before the next one begins. The head of a micro-batch follows the backward pass of the previous one, because the
 //   head's matrix may be the embedding. So the results of a step are bitwise independent of the
 //   schedule;
 // - at most MicroBatchSlots micro-batches are in flight;

@@ -28,11 +28,21 @@ struct GradientGroups {
   Collectives* expert_copies = nullptr;  // ranks with the same experts
   // Ranks of the first and last stage that hold the tied embedding.
   Collectives* embedding = nullptr;
+
+  // The ranks that hold copies of this rank's part of a parameter. An embedding on two stages has
+  // further copies in `embedding`.
+  template <typename T>
+  Collectives* Of(const Parameter<T>& p) const {
+    if (p.expert) return expert_copies;
+    return p.slice.partial() ? copies : stage;
+  }
 };
 
 // Sums the gradient of each parameter over its group, exactly once and in place. The order of the
 // sum is the rank order, so all ranks that hold a tensor get the same bits. Collective: every rank
-// of a group must pass the same parameters in the same order.
+// of a group must pass the same parameters in the same order. For a parameter with shards, only
+// this rank's shard gets the sum, by a reduce-scatter with the same order of additions. The other
+// elements of its gradient are then meaningless.
 void SumGradients(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
 
 // SumGradients for a single pipeline stage without tensor parallelism. `all`: the ranks of the
@@ -40,7 +50,19 @@ void SumGradients(std::span<Parameter<float>* const> parameters, const GradientG
 void SumGradients(std::span<Parameter<float>* const> parameters, Collectives& all,
                   Collectives* expert_copies = nullptr);
 
-// Gradient all-reduces that overlap the backward pass.
+// Shards of parameters for the optimizer (ZeRO stage 1).
+
+// Divides each parameter that has a gradient among the members of its group (GradientGroups::Of).
+// The numbers of blocks (Shards::kBlock) of two members differ by at most one, over all parameters
+// of a group. Call it once, before the optimizer is constructed. No communication, but every rank
+// of a group must pass the same parameters in the same order.
+void ShardMoments(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
+
+// Sends the values of each shard to all members. Call it after each update. Parameters without
+// shards are left as they are. Collective, like SumGradients.
+void GatherShards(std::span<Parameter<float>* const> parameters, const GradientGroups& groups);
+
+// Gradient sums that overlap the backward pass.
 
 // Runs the sums on a background thread in the order of Start. Every rank starts the same sums in
 // the same order. Owned by a rank; Start and Await are called by the rank's thread.

@@ -72,7 +72,8 @@ StageRange Bounded(StageRange stage, const ModelConfig& config) {
 
 template <typename T>
 Model<T>::Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
-                ThreadPool& pool, const StageRange& stage, ProductDtype products)
+                ThreadPool& pool, const StageRange& stage, ProductDtype products,
+                const BackwardOptions& backward, const LoraOptions& lora)
     : config_(config),
       options_(options),
       stage_(Bounded(stage, config)),
@@ -80,7 +81,8 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
       hidden_(config.hidden),
       tp_(ranks.tp),
       pool_(pool),
-      set_(products) {
+      backward_(backward),
+      set_(products, lora) {
   const TensorNames names = KnownNames(config_);
   CheckTrainable(config_, names, options_);
   const Tensor table = BuildCosSin(config_.rope, config_.max_position);
@@ -95,7 +97,10 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
     embedding_->on_two_stages = at_end && !(stage_.first && stage_.last);
   }
   for (int64_t i = stage_.first_layer; i < stage_.last_layer; ++i) AddLayer(i, names, ranks);
-  if (!stage_.last) return;
+  if (!stage_.last) {
+    Freeze();
+    return;
+  }
   for (int64_t d = 0; d < options_.mtp_layers; ++d)
     AddLayer(config_.num_layers() + d, names, ranks);
   final_norm_ = set_.Add(names.final_norm, {hidden_});
@@ -103,15 +108,19 @@ Model<T>::Model(const ModelConfig& config, const LossOptions& options, const Lay
   head_.head = Linear<T>::Of(
       config_.tie_embeddings ? embedding_ : set_.Add(names.head, table_shape, false, vocabulary),
       products);
-  if (options_.mtp_only) Freeze();
+  Freeze();
 }
 
 template <typename T>
 void Model<T>::Freeze() {
-  CHECK(stage_.first && stage_.last);
+  const bool lora = set_.lora().rank > 0;
+  CHECK(!options_.mtp_only || (stage_.first && stage_.last && !lora));
   for (Parameter<T>& p : set_.all()) {
     const auto owns = [&](const std::string& prefix) { return p.name.starts_with(prefix); };
-    if (std::ranges::none_of(mtp_prefixes_, owns)) p.gradient = {};
+    const bool frozen = lora               ? !IsAdapter(p.name)
+                        : options_.mtp_only ? std::ranges::none_of(mtp_prefixes_, owns)
+                                            : false;
+    if (frozen) std::vector<T>().swap(p.gradient);
   }
 }
 
@@ -130,7 +139,9 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
     auto* const hidden_norm = norm("hnorm");
     mtp_.push_back({.embedding_norm = embedding_norm,
                     .hidden_norm = hidden_norm,
-                    .projection = Linear<T>::Make(set_, prefix + "eh_proj", hidden_, 2 * hidden_),
+                    .projection = Linear<T>::Of(
+                        set_.Add(prefix + "eh_proj.weight", {hidden_, 2 * hidden_}),
+                        set_.products()),
                     .final_norm = nullptr});
   }
   const bool moe = mtp ? config_.has_moe() : config_.layers[index].moe;
@@ -142,7 +153,7 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
                         .cos_sin = cos_sin_.data(),
                         .parameters = set_,
                         .tp = tp_},
-      moe, ranks));
+      moe, ranks, backward_));
   if (mtp) mtp_.back().final_norm = norm("shared_head.norm");
   moe_index_.push_back(moe ? static_cast<int64_t>(loads_.size()) : -1);
   if (moe) loads_.emplace_back(config_.moe->router.num_experts);
@@ -192,7 +203,7 @@ void Model<T>::Forward(int64_t layer, Phase phase, Pass<T>* pass) {
   }
   if (phase == Phase::kAttention && has_experts(layer)) GiveExperts(layer, pass);
   layers_[layer]->Forward(phase, IsFrozen(depth) ? no_losses_ : options_, pass->step.tokens,
-                          {d.rows, pass->layers[layer], d.stream, pool_}, &pass->losses);
+                          {d.rows, pass->layers[layer], d.stream, pool_, spares_}, &pass->losses);
   if (phase == Phase::kAttention && moe_index_[layer] >= 0) {
     const RouterState<T>& router = pass->layers[layer].moe.router;
     std::vector<float>& sums = loads_[moe_index_[layer]];
@@ -236,15 +247,24 @@ void Model<T>::Backward(int64_t layer, Phase phase, Pass<T>* pass) {
     d.stream.resize(m * hidden_);
     Parameter<T>* norm = FinalNorm(depth);
     RmsNormGradient(Norm(m), d.last.data(), norm->value.data(), d.dfinal.data(), d.stream.data(),
-                    false, norm->gradient.data(), pool_);
+                    false, norm->gradient_data(), pool_);
   }
-  layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_});
+  layers_[layer]->Backward(phase, {d.rows, pass->layers[layer], d.stream, pool_, spares_});
   if (phase != Phase::kAttention || !FirstOfDepth(layer)) return;
   if (depth == 0) {
-    EmbedRowsBackward(d, d.stream.data());
+    if (!embedding_->gradient.empty()) EmbedRowsBackward(d, d.stream.data());
   } else {
     JoinBackward(depth, pass);
   }
+}
+
+template <typename T>
+void Model<T>::Weights(int64_t layer, Pass<T>* pass) {
+  CHECK(backward_.separate_weights);
+  const int64_t depth = DepthOf(layer);
+  if (IsFrozen(depth)) return;
+  DepthState<T>& d = pass->depths[depth];
+  layers_[layer]->Weights({d.rows, pass->layers[layer], d.stream, pool_, spares_});
 }
 
 template <typename T>
@@ -264,6 +284,7 @@ void Model<T>::Backward(Pass<T>* pass) {
                               Phase::kDispatch, Phase::kAttention}) {
       Backward(layer, phase, pass);
     }
+    if (backward_.separate_weights) Weights(layer, pass);
   }
 }
 
@@ -274,6 +295,20 @@ Losses Model<T>::Run(const Batch& batch, const StepSize& step, bool backward, Pa
   Heads(backward, pass);
   if (backward) Backward(pass);
   return pass->losses;
+}
+
+template <typename T>
+ActivationCounts Model<T>::CountActivations(int64_t rows) const {
+  ActivationCounts counts;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const LossOptions& losses =
+        IsFrozen(DepthOf(static_cast<int64_t>(layer))) ? no_losses_ : options_;
+    counts.AddLayer(layers_[layer]->Count(rows, losses.balance.any(), pool_));
+  }
+  // Rows of DepthState: stream; last, final and dfinal; for a module embedded, previous and joined.
+  const int64_t mine = tp_.Mine(rows).size() * hidden_;
+  counts.kept += mine * (stage_.last ? 4 + 8 * std::ssize(mtp_) : 1);
+  return counts;
 }
 
 template <typename T>

@@ -14,7 +14,9 @@
 #include "train/batch.h"
 #include "train/layers/decoder_layer.h"
 #include "train/layers/head.h"
+#include "train/layers/lora.h"
 #include "train/layers/pointwise.h"
+#include "train/layers/recompute.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
@@ -65,9 +67,12 @@ class Model {
   // Error kInvalid if config requires an unsupported feature: biases, sinks, a gate of the shared
   // expert, other activations, quantized weights. The members of `ranks` and the pool are borrowed.
   // `products`: dtype of all linear layers, attention and the head; routers stay float32.
+  // `backward`: how the backward pass runs; results have the same bits. `lora`: adapters, which are
+  // then the only parameters with gradients. Its targets are some of LoraTargets.
   Model(const ModelConfig& config, const LossOptions& options, const LayerRanks& ranks,
         ThreadPool& pool, const StageRange& stage = {},
-        ProductDtype products = ProductDtype::kFloat32);
+        ProductDtype products = ProductDtype::kFloat32, const BackwardOptions& backward = {},
+        const LoraOptions& lora = {});
 
   std::vector<Parameter<T>*> parameters();
   // Additional names under which checkpoints store a parameter (the MTP modules' embedding and
@@ -93,10 +98,21 @@ class Model {
   void Forward(int64_t layer, Phase phase, Pass<T>* pass);
   void Heads(bool backward, Pass<T>* pass);
   void Backward(int64_t layer, Phase phase, Pass<T>* pass);
+  // Only with separate weight gradients: call it after all phases of the layer's backward pass, for
+  // one micro-batch after the other, before the Pass is used again.
+  void Weights(int64_t layer, Pass<T>* pass);
   void Forward(Pass<T>* pass);   // all phases of all layers
-  void Backward(Pass<T>* pass);  // all phases of all layers
+  void Backward(Pass<T>* pass);  // all phases of all layers, and their weight gradients
   // All of the above in one call. Returns pass->losses.
   Losses Run(const Batch& batch, const StepSize& step, bool backward, Pass<T>* pass);
+
+  // Elements of the activations of a micro-batch with `rows` rows over the TP group, by formula:
+  // `kept` for each Pass in flight, dropped() for each micro-batch that computes at the same time.
+  // Counts all rows for MTP modules, which have fewer, and assumes that all experts get the same
+  // number of rows.
+  ActivationCounts CountActivations(int64_t rows) const;
+  const BackwardOptions& backward() const { return backward_; }
+  const SpareStates<LayerState<T>>& spares() const { return spares_; }
 
   void ClearGradients();
   // [MoE layers][experts] number of this rank's tokens routed to each expert since ClearLoads.
@@ -123,7 +139,9 @@ class Model {
   };
   int64_t DepthOf(int64_t layer) const;
   bool IsFrozen(int64_t depth) const { return options_.mtp_only && depth == 0; }
-  void Freeze();  // removes the gradients of all parameters except those of the MTP modules
+  // Removes the gradients of parameters that are not trained: with mtp_only all but those of the MTP
+  // modules, with LoRA all but adapters.
+  void Freeze();
   // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {
     return (layer == 0 && stage_.first) || layer >= main_layers_;
@@ -156,6 +174,8 @@ class Model {
   const int64_t main_layers_, hidden_;  // layers of this stage without MTP modules; hidden size
   const TensorGroup tp_;
   ThreadPool& pool_;
+  const BackwardOptions backward_;
+  SpareStates<LayerState<T>> spares_;
   std::vector<float> cos_sin_;
   ParameterSet<T> set_;
   Parameter<T>*embedding_ = nullptr, *final_norm_ = nullptr;  // null if on another stage

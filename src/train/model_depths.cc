@@ -186,7 +186,7 @@ void Model<T>::JoinBackward(int64_t depth, Pass<T>* pass) {
       std::copy_n(djoined.data() + t * 2 * hidden_ + column, hidden_, dnormed.data() + t * hidden_);
     }
     RmsNormGradient(Norm(m), x.data(), norm->value.data(), dnormed.data(), dx.data(), false,
-                    norm->gradient.data(), pool_);
+                    norm->gradient_data(), pool_);
   };
   take(d.embedded, module.embedding_norm, 0);
   if (!embedding_->gradient.empty()) EmbedRowsBackward(d, dx.data());

@@ -11,13 +11,29 @@
 namespace switchyard::train {
 namespace {
 
+// The i-th number of a stream of numbers that are uniform in (0, 1).
+double Uniform(uint64_t stream, uint64_t i) {
+  return (static_cast<double>(SplitMix64(stream ^ SplitMix64(i)) >> 11) + 0.5) * 0x1p-53;
+}
+
 // The i-th number of a stream of normal numbers (Box-Muller).
 double Normal(uint64_t stream, uint64_t i) {
-  const auto uniform = [&](uint64_t at) {
-    return (static_cast<double>(SplitMix64(stream ^ SplitMix64(at)) >> 11) + 0.5) * 0x1p-53;
-  };
-  return std::sqrt(-2.0 * std::log(uniform(2 * i))) *
-         std::cos(2.0 * std::numbers::pi * uniform(2 * i + 1));
+  return std::sqrt(-2.0 * std::log(Uniform(stream, 2 * i))) *
+         std::cos(2.0 * std::numbers::pi * Uniform(stream, 2 * i + 1));
+}
+
+// As PEFT does by default: A is uniform within ±1 / √inputs (Kaiming with a = √5), and B is zero. So
+// the adapter's output is zero at first.
+template <typename T>
+void InitialiseAdapter(uint64_t stream, Parameter<T>* p) {
+  std::ranges::fill(p->value, T{0});
+  if (p->name.ends_with(".lora_B.weight")) return;
+  const double bound = 1.0 / std::sqrt(static_cast<double>(p->whole_shape()[1]));
+  for (size_t i = 0; i < p->value.size(); ++i) {
+    const auto place =
+        static_cast<uint64_t>(p->slice.IndexInWhole(p->shape, static_cast<int64_t>(i)));
+    p->value[i] = static_cast<T>(bound * (2.0 * Uniform(stream, place) - 1.0));
+  }
 }
 
 bool IsSelectionBias(std::string_view name) { return name.ends_with("e_score_correction_bias"); }
@@ -29,6 +45,10 @@ void Model<T>::Initialise(uint64_t seed, double deviation) {
   for (Parameter<T>& p : set_.all()) {
     const uint64_t stream = SplitMix64(seed ^ HashOf(p.name));
     const bool matrix = p.shape.size() > 1;
+    if (IsAdapter(p.name)) {
+      InitialiseAdapter(stream, &p);
+      continue;
+    }
     for (size_t i = 0; i < p.value.size(); ++i) {
       const int64_t place = p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i));
       p.value[i] = static_cast<T>(matrix                    ? deviation * Normal(stream, place)
@@ -49,6 +69,7 @@ void Model<T>::Load(const std::filesystem::path& dir) {
     const auto lacks = [&](const std::string& prefix) {
       return p.name.starts_with(prefix) && !source->Has(prefix + "eh_proj.weight");
     };
+    if (IsAdapter(p.name)) continue;
     if (!options_.mtp_only || std::ranges::none_of(mtp_prefixes_, lacks)) stored.push_back(&p);
   }
   std::vector<WeightView> matrices;

@@ -1,9 +1,12 @@
 // Trainable parameters: named tensors in float32 with their gradients.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "core/range.h"
 
 namespace switchyard::train {
 
@@ -21,6 +24,29 @@ struct Slice {
     if (!partial()) return i;
     if (dimension == 0) return begin * (whole.size() > 1 ? whole[1] : 1) + i;
     return i / shape[1] * whole[1] + begin + i % shape[1];
+  }
+};
+
+// Division of a tensor among the ranks that hold copies of it, its members (ZeRO stage 1,
+// arXiv:1910.02054): each member holds the optimizer's moments of its own shard, and updates it.
+// For a tensor that is partitioned over TP ranks, the tensor here is the part of the rank.
+struct Shards {
+  // Shards begin at multiples of this number of elements. It is the block of the sums of a gradient
+  // norm, so these sums have the same bits as without shards.
+  static constexpr int64_t kBlock = 1 << 14;
+
+  int members = 1, member = 0;  // number of copies, and index of this rank among them
+  // The member with the first shard; the next members have the next shards, cyclically. It differs
+  // between tensors, because the first shards are the longer ones.
+  int first = 0;
+
+  bool partial() const { return members > 1; }
+  static int64_t Blocks(int64_t count) { return (count + kBlock - 1) / kBlock; }
+  // Shard of a member, in a tensor of `count` elements. Members may have empty shards.
+  Range Of(int which, int64_t count) const {
+    const int part = (which - first + members) % members;
+    const Range shard = EvenPart(Blocks(count), members, part) * kBlock;
+    return {std::min(count, shard.begin), std::min(count, shard.end)};
   }
 };
 
@@ -45,8 +71,20 @@ struct Parameter {
   bool decay = true;  // whether weight decay applies: true for matrices, false for norms and biases
   Slice slice = {};
   bool on_two_stages = false;  // held by the first and the last pipeline stage (embedding)
+  Shards shards = {};          // by default, every copy is updated by its own rank
+  // A and B of a LoRA adapter of this weight (layers/lora.h); null: none.
+  struct Adapter {
+    const Parameter *a = nullptr, *b = nullptr;
+    T scale = 0;
+  };
+  Adapter adapter = {};
 
   const std::vector<int64_t>& whole_shape() const { return slice.partial() ? slice.whole : shape; }
+  T* gradient_data() { return gradient.empty() ? nullptr : gradient.data(); }
+  // The elements that this rank's optimizer updates; empty without gradient.
+  Range MyShard() const {
+    return shards.Of(shards.member, static_cast<int64_t>(gradient.size()));
+  }
 };
 
 }  // namespace switchyard::train

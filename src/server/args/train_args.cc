@@ -34,6 +34,16 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "all, or mtp: only the multi-token prediction modules, for speculative decoding. Other "
            "weights of --init-from do not change; missing modules start with random weights")
       .OneOf({"all", "mtp"});
+  app.Flag("--lora-rank", a.lora_rank, kGroup,
+           "Trains LoRA adapters of this rank; the weights of --init-from do not change. final/ has "
+           "the sum, adapter/ the adapters in PEFT's layout. 0: trains all weights")
+      .NonNegative();
+  app.Flag("--lora-alpha", a.lora_alpha, kGroup,
+           "Adapters are multiplied by alpha / rank; 0: twice the rank")
+      .NonNegative();
+  app.List("--lora-targets", a.lora_targets, kGroup,
+           "Linear layers with adapters, such as q_proj up_proj; default: all of attention, dense "
+           "layers and experts");
 }
 
 void AddDataFlags(CommandLine& app, TrainArgs& a) {
@@ -139,12 +149,23 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
            "(pairwise)")
       .OneOf({"sync", "async"});
   app.Flag("--schedule", a.schedule, kGroup,
-           "plain (micro-batches one after the other), or overlapped (the forward of one "
-           "micro-batch runs with the backward of the previous one, to hide exchanges)")
-      .OneOf({"plain", "overlapped"});
+           "plain (micro-batches one after the other), overlapped (the forward of one "
+           "micro-batch runs with the backward of the previous one, to hide exchanges), or "
+           "zero-bubble (weight gradients fill the waits of pipeline stages)")
+      .OneOf({"plain", "overlapped", "zero-bubble"});
   app.Switch("--early-sums", a.early_sums, kGroup,
              "Reduces a layer's gradients over ranks as soon as they are complete, overlapped with "
              "the backward pass, on one more thread per rank");
+  app.Flag("--zero-stage", a.zero_stage, kGroup,
+           "1: the ranks with copies of a parameter share AdamW's moments (ZeRO stage 1, "
+           "Megatron's distributed optimizer); gradients are reduce-scattered and parameters "
+           "all-gathered. Results have the same bits. 0: every copy has all moments")
+      .Range(0, 1);
+  app.Flag("--recompute", a.recompute, kGroup,
+           "Activations that the backward pass computes again instead of keeping them: none, moe "
+           "(experts), attention, or layer (all but the input of each layer, its router and "
+           "received rows). Results have the same bits")
+      .OneOf({"none", "moe", "attention", "layer"});
   app.Switch("--print-schedule", a.print_schedule, kGroup,
              "Prints the operations of a step in this layout and exits");
   app.Flag("--dist-timeout", a.timeout_seconds, kGroup,
@@ -249,6 +270,9 @@ void CheckGiven(const TrainArgs& a) {
 
 // Refuses flags that have no effect with the others.
 void CheckEffects(const CommandLine& app, const TrainArgs& a) {
+  if (a.lora_rank == 0 && (a.lora_alpha > 0 || !a.lora_targets.empty()))
+    throw Invalid("{}: adapters are trained only with --lora-rank",
+                  a.lora_alpha > 0 ? "--lora-alpha" : "--lora-targets");
   if (a.async_save && a.save_every == 0)
     throw Invalid("--async-save: writes the checkpoints of --save-every, which is 0");
   if (app.Given("--max-skipped-steps") && a.on_nonfinite != "skip" && a.spike_sigmas == 0)

@@ -21,6 +21,9 @@ struct TrainArgs {
   int64_t mtp_layers = -1;         // --mtp-layers; -1: config.json's num_nextn_predict_layers
   double mtp_weight = 0.3;         // --mtp-weight
   std::string train_only = "all";  // --train-only
+  int64_t lora_rank = 0;           // --lora-rank; 0: no adapters
+  double lora_alpha = 0;           // --lora-alpha; 0: twice the rank
+  std::vector<std::string> lora_targets;  // --lora-targets; empty: all linear layers
   // Data
   std::vector<std::string> data;        // --data
   int64_t length = 512;                 // --length: tokens of a row
@@ -55,8 +58,10 @@ struct TrainArgs {
   int dp = 0;                      // --dp; 0: the minimum that --ep allows
   int threads = 1;                 // --threads, per rank
   std::string exchange = "async";  // --exchange: sync, async
-  std::string schedule = "plain";  // --schedule: plain, overlapped
+  std::string schedule = "plain";  // --schedule: plain, overlapped, zero-bubble
   bool early_sums = false;         // --early-sums
+  int zero_stage = 0;              // --zero-stage: 0, 1
+  std::string recompute = "none";  // --recompute: none, moe, attention, layer
   bool print_schedule = false;     // --print-schedule
   double timeout_seconds = 300;    // --dist-timeout
   // Hosts and restarts

@@ -43,6 +43,18 @@ TEST_F(TrainArgsTest, TheLeastThatIsNeeded) {
   EXPECT_EQ(args->resume, "auto");
 }
 
+TEST_F(TrainArgsTest, FlagsOfMemoryAndOfTheScheduleAreRead) {
+  std::vector<std::string> args = kLeast;
+  args.insert(args.end(), {"--zero-stage", "1", "--recompute", "moe", "--schedule", "zero-bubble"});
+  const auto read = ParseTrain(args);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->zero_stage, 1);
+  EXPECT_EQ(read->recompute, "moe");
+  EXPECT_EQ(read->schedule, "zero-bubble");
+  args.insert(args.end(), {"--zero-stage", "2"});
+  EXPECT_THAT(ErrorOf([&] { ParseTrain(args); }), HasSubstr("--zero-stage"));
+}
+
 TEST_F(TrainArgsTest, WhatIsMissingIsNamed) {
   for (const char* flag : {"--model", "--data", "--steps", "--output"}) {
     std::vector<std::string> args;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "model/families/family.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -23,6 +24,28 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
   }
   CheckLayout(layout, config);
   return layout;
+}
+
+LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config) {
+  LoraOptions lora = options.lora;
+  if (lora.rank == 0) return lora;
+  if (lora.alpha == 0) lora.alpha = 2.0 * static_cast<double>(lora.rank);
+  const std::vector<std::string> names = LoraTargets(config);
+  for (const std::string& target : lora.targets) {
+    if (std::ranges::find(names, target) == names.end())
+      throw Invalid("--lora-targets {}: no linear layer of {} has this name; want some of {}", target,
+                    config.architecture, Joined(names, ", "));
+  }
+  if (lora.targets.empty()) lora.targets = names;
+  if (options.init_from.empty())
+    throw Error(ErrorKind::kInvalid, "--lora-rank needs trained weights, which the adapters change",
+                "name their checkpoint with --init-from");
+  if (options.losses.mtp_only)
+    throw Invalid("--lora-rank: not with --train-only mtp");
+  if (options.learner.bias_step > 0)
+    throw Invalid("--lora-rank: selection biases are frozen; want --bias-step 0, not {}",
+                  options.learner.bias_step);
+  return lora;
 }
 
 namespace {
@@ -96,6 +119,22 @@ int64_t MtpLayers(const Json& config, int64_t requested, const fs::path& path) {
     throw Invalid("{}: num_nextn_predict_layers is {}, want 0 to 16", path.string(), layers.dump());
   }
   return layers.get<int64_t>();
+}
+
+// adapter_config.json of PEFT.
+Json DescriptionOf(const LoraOptions& lora, const fs::path& base) {
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", base.string()},
+          {"r", lora.rank},
+          {"lora_alpha", lora.alpha},
+          {"lora_dropout", 0.0},
+          {"target_modules", lora.targets},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"inference_mode", true},
+          {"init_lora_weights", true},
+          {"modules_to_save", nullptr}};
 }
 
 void Complete(const TrainingOptions& options, const ModelConfig& model, int64_t mtp_layers,
@@ -183,6 +222,11 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options, RunFiles run_files)
           : Json::object();
   ids.AddTo(&generation);
   if (!generation.empty()) add("generation_config.json", generation.dump(2) + "\n");
+  if (const LoraOptions lora = LoraOf(options, model.config); lora.rank > 0) {
+    add(kLoraFile, DescriptionOf(lora, options.init_from).dump(2) + "\n");
+  } else if (writes) {
+    fs::remove(dir / kLoraFile, failed);
+  }
   for (const char* name : kTokenizerFiles) {
     if (fs::exists(tokenizer_dir / name)) {
       add(name, Read(tokenizer_dir / name));

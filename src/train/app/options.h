@@ -12,6 +12,8 @@
 #include "train/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/encode.h"
+#include "train/layers/lora.h"
+#include "train/layers/recompute.h"
 #include "train/math/product.h"
 #include "train/run/layout.h"
 #include "train/run/learner.h"
@@ -38,16 +40,27 @@ struct TrainingOptions {
   TrainerOptions trainer;   // includes the output directory; files.copied is ignored
   Layout layout;            // dp 0: the minimum that ep allows
   bool early_sums = false;  // overlap gradient sums with backward
+  LoraOptions lora;         // without targets: all linear layers (LoraTargets)
+  Recompute recompute = Recompute::kNone;
+  int zero_stage = 0;       // 1: the copies of a parameter share its moments (ShardMoments)
   int threads = 1;          // compute threads per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
+  BackwardOptions backward() const {
+    return {.recompute = recompute,
+            .separate_weights = learner.order == schedule::Order::kZeroBubble};
+  }
   std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
   bool tensorboard = false;                        // event files in output/tensorboard
 };
 
 // The layout with dp filled in. Throws errors of CheckLayout.
 Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config);
+
+// The adapters with all fields filled in. Throws Error kInvalid, naming the flag, for targets that
+// the model lacks, and for options that adapters exclude or need.
+LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config);
 
 // The model's files other than weights. They are the same in every checkpoint of a run.
 
@@ -62,10 +75,14 @@ struct TrainedConfig {
 // Throws Error that names the flag for a missing file, and the errors of ParseModelConfig.
 TrainedConfig ReadTrainedConfig(const TrainingOptions& options);
 
+// The description of the adapters in checkpoints: adapter_config.json of PEFT. It has another name
+// there, because the weights beside it already include the adapters.
+constexpr const char* kLoraFile = "lora.json";
+
 struct ModelFiles {
   ModelConfig config;
   int64_t mtp_layers = 0;
-  // config.json, generation_config.json and the tokenizer's files
+  // config.json, generation_config.json and the tokenizer's files; with LoRA kLoraFile
   std::vector<std::filesystem::path> files;
 };
 

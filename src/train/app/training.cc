@@ -20,6 +20,7 @@
 #include "train/app/options.h"
 #include "train/app/step_log.h"
 #include "train/exchange/expert_exchange.h"
+#include "train/gradients.h"
 #include "train/model.h"
 #include "train/optimizer/catalog.h"
 #include "train/run/layout.h"
@@ -101,6 +102,23 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
                 "name their checkpoint with --init-from");
 }
 
+const char* Name(Recompute recompute) {
+  constexpr const char* kNames[] = {"none", "moe", "attention", "layer"};
+  return kNames[static_cast<int>(recompute)];
+}
+
+// The schedule with separate weight gradients.
+void CheckZeroBubble(const TrainingOptions& options) {
+  if (options.learner.order != schedule::Order::kZeroBubble) return;
+  if (options.layout.pp == 1)
+    throw Invalid("--schedule zero-bubble: fills the waits of pipeline stages; want --pp above 1");
+  if (options.recompute != Recompute::kNone)
+    throw Invalid(
+        "--recompute {}: not with --schedule zero-bubble, whose weight gradients read the "
+        "activations after the backward pass",
+        Name(options.recompute));
+}
+
 // Sets the sizes of buffers, which follow from the options and the config.
 void SetSizes(Setup* setup) {
   const int64_t pass_tokens = setup->options.trainer.rows_per_pass * setup->options.packing.length;
@@ -113,8 +131,10 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   Setup setup{.options = options};
   CheckSchedule(options.trainer.schedule);
   CheckMtpOnly(options, ReadTrainedConfig(options));
+  CheckZeroBubble(options);
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
+  setup.options.lora = LoraOf(options, setup.files.config);
   setup.resumed = CheckpointToResume(options);
   if (setup.resumed) CheckSameConfig(*setup.resumed, setup.files.files.front());
   setup.options.losses.mtp_layers = setup.files.mtp_layers;
@@ -170,6 +190,30 @@ std::optional<fs::path> CheckpointOfRank0(Collectives& world,
   return path.empty() ? std::nullopt : std::optional<fs::path>(path);
 }
 
+// The memory of activations on the rank that has most of them. Collective.
+std::string ActivationsText(const TrainingOptions& options, const Learner& learner,
+                            Collectives& world) {
+  const int64_t parts = options.layout.dp, rows = options.trainer.rows_per_step;
+  const int64_t per_pass = options.trainer.rows_per_pass * parts;
+  const int64_t passes = (rows + per_pass - 1) / per_pass;
+  const int64_t tokens =
+      (rows + passes * parts - 1) / (passes * parts) * options.packing.length;
+  const Learner::ActivationMemory mine = learner.Activations(static_cast<int>(passes), tokens);
+  std::vector<Learner::ActivationMemory> ranks(static_cast<size_t>(world.size()));
+  world.AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
+  const Learner::ActivationMemory& most =
+      *std::ranges::max_element(ranks, {}, &Learner::ActivationMemory::bytes);
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::string text = fmt::format(
+      "activations: at most {:.2f} MiB on a rank, for {} micro-batches of {} tokens in flight",
+      mib(most.bytes), most.slots, tokens);
+  if (options.recompute != Recompute::kNone) {
+    text += fmt::format(" ({:.2f} MiB without --recompute {})", mib(most.unrecomputed),
+                        Name(options.recompute));
+  }
+  return text;
+}
+
 void AbortWith(const std::exception& error, int rank, SharedArena& arena) {
   arena.Abort(fmt::format("rank {} failed: {}", rank, error.what()));
 }
@@ -188,7 +232,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
                                 setup.exchange, pool);
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
-                     ranks->place.Stage(setup.files.config), options.products);
+                     ranks->place.Stage(setup.files.config), options.products,
+                     options.backward(), options.lora);
   Corpus corpus(setup.documents, options.packing);
   CheckSameData(*ranks->world, corpus);
   const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);
@@ -198,9 +243,12 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     model.Initialise(options.seed, options.init_deviation);
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
+  if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
   Learner learner(model, options.learner, links.ranks());
   Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
+  const std::string memory =
+      trainer.MomentsText() + "\n" + ActivationsText(options, learner, *ranks->world);
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
@@ -213,6 +261,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (resumed) {
       say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
+    say(memory);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {
@@ -299,6 +348,7 @@ TrainingEnd EndOfRun(const TrainingOptions& options) {
 }
 
 std::string ScheduleText(const TrainingOptions& options) {
+  CheckZeroBubble(options);
   const TrainedConfig model = ReadTrainedConfig(options);
   const Layout layout = LayoutOf(options, model.config);
   const int64_t per_pass = options.trainer.rows_per_pass * layout.dp;

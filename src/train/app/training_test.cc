@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/testing.h"
@@ -17,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using TrainingTest = testing::RunTest;
 
 std::string Bytes(const fs::path& path) {
@@ -147,6 +149,36 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   EXPECT_EQ(Losses(options.trainer.output), plain);
 }
 
+TEST_F(TrainingTest, SharedMomentsAndRecomputationChangeNoBit) {
+  TrainingOptions options = Options(4);
+  options.trainer.rows_per_step = 8;
+  options.layout = {.tp = 2, .ep = 2, .dp = 2, .pp = 2};
+  const TrainingEnd whole = Train(options);
+  EXPECT_THAT(said_, Not(HasSubstr("without --zero-stage 1")));
+  options.zero_stage = 1;
+  options.recompute = Recompute::kLayer;
+  options.early_sums = true;
+  options.trainer.save_every = 2;
+  options.trainer.async_save = true;
+  options.trainer.keep = 0;
+  options.trainer.output = dir_ / "shards";
+  Train(options);
+  EXPECT_THAT(said_, HasSubstr("AdamW's moments: at most"));
+  EXPECT_THAT(said_, HasSubstr("without --zero-stage 1"));
+  EXPECT_THAT(said_, HasSubstr("MiB without --recompute layer)"));
+  EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
+  // A run may continue with or without shared moments.
+  fs::remove_all(CheckpointPath(options.trainer.output, 4));
+  options.zero_stage = 0;
+  const TrainingEnd rest = Train(options);
+  EXPECT_THAT(said_, HasSubstr("after step 2"));
+  for (const auto& entry : fs::directory_iterator(whole.checkpoint)) {
+    const fs::path file = entry.path().filename();
+    if (file != "trainer.json")  // has times
+      EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
+  }
+}
+
 TEST_F(TrainingTest, CheckpointsCompleteTheConfig) {
   const TrainingEnd end = Train(Options(1));
   const auto config = nlohmann::json::parse(Bytes(end.checkpoint / "config.json"));
@@ -242,6 +274,80 @@ TEST_F(TrainingTest, MtpModulesAreTrainedOnAFrozenModel) {
             Bytes(whole.checkpoint / "model.safetensors"));
 }
 
+// The adapters of the export, added to the base, are the weights of the checkpoint.
+TEST_F(TrainingTest, AdaptersAreTrainedOnAFrozenModel) {
+  TrainingOptions options = Options(4);
+  options.learner.bias_step = 0;
+  options.trainer.files.dtype = DType::kF32;
+  options.trainer.output = dir_ / "base";
+  const fs::path base = Train(options).checkpoint;
+  options.init_from = base;
+  options.lora = {.rank = 4, .alpha = 6};
+  options.trainer.schedule.steps = 6;
+  options.trainer.output = dir_ / "out";
+  const TrainingEnd whole = Train(options);
+  const std::vector<double> losses = Losses(dir_ / "out");
+  EXPECT_LT(losses.back(), losses.front());
+
+  const Checkpoint before(base), after(whole.checkpoint);
+  EXPECT_EQ(before.tensors().size(), after.tensors().size());
+  const std::map<std::string, StoredAdapter> adapters = ReadAdapters(whole.checkpoint);
+  size_t adapted = 0;
+  for (const auto& [name, tensor] : before.tensors()) {
+    const StoredTensor* same = after.Find(name);
+    ASSERT_NE(same, nullptr) << name;
+    const auto layer = name.substr(0, name.rfind(".weight"));
+    const auto a = adapters.find(layer + ".lora_A.weight");
+    if (a == adapters.end()) {
+      EXPECT_EQ(std::memcmp(same->data, tensor.data, tensor.num_bytes), 0) << name;
+      continue;
+    }
+    ++adapted;
+    const StoredAdapter& b = adapters.at(layer + ".lora_B.weight");
+    const int64_t n = tensor.shape[0], k = tensor.shape[1];
+    ASSERT_EQ(a->second.shape, (std::vector<int64_t>{4, k}));
+    ASSERT_EQ(b.shape, (std::vector<int64_t>{n, 4}));
+    for (int64_t i = 0; i < n * k; ++i) {
+      float from = 0, to = 0;
+      std::memcpy(&from, tensor.data + 4 * i, 4);
+      std::memcpy(&to, same->data + 4 * i, 4);
+      double sum = from;
+      for (int64_t r = 0; r < 4; ++r)
+        sum += 1.5 * b.value[i / k * 4 + r] * a->second.value[r * k + i % k];
+      ASSERT_NEAR(to, sum, 1e-5) << name;
+    }
+  }
+  EXPECT_EQ(adapted, 5u * 3 + 3 + 3 * (2u * 8 + 2));  // attention; dense; experts and shared
+
+  ExportFinal(dir_ / "out");
+  EXPECT_FALSE(fs::exists(dir_ / "out" / "final" / kLoraFile));
+  EXPECT_THAT(Bytes(dir_ / "out" / "adapter" / "adapter_model.safetensors"),
+              HasSubstr("base_model.model.model.layers.1.mlp.experts.7.up_proj.lora_B.weight"));
+  const auto config =
+      nlohmann::json::parse(Bytes(dir_ / "out" / "adapter" / "adapter_config.json"));
+  EXPECT_EQ(config["r"], 4);
+  EXPECT_EQ(config["lora_alpha"], 6);
+  EXPECT_EQ(config["target_modules"].size(), 8u);
+
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.tp = 2, .ep = 2, .pp = 2}}) {
+    options.trainer.output = dir_ / layout.ToString();
+    options.layout = layout;
+    options.zero_stage = 1;
+    std::atomic<int> polls{0};
+    Train(options, [&] { return polls++ >= 3 * layout.ranks(); });
+    Train(options);
+    const std::vector<double> others = Losses(options.trainer.output);
+    ASSERT_EQ(others.size(), losses.size());
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(others[i], losses[i], 1e-3) << i;
+  }
+  options.lora.targets = {"gate"};
+  EXPECT_THAT(ErrorOf([&] { Train(options); }),
+              HasSubstr("--lora-targets gate: no linear layer of DeepseekV3ForCausalLM has this"));
+  options.lora.targets = {};
+  options.init_from = "";
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("--init-from"));
+}
+
 TEST_F(TrainingTest, ResumptionFollowsTheOption) {
   TrainingOptions options = Options(2);
   const TrainingEnd end = Train(options);
@@ -295,6 +401,14 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("no MTP module (add one with --mtp-layers 1)"));
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->layout.pp = 2; }),
               HasSubstr("want --pp 1, not 2"));
+  EXPECT_THAT(error([](auto* o) { o->learner.order = schedule::Order::kZeroBubble; }),
+              HasSubstr("--schedule zero-bubble: fills the waits of pipeline stages"));
+  EXPECT_THAT(error([](auto* o) {
+                o->learner.order = schedule::Order::kZeroBubble;
+                o->recompute = Recompute::kMoe;
+                o->layout.pp = 2;
+              }),
+              HasSubstr("--recompute moe: not with --schedule zero-bubble"));
   std::ofstream(dir_ / "config.json") << testing::SmallConfig("qwen3_moe");
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 1; }),
               HasSubstr("Qwen3MoeForCausalLM has no support for MTP modules; want a model of "

@@ -34,12 +34,16 @@ template <typename T>
 class AttentionLayer {
  public:
   virtual ~AttentionLayer() = default;
-  // x, out [m, H]; writes out.
+  // x, out [m, H]; writes out. If `out` is null, only fills the state.
   virtual void Forward(const RowLayout& rows, const T* x, AttentionState<T>* state, T* out,
                        ThreadPool& pool) = 0;
-  // Writes dx [m, H]; accumulates the gradients of the weights.
+  // Writes dx [m, H]; accumulates the gradients of the weights, those of linear layers with `later`
+  // (null: now).
   virtual void Backward(const RowLayout& rows, const T* x, AttentionState<T>& state, const T* dout,
-                        T* dx, ThreadPool& pool) = 0;
+                        T* dx, ThreadPool& pool, LaterWeights<T>* later) = 0;
+  // Elements of the state of m rows, and of the buffers that Backward holds for `later`.
+  virtual int64_t StateElements(int64_t m) const = 0;
+  virtual int64_t HeldElements(int64_t m) const = 0;
 };
 
 // Constructor arguments of both kinds of attention. `prefix`: "model.layers.3.". cos_sin must

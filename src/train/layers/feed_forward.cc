@@ -1,6 +1,7 @@
 #include "train/layers/feed_forward.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "train/layers/pointwise.h"
@@ -27,7 +28,16 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
     parts.push_back(networks[e].up.Forward(in, m, state->up.data() + begin * width));
   }
   Project<T>(parts, pool);
+  const auto adapt = [&](Linear<T> FeedForward<T>::* linear, const T* in, int64_t in_width, T* to,
+                         int64_t to_width) {
+    for (size_t e = 0; e < networks.size(); ++e)
+      ForwardAdapter(networks[e].*linear, in + offsets[e] * in_width, offsets[e + 1] - offsets[e],
+                     to + offsets[e] * to_width, pool);
+  };
+  adapt(&FeedForward<T>::gate, x, hidden, state->gate.data(), width);
+  adapt(&FeedForward<T>::up, x, hidden, state->up.data(), width);
   SwiGlu(state->gate.data(), state->up.data(), state->middle.data(), rows * width, pool);
+  if (out == nullptr) return;
   parts.clear();
   for (size_t e = 0; e < networks.size(); ++e) {
     const int64_t begin = offsets[e], m = offsets[e + 1] - begin;
@@ -36,17 +46,29 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
         networks[e].down.Forward(state->middle.data() + begin * width, m, out + begin * hidden));
   }
   Project<T>(parts, pool);
+  adapt(&FeedForward<T>::down, state->middle.data(), width, out, hidden);
 }
 
 // Overwrites the state's gate and up with their gradients.
 template <typename T>
 void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
                       const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-                      ThreadPool& pool) {
+                      ThreadPool& pool, LaterWeights<T>* later) {
   const int64_t hidden = networks[0].gate.k, width = networks[0].gate.n;
   const int64_t rows = offsets.back();
   ScratchBuffer<T> dmiddle(rows * width);
+  const T* middle = state->middle.data();
+  if (later != nullptr) {  // the forward pass may have run by tiles, which leave no `middle`
+    T* held = later->Hold(rows * width);
+    SwiGlu(state->gate.data(), state->up.data(), held, rows * width, pool);
+    middle = held;
+  }
   std::vector<Product<T>> products;
+  const auto add_weight = [&](const Linear<T>& linear, const T* dy, const T* in, int64_t m) {
+    if (!linear.learns()) return;
+    const Product<T> product = linear.ForWeight(dy, in, m);
+    later != nullptr ? later->Add(product) : products.push_back(product);
+  };
   const auto for_each = [&](auto body) {
     products.clear();
     for (size_t e = 0; e < networks.size(); ++e) {
@@ -58,7 +80,11 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     const T* d = dout + at_hidden;
     products.push_back(f.down.ForInput(d, m, dmiddle.data() + at_width, false));
-    products.push_back(f.down.ForWeight(d, state->middle.data() + at_width, m));
+    add_weight(f.down, d, middle + at_width, m);
+  });
+  for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
+    BackwardAdapter<T>(f.down, dout + at_hidden, middle + at_width, m, dmiddle.data() + at_width,
+                       pool, later);
   });
   SwiGluGradient(state->gate.data(), state->up.data(), dmiddle.data(), state->gate.data(),
                  state->up.data(), rows * width, pool);
@@ -66,11 +92,17 @@ void BackwardProducts(std::span<const FeedForward<T>> networks, std::span<const 
     const T* dgate = state->gate.data() + at_width;
     const T* dup = state->up.data() + at_width;
     products.push_back(f.gate.ForInput(dgate, m, dx + at_hidden, accumulate));
-    products.push_back(f.gate.ForWeight(dgate, x + at_hidden, m));
-    products.push_back(f.up.ForWeight(dup, x + at_hidden, m));
+    add_weight(f.gate, dgate, x + at_hidden, m);
+    add_weight(f.up, dup, x + at_hidden, m);
   });
   for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
     products.push_back(f.up.ForInput(state->up.data() + at_width, m, dx + at_hidden, true));
+  });
+  for_each([&](const FeedForward<T>& f, int64_t m, int64_t at_hidden, int64_t at_width) {
+    for (const auto& [linear, dy] :
+         {std::pair{&f.gate, state->gate.data()}, std::pair{&f.up, state->up.data()}}) {
+      BackwardAdapter<T>(*linear, dy + at_width, x + at_hidden, m, dx + at_hidden, pool, later);
+    }
   });
 }
 
@@ -90,21 +122,30 @@ void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> 
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-              ThreadPool& pool) {
+              ThreadPool& pool, LaterWeights<T>* later) {
   if (networks.empty()) return;
-  if (UsesTiles(networks, pool)) {
+  if (later == nullptr && UsesTiles(networks, pool)) {
     BackwardTiles<T>(networks, offsets, {.dense = x}, state, {.dense = dout}, dx, accumulate, pool);
   } else {
-    BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool);
+    BackwardProducts(networks, offsets, x, state, dout, dx, accumulate, pool, later);
   }
+}
+
+template <typename T>
+int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
+                      const ThreadPool& pool) {
+  if (networks.empty()) return 0;
+  return (UsesTiles(networks, pool) ? 2 : 3) * rows * networks[0].gate.n;
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define SWITCHYARD_FEED_FORWARD(T)                                                            \
+  template int64_t StateElements(std::span<const FeedForward<T>>, int64_t, const ThreadPool&); \
   template void Forward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
                         FeedForwardState<T>*, T*, ThreadPool&);                               \
   template void Backward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
-                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&);
+                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&,               \
+                         LaterWeights<T>*);
 SWITCHYARD_FEED_FORWARD(float)
 SWITCHYARD_FEED_FORWARD(double)
 // NOLINTEND(bugprone-macro-parentheses)
@@ -228,7 +269,7 @@ template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool) {
   const int64_t weights = 3 * networks[0].gate.n * networks[0].gate.k;
   const int threads = pool.num_threads();
-  return weights <= kMaxWeights &&
+  return !networks[0].gate.frozen && weights <= kMaxWeights &&
          (threads == 1 || std::ssize(networks) >= kNetworksForEachThread * threads);
 }
 
@@ -257,6 +298,7 @@ void ForwardTiles(std::span<const FeedForward<T>> networks, std::span<const int3
     const T* in = PackedRows(n.form, rows, m, h, arrays.Take(n.Operand(h)));
     MultiplyPanels(n.form, in, n.Matrix(e, 0), gate, m, w, h, false);
     MultiplyPanels(n.form, in, n.Matrix(e, 1), up, m, w, h, false);
+    if (out == nullptr) return;
     SwiGluSerial(gate, up, middle, m * w);
     const T* middles = PackedRows(n.form, middle, m, w, arrays.Take(n.Operand(w)));
     MultiplyPanels(n.form, middles, n.Matrix(e, 2), out + row * h, m, h, w, false);

@@ -39,17 +39,23 @@ struct FeedForwardState {
 };
 
 // Rows [offsets[e], offsets[e + 1]) of x and out, [rows, H], belong to network e. Networks without
-// rows are allowed. Writes out.
+// rows are allowed. Writes out. If `out` is null, only fills the state.
 template <typename T>
 void Forward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets, const T* x,
              FeedForwardState<T>* state, T* out, ThreadPool& pool);
 
+// Elements of the state of Forward for this number of rows.
+template <typename T>
+int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
+                      const ThreadPool& pool);
+
 // Computes dx: adds to dx if `accumulate`, else overwrites it. Adds to the weight gradients, in row
-// order. The state is invalid afterwards.
+// order; with `later` only when it runs. Then x, dout and the state must stay as they are, and
+// `later` holds [rows, I] more elements. Without `later`, the state is invalid afterwards.
 template <typename T>
 void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t> offsets,
               const T* x, FeedForwardState<T>* state, const T* dout, T* dx, bool accumulate,
-              ThreadPool& pool);
+              ThreadPool& pool, LaterWeights<T>* later = nullptr);
 
 // Feed-forward of small networks by tiles of rows. One thread computes all steps of a tile while
 // the tile is in its L2 cache. Without tiles, each product reads all rows, so the activations of an
@@ -57,7 +63,7 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
 // those without tiles.
 
 // Whether tiles are faster: there are enough networks for all threads, and the gradients of one
-// network fit in an L2 cache. In the backward pass, a thread processes one network at a time.
+// network fit in an L2 cache. Never with LoRA adapters, which tiles do not compute. In the backward pass, a thread processes one network at a time.
 template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 

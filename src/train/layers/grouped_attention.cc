@@ -76,18 +76,19 @@ class GroupedAttention : public AttentionLayer<T> {
     Attention<T>(shape_, rows, Heads<const T>(s->q, q_width_), Heads<const T>(s->k, kv_width_),
                  Heads<const T>(s->v, kv_width_), Heads<T>(s->attended, q_width_),
                  s->log_sums.data(), pool);
+    if (out == nullptr) return;
     const LinearUse<T> output[] = {{&o_, out}};
     ForwardAll<T>(output, s->attended.data(), m, pool);
   }
 
   void Backward(const RowLayout& rows, const T* x, AttentionState<T>& s, const T* dout, T* dx,
-                ThreadPool& pool) override {
+                ThreadPool& pool, LaterWeights<T>* later) override {
     const int64_t m = rows.rows();
-    ScratchBuffer<T> dattended(m * q_width_), dq(m * q_width_), dk(m * kv_width_),
-        dv(m * kv_width_);
+    ScratchBuffer<T> dattended(m * q_width_);
+    OutputGradient<T> dq(m * q_width_, later), dk(m * kv_width_, later), dv(m * kv_width_, later);
     // The const_cast is safe, because BackwardAll only reads the gradients of outputs.
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
-    BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
+    BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool, later);
     AttentionGradient<T>(shape_, rows, Heads<const T>(s.q, q_width_),
                          Heads<const T>(s.k, kv_width_), Heads<const T>(s.v, kv_width_),
                          Heads<const T>(s.attended, q_width_), s.log_sums.data(),
@@ -100,19 +101,25 @@ class GroupedAttention : public AttentionLayer<T> {
       NormBackward(k_norm_, s.k_raw, dk, pool);
     }
     const LinearUse<T> uses[] = {{&q_, dq.data()}, {&k_, dk.data()}, {&v_, dv.data()}};
-    BackwardAll<T>(uses, x, m, dx, false, pool);
+    BackwardAll<T>(uses, x, m, dx, false, pool, later);
   }
+
+  int64_t StateElements(int64_t m) const override {
+    const int64_t raw = q_norm_ != nullptr ? q_width_ + kv_width_ : 0;
+    return m * (2 * q_width_ + 2 * kv_width_ + heads_ + raw);
+  }
+  int64_t HeldElements(int64_t m) const override { return m * (q_width_ + 2 * kv_width_); }
 
  private:
   // Replaces d, the gradient of the norm's output, by the gradient of its input. dy is a copy of
   // the old d, which the weight gradient needs.
-  void NormBackward(Parameter<T>* norm, const std::vector<T>& raw, ScratchBuffer<T>& d,
+  void NormBackward(Parameter<T>* norm, const std::vector<T>& raw, OutputGradient<T>& d,
                     ThreadPool& pool) {
     const auto count = static_cast<int64_t>(raw.size());
     ScratchBuffer<T> dy(count);
     std::copy_n(d.data(), count, dy.data());
     RmsNormGradient(NormOf(norm, count), raw.data(), norm->value.data(), dy.data(), d.data(), false,
-                    norm->gradient.data(), pool);
+                    norm->gradient_data(), pool);
   }
   NormShape<T> NormOf(const Parameter<T>* norm, int64_t count) const {
     const int64_t n = norm->shape[0];

@@ -88,17 +88,19 @@ class LatentAttention : public AttentionLayer<T> {
     s->log_sums.resize(m * heads_);
     Attention<T>(shape_, rows, Queries<const T>(s->q), Queries<const T>(s->k),
                  Values<const T>(s->kv), Outputs<T>(s->attended), s->log_sums.data(), pool);
+    if (out == nullptr) return;
     const LinearUse<T> output[] = {{&o_, out}};
     ForwardAll<T>(output, s->attended.data(), m, pool);
   }
 
   void Backward(const RowLayout& rows, const T* x, AttentionState<T>& s, const T* dout, T* dx,
-                ThreadPool& pool) override {
+                ThreadPool& pool, LaterWeights<T>* later) override {
     const int64_t m = rows.rows();
-    ScratchBuffer<T> dattended(m * heads_ * value_), dq(m * heads_ * qk_), dk(m * heads_ * qk_);
-    ScratchBuffer<T> dkv(m * kv_b_.n), dlatent(m * (lora_ + rope_)), dnormed(m * lora_);
+    ScratchBuffer<T> dattended(m * heads_ * value_), dk(m * heads_ * qk_), dnormed(m * lora_);
+    OutputGradient<T> dq(m * heads_ * qk_, later), dkv(m * kv_b_.n, later),
+        dlatent(m * (lora_ + rope_), later);
     const LinearUse<T> output[] = {{&o_, const_cast<T*>(dout)}};
-    BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool);
+    BackwardAll<T>(output, s.attended.data(), m, dattended.data(), false, pool, later);
     AttentionGradient<T>(shape_, rows, Queries<const T>(s.q), Queries<const T>(s.k),
                          Values<const T>(s.kv), Outputs<const T>(s.attended), s.log_sums.data(),
                          Outputs<const T>(dattended), Queries<T>(dq), Queries<T>(dk),
@@ -107,21 +109,32 @@ class LatentAttention : public AttentionLayer<T> {
     TakeKeys(rows, dk, &dkv, &dlatent, pool);
 
     const LinearUse<T> up[] = {{&kv_b_, dkv.data()}};
-    BackwardAll<T>(up, s.latent_normed.data(), m, dnormed.data(), false, pool);
+    BackwardAll<T>(up, s.latent_normed.data(), m, dnormed.data(), false, pool, later);
     RmsNormGradient(NormOf(m, lora_, lora_ + rope_), s.latent.data(), kv_a_norm_->value.data(),
-                    dnormed.data(), dlatent.data(), false, kv_a_norm_->gradient.data(), pool);
+                    dnormed.data(), dlatent.data(), false, kv_a_norm_->gradient_data(), pool);
     if (q_a_norm_ == nullptr) {
       const LinearUse<T> uses[] = {{&q_, dq.data()}, {&kv_a_, dlatent.data()}};
-      BackwardAll<T>(uses, x, m, dx, false, pool);
+      BackwardAll<T>(uses, x, m, dx, false, pool, later);
       return;
     }
-    ScratchBuffer<T> dq_normed(m * q_a_.n), dq_a(m * q_a_.n);
+    ScratchBuffer<T> dq_normed(m * q_a_.n);
+    OutputGradient<T> dq_a(m * q_a_.n, later);
     const LinearUse<T> q_up[] = {{&q_, dq.data()}};
-    BackwardAll<T>(q_up, s.q_a_normed.data(), m, dq_normed.data(), false, pool);
+    BackwardAll<T>(q_up, s.q_a_normed.data(), m, dq_normed.data(), false, pool, later);
     RmsNormGradient(NormOf(m, q_a_.n, q_a_.n), s.q_a.data(), q_a_norm_->value.data(),
-                    dq_normed.data(), dq_a.data(), false, q_a_norm_->gradient.data(), pool);
+                    dq_normed.data(), dq_a.data(), false, q_a_norm_->gradient_data(), pool);
     const LinearUse<T> uses[] = {{&q_a_, dq_a.data()}, {&kv_a_, dlatent.data()}};
-    BackwardAll<T>(uses, x, m, dx, false, pool);
+    BackwardAll<T>(uses, x, m, dx, false, pool, later);
+  }
+
+  int64_t StateElements(int64_t m) const override {
+    const int64_t q_latents = q_a_norm_ != nullptr ? 2 * q_a_.n : 0;
+    const int64_t latents = lora_ + rope_ + lora_;  // before and after the norm
+    return m * (q_latents + latents + kv_b_.n + heads_ * (2 * qk_ + value_ + 1));
+  }
+  int64_t HeldElements(int64_t m) const override {
+    const int64_t q_latent = q_a_norm_ != nullptr ? q_a_.n : 0;
+    return m * (heads_ * qk_ + kv_b_.n + lora_ + rope_ + q_latent);
   }
 
  private:
@@ -145,8 +158,8 @@ class LatentAttention : public AttentionLayer<T> {
 
   // The reverse of MakeKeys: each head's own part of dk goes into dkv. The shared parts, summed
   // over heads, go into dlatent.
-  void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, ScratchBuffer<T>* dkv,
-                ScratchBuffer<T>* dlatent, ThreadPool& pool) {
+  void TakeKeys(const RowLayout& rows, ScratchBuffer<T>& dk, OutputGradient<T>* dkv,
+                OutputGradient<T>* dlatent, ThreadPool& pool) {
     Rope(RopeOf(rows), dk.data(), true, pool);
     pool.RunRanges(rows.rows(), 64, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {

@@ -65,7 +65,7 @@ void MoeLayer<T>::SendToExperts(const T* rows, bool gradient, std::vector<T>* ow
                                 ThreadPool& pool) {
   if (IsSingleRank()) {
     own->resize(s->slots.size() * hidden_);
-    return Pack(rows, gradient, *s, own->data(), pool);
+    return Pack(rows, gradient && !recompute_, *s, own->data(), pool);
   }
   const TopK& topk = s->router.topk;
   std::byte* buffer = ranks_.dispatcher->InputRows(topk.tokens, /*decode=*/false, &s->exchange);
@@ -121,11 +121,14 @@ void MoeLayer<T>::ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* 
   const Dispatched in = ranks_.dispatcher->EndDispatch(&s->exchange);
   if (!gradient) OrderByExpert(in, s);
   rows->resize(s->row_of.size() * hidden_);
+  const bool weights = gradient && recompute_;
+  if (weights) s->row_weights.resize(s->row_of.size());
   pool.RunRanges(std::ssize(s->row_of), kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* row = reinterpret_cast<const T*>(in.row_places[s->row_of[r]]);
       T* to = rows->data() + r * hidden_;
-      if (gradient) {
+      if (weights) s->row_weights[r] = row[hidden_ + s->slot_of[r]];
+      if (gradient && !weights) {
         CopyScaled(row, row[hidden_ + s->slot_of[r]], hidden_, to);
       } else {
         std::copy_n(row, hidden_, to);
@@ -136,30 +139,53 @@ void MoeLayer<T>::ReceiveRows(bool gradient, std::vector<T>* rows, MoeState<T>* 
 
 // Sends each row back to the rank of its token, which stores it at [token, slot].
 template <typename T>
-void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, MoeState<T>* s, ThreadPool& pool) {
+void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, const std::vector<T>& extra,
+                             MoeState<T>* s, ThreadPool& pool) {
   if (IsSingleRank()) return;
   const ExpertRows experts = {.num_rows = std::ssize(s->row_of), .position = s->position.data()};
   const auto places = ranks_.dispatcher->OutputDestinations(experts, &s->exchange);
   pool.RunRanges(experts.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
+    for (int64_t r = begin; r < end; ++r) {
       std::memcpy(places[r], rows.data() + r * hidden_, hidden_ * sizeof(T));
+      if (!extra.empty())
+        std::memcpy(places[r] + hidden_ * sizeof(T), extra.data() + r, sizeof(T));
+    }
   });
   ranks_.dispatcher->BeginCombine(experts, &s->exchange);
 }
 
 template <typename T>
-void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows, MoeState<T>* s,
-                                      ThreadPool& pool) {
+void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows,
+                                      std::vector<T>* extra, MoeState<T>* s, ThreadPool& pool) {
   if (IsSingleRank()) return rows->swap(*own);
   const std::byte* returned = ranks_.dispatcher->EndCombineBySlot(&s->exchange);
   CHECK(returned != nullptr);
   rows->resize(s->slots.size() * hidden_);
   pool.RunRanges(std::ssize(s->slots), kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      std::memcpy(rows->data() + i * hidden_, returned + s->slots[i] * RowBytes(),
-                  hidden_ * sizeof(T));
+    for (int64_t i = begin; i < end; ++i) {
+      const std::byte* row = returned + s->slots[i] * RowBytes();
+      std::memcpy(rows->data() + i * hidden_, row, hidden_ * sizeof(T));
+      if (extra != nullptr)
+        std::memcpy(extra->data() + s->slots[i], row + hidden_ * sizeof(T), sizeof(T));
+    }
   });
   ranks_.dispatcher->ReleaseOutputs(&s->exchange);
+}
+
+template <typename T>
+void MoeLayer<T>::RecomputeOutputs(MoeState<T>* s, ThreadPool& pool) {
+  Forward<T>(experts_, s->offsets, s->rows.data(), &s->experts, s->drows.data(), pool);
+  const bool single = IsSingleRank();
+  const int64_t rows = s->offsets.back();
+  if (!single) s->row_dweights.resize(rows);
+  pool.RunRanges(rows, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      T* dy = s->results.data() + r * hidden_;
+      T& dweight = single ? s->dweights[s->slots[r]] : s->row_dweights[r];
+      dweight = Dot(dy, s->drows.data() + r * hidden_, hidden_);
+      CopyScaled(dy, single ? s->router.weights[s->slots[r]] : s->row_weights[r], hidden_, dy);
+    }
+  });
 }
 
 #define SWITCHYARD_MOE_ROWS(T)                                                                   \
@@ -168,9 +194,11 @@ void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>* own, std::vector<T>* rows,
   template void MoeLayer<T>::SendToExperts(const T*, bool, std::vector<T>*, MoeState<T>*,        \
                                            ThreadPool&);                                         \
   template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);      \
-  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, MoeState<T>*, ThreadPool&);       \
-  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*, MoeState<T>*, \
-                                                 ThreadPool&);
+  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, const std::vector<T>&,            \
+                                        MoeState<T>*, ThreadPool&);                              \
+  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*,               \
+                                                 std::vector<T>*, MoeState<T>*, ThreadPool&);    \
+  template void MoeLayer<T>::RecomputeOutputs(MoeState<T>*, ThreadPool&);
 SWITCHYARD_MOE_ROWS(float)
 SWITCHYARD_MOE_ROWS(double)
 

@@ -101,6 +101,7 @@ void RmsNormGradient(const NormShape<T>& s, const T* x, const T* weight, const T
       }
     }
   });
+  if (dweight == nullptr) return;
   // Parallel over columns, each summed over all rows in order.
   const int64_t pieces = (s.n + kFewColumns - 1) / kFewColumns;
   pool.RunRanges(

@@ -43,7 +43,7 @@ struct NormShape {
 // y[t] = x[t] / sqrt(mean(x[t]²) + eps) · weight
 template <typename T>
 void RmsNorm(const NormShape<T>& shape, const T* x, const T* weight, T* y, ThreadPool& pool);
-// dx (+)= the gradient of x; dweight += the gradient of the weight.
+// dx (+)= the gradient of x; dweight += the gradient of the weight, unless dweight is null.
 template <typename T>
 void RmsNormGradient(const NormShape<T>& shape, const T* x, const T* weight, const T* dy, T* dx,
                      bool accumulate, T* dweight, ThreadPool& pool);

@@ -159,8 +159,10 @@ std::string FaultOfGivenExperts(std::span<const int32_t> ids, int num_experts) {
 template <typename T>
 Router<T>::Router(const RouterConfig& config, int64_t hidden, const std::string& name,
                   const std::string& bias_name, ParameterSet<T>& set)
-    : config_(config), linear_(Linear<T>::Make(set, name, config.num_experts, hidden)) {
-  linear_.dtype = ProductDtype::kFloat32;  // rounded logits would change the expert choice
+    : config_(config),
+      // Float32, because rounded logits would change the expert choice. Routers have no adapters.
+      linear_(Linear<T>::Of(set.Add(name + ".weight", {config.num_experts, hidden}),
+                            ProductDtype::kFloat32)) {
   if (bias_name.empty()) return;
   bias_ = set.Add(bias_name, {config.num_experts});
   bias_->gradient.clear();

@@ -85,6 +85,11 @@ class Router {
   void Backward(const T* x, int64_t m, RouterState<T>& state, const T* dweights, T* dx,
                 ThreadPool& pool);
 
+  // Elements of the state of m tokens. `balances`: with the gradients of AddBalance.
+  int64_t StateElements(int64_t m, bool balances) const {
+    const int64_t experts = config_.num_experts;
+    return m * (2 * experts + config_.top_k + (balances ? experts + 1 : 0));
+  }
   const RouterConfig& config() const { return config_; }
   Parameter<T>* bias() { return bias_; }  // null: none
 

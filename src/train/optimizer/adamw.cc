@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "core/range.h"
 
 namespace switchyard::train {
 namespace {
@@ -44,9 +46,16 @@ AdamW::AdamW(std::vector<Parameter<float>*> parameters, const AdamWOptions& opti
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const size_t size = parameters_[i]->gradient.size();
     CHECK(size == 0 || size == parameters_[i]->value.size());
-    moments_[i].first.assign(size, 0);
-    moments_[i].second.assign(size, 0);
+    const auto shard = static_cast<size_t>(parameters_[i]->MyShard().size());
+    moments_[i].first.assign(shard, 0);
+    moments_[i].second.assign(shard, 0);
   }
+}
+
+int64_t AdamW::moment_bytes() const {
+  size_t floats = 0;
+  for (const Moments& m : moments_) floats += m.first.size() + m.second.size();
+  return static_cast<int64_t>(floats * sizeof(float));
 }
 
 void AdamW::Step(double learning_rate, double gradient_scale, ThreadPool& pool) {
@@ -68,17 +77,21 @@ void AdamW::Step(double learning_rate, double gradient_scale, ThreadPool& pool) 
     Parameter<float>& p = *parameters_[i];
     factors.keep = p.decay ? keep : 1;
     const Factors& f = factors;
-    pool.RunRanges(static_cast<int64_t>(p.gradient.size()), kGrain,
-                   [&](int64_t begin, int64_t end) {
-                     Update(f, end - begin, p.value.data() + begin, p.gradient.data() + begin,
-                            moments_[i].first.data() + begin, moments_[i].second.data() + begin);
-                   });
+    const Range shard = p.MyShard();
+    float* const value = p.value.data() + shard.begin;
+    float* const gradient = p.gradient.data() + shard.begin;
+    pool.RunRanges(shard.size(), kGrain, [&](int64_t begin, int64_t end) {
+      Update(f, end - begin, value + begin, gradient + begin, moments_[i].first.data() + begin,
+             moments_[i].second.data() + begin);
+    });
+    std::fill(p.gradient.begin(), p.gradient.begin() + shard.begin, 0.0f);
+    std::fill(p.gradient.begin() + shard.end, p.gradient.end(), 0.0f);
   }
 }
 
 namespace {
 
-constexpr int64_t kBlock = 1 << 14;  // elements summed by one thread
+constexpr int64_t kBlock = Shards::kBlock;  // elements summed by one thread
 constexpr int kLanes = 8;            // partial sums that the compiler keeps in registers
 
 double SumOfSquares(const float* x, int64_t n) {
@@ -94,21 +107,79 @@ double SumOfSquares(const float* x, int64_t n) {
   return std::accumulate(lanes, lanes + kLanes, 0.0);
 }
 
-double SumOfSquares(const std::vector<float>& x, ThreadPool& pool) {
-  const auto n = static_cast<int64_t>(x.size());
-  std::vector<double> blocks(static_cast<size_t>((n + kBlock - 1) / kBlock));
+// The sum of each block of this rank's shard.
+std::vector<double> BlockSums(const Parameter<float>& p, ThreadPool& pool) {
+  const Range shard = p.MyShard();
+  std::vector<double> blocks(static_cast<size_t>(Shards::Blocks(shard.size())));
   pool.Run(static_cast<int64_t>(blocks.size()), [&](int64_t b) {
-    blocks[static_cast<size_t>(b)] =
-        SumOfSquares(x.data() + b * kBlock, std::min(kBlock, n - b * kBlock));
+    blocks[static_cast<size_t>(b)] = SumOfSquares(p.gradient.data() + shard.begin + b * kBlock,
+                                                  std::min(kBlock, shard.size() - b * kBlock));
   });
-  return std::accumulate(blocks.begin(), blocks.end(), 0.0);
+  return blocks;
+}
+
+using Sums = std::map<const Parameter<float>*, double>;
+
+// Adds the sums of squares of the parameters whose shards are distributed over the group. The
+// blocks of a parameter are added in order, as if this rank had all of them.
+void AddShardedSums(const Catalog& catalog, Collectives& group, ThreadPool& pool, Sums* sums) {
+  const auto members = static_cast<size_t>(group.size());
+  std::vector<const Parameter<float>*> parameters;
+  std::vector<double> mine;
+  std::vector<size_t> counts(members);  // blocks of each member
+  for (const Parameter<float>* p : catalog.parameters()) {
+    if (!p->shards.partial() || catalog.copies().Of(*p) != &group) continue;
+    parameters.push_back(p);
+    const std::vector<double> blocks = BlockSums(*p, pool);
+    mine.insert(mine.end(), blocks.begin(), blocks.end());
+    for (int m = 0; m < group.size(); ++m) {
+      const Range shard = p->shards.Of(m, static_cast<int64_t>(p->gradient.size()));
+      counts[static_cast<size_t>(m)] += static_cast<size_t>(Shards::Blocks(shard.size()));
+    }
+  }
+  if (parameters.empty()) return;
+  std::vector<size_t> next(members), bytes(members);
+  for (size_t m = 0; m < members; ++m) {
+    next[m] = m == 0 ? 0 : next[m - 1] + counts[m - 1];
+    bytes[m] = counts[m] * sizeof(double);
+  }
+  std::vector<double> all(next.back() + counts.back());
+  group.AllGatherV(mine.data(), all.data(), bytes);
+  for (const Parameter<float>* p : parameters) {
+    double& sum = (*sums)[p];
+    for (int part = 0; part < group.size(); ++part) {
+      const int m = (part + p->shards.first) % group.size();
+      const Range shard = p->shards.Of(m, static_cast<int64_t>(p->gradient.size()));
+      for (int64_t b = 0; b < Shards::Blocks(shard.size()); ++b)
+        sum += all[next[static_cast<size_t>(m)]++];
+    }
+  }
+}
+
+// The sums of squares of the parameters that are divided into shards.
+Sums ShardedSums(const Catalog& catalog, ThreadPool& pool) {
+  const GradientGroups& groups = catalog.copies();
+  Sums sums;
+  if (groups.stage != nullptr) AddShardedSums(catalog, *groups.stage, pool, &sums);
+  if (groups.copies != nullptr && groups.copies != groups.stage)
+    AddShardedSums(catalog, *groups.copies, pool, &sums);
+  if (groups.expert_copies != nullptr) AddShardedSums(catalog, *groups.expert_copies, pool, &sums);
+  return sums;
 }
 
 }  // namespace
 
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool) {
+  const Sums sharded = ShardedSums(catalog, pool);
   std::vector<double> mine;
-  for (const Parameter<float>* p : catalog.owned()) mine.push_back(SumOfSquares(p->gradient, pool));
+  for (const Parameter<float>* p : catalog.owned()) {
+    if (p->shards.partial()) {
+      mine.push_back(sharded.at(p));
+      continue;
+    }
+    const std::vector<double> blocks = BlockSums(*p, pool);
+    mine.push_back(std::accumulate(blocks.begin(), blocks.end(), 0.0));
+  }
   const std::vector<double> sums = catalog.Gather(mine);
   GradientNorm out;
   auto next = sums.begin();

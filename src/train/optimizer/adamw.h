@@ -22,23 +22,26 @@ struct AdamWOptions {
 // Loshchilov, Hutter: Decoupled Weight Decay Regularization (2019), with the operation order of
 // PyTorch's torch.optim.AdamW. Owns the moments of its parameters and borrows the parameters, which
 // must keep their shapes and outlive it. A parameter without gradient is not trained and is left
-// unchanged. Called by one thread; loops run on `pool`.
+// unchanged. Of a parameter with shards, only this rank's shard has moments and is updated
+// (GatherShards completes the update). Set shards before the construction. Called by one thread;
+// loops run on `pool`.
 class AdamW {
  public:
   AdamW(std::vector<Parameter<float>*> parameters, const AdamWOptions& options);
 
   // Updates the parameters once, with the gradients multiplied by `gradient_scale` (clipping). Then
-  // sets the gradients to zero. The update is elementwise, so the results do not depend on the
-  // number of threads.
+  // sets the gradients to zero, also those outside of this rank's shards. The update is
+  // elementwise, so the results do not depend on the number of threads or of shards.
   void Step(double learning_rate, double gradient_scale, ThreadPool& pool);
 
   struct Moments {
-    std::vector<float> first, second;  // same size as the value; empty without gradient
+    std::vector<float> first, second;  // of Parameter::MyShard; empty without gradient
   };
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }
   std::vector<Moments>& moments() { return moments_; }  // in the order of the parameters
   int64_t steps() const { return steps_; }              // taken so far; corrects the moments' bias
   void set_steps(int64_t steps) { steps_ = steps; }
+  int64_t moment_bytes() const;  // of all moments of this rank
 
  private:
   std::vector<Parameter<float>*> parameters_;
@@ -59,7 +62,9 @@ struct GradientNorm {
 // Every element counts once, even if it is replicated on several ranks. Gradients of replicated
 // tensors must already be equal on their ranks. Sums are in double: first over blocks within a
 // tensor (or a rank's piece of it), then over tensors in order of names. So if no tensor is
-// partitioned, the result is bitwise independent of the number of ranks and threads. Collective.
+// partitioned, the result is bitwise independent of the number of ranks and threads. Shards do not
+// change it: each rank sums the blocks of its shards, and the sums of blocks are gathered from the
+// copies. Collective.
 GradientNorm NormOfGradients(const Catalog& catalog, ThreadPool& pool);
 
 // The factor that limits the gradient norm to `limit` (0: no limit), as

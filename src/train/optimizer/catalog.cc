@@ -39,8 +39,9 @@ std::vector<std::string> GatherStrings(Collectives* all, const std::string& mine
   return out;
 }
 
-Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp)
-    : parameters_(std::move(parameters)), all_(all), tp_(tp) {
+Catalog::Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp,
+                 const GradientGroups& copies)
+    : parameters_(std::move(parameters)), all_(all), tp_(tp), copies_(copies) {
   nlohmann::json mine = nlohmann::json::array();
   for (const Parameter<float>* p : parameters_) mine.push_back(Describe(*p));
   const std::vector<std::string> lists = GatherStrings(all, mine.dump());
@@ -129,6 +130,24 @@ std::vector<double> Catalog::Gather(const std::vector<double>& mine) const {
       out.push_back(by_rank[next[static_cast<size_t>(piece.owner)]++]);
   }
   return out;
+}
+
+std::vector<float> Catalog::GatherShards(const Parameter<float>& p,
+                                         const std::vector<float>& mine) const {
+  Collectives* const group = copies_.Of(p);
+  CHECK(group != nullptr && group->size() == p.shards.members);
+  const auto count = static_cast<int64_t>(p.gradient.size());
+  std::vector<size_t> bytes;
+  int64_t before = 0;  // elements of the members before the one with the first shard
+  for (int member = 0; member < group->size(); ++member) {
+    const int64_t size = p.shards.Of(member, count).size();
+    bytes.push_back(static_cast<size_t>(size) * sizeof(float));
+    if (member < p.shards.first) before += size;
+  }
+  std::vector<float> joined(static_cast<size_t>(count));
+  group->AllGatherV(mine.data(), joined.data(), bytes);
+  std::ranges::rotate(joined, joined.begin() + before);
+  return joined;
 }
 
 bool Catalog::GroupWrites(const std::string& name) const {

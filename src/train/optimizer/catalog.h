@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/device/collectives.h"
+#include "train/gradients.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
@@ -41,8 +42,10 @@ class Catalog {
   // Collective. Throws Error kInvalid, on every rank, if a name occurs twice on one rank, two ranks
   // have different shapes for a tensor, or pieces do not cover the whole. The arguments are
   // borrowed. `all`: all ranks; null: a single rank. `tp`: the tensor-parallel group, whose ranks
-  // hold pieces in rank order; null: no tensor is partitioned.
-  Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp = nullptr);
+  // hold pieces in rank order; null: no tensor is partitioned. `copies`: the ranks with the other
+  // shards of a parameter; needed if parameters have shards.
+  Catalog(std::vector<Parameter<float>*> parameters, Collectives* all, Collectives* tp = nullptr,
+          const GradientGroups& copies = {});
 
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }  // of this rank
   // The parameters that this rank owns (Piece::owner), sorted by name.
@@ -50,6 +53,7 @@ class Catalog {
   Collectives* all() const { return all_; }
   int rank() const { return all_ == nullptr ? 0 : all_->rank(); }
   int size() const { return all_ == nullptr ? 1 : all_->size(); }
+  const GradientGroups& copies() const { return copies_; }
   // All tensors of all ranks, by name.
   const std::map<std::string, CatalogTensor>& tensors() const { return tensors_; }
 
@@ -58,6 +62,9 @@ class Catalog {
   // Collective.
   std::vector<double> Gather(const std::vector<double>& mine) const;
 
+  // Joins the shards of one of the moments of a parameter that has shards; `mine`: this rank's
+  // shard. Returns the moment of this rank's part of the tensor. Collective over the copies.
+  std::vector<float> GatherShards(const Parameter<float>& p, const std::vector<float>& mine) const;
   // Whether the writer of the tensor is in this rank's TP group. If so, all ranks of the group must
   // call Assemble.
   bool GroupWrites(const std::string& name) const;
@@ -73,6 +80,7 @@ class Catalog {
   std::vector<Parameter<float>*> parameters_, owned_;
   std::map<std::string, CatalogTensor> tensors_;
   Collectives *all_, *tp_;
+  GradientGroups copies_;
   std::vector<int> tp_members_;  // the ranks of the TP group, as ranks in `all`
 };
 

@@ -20,6 +20,7 @@
 
 #include "core/error.h"
 #include "core/safetensors_writer.h"
+#include "train/layers/lora.h"
 
 namespace switchyard::train {
 namespace {
@@ -55,6 +56,7 @@ struct AssembledTensor {
   std::string name;
   const CatalogTensor* tensor;
   const float *value, *first = nullptr, *second = nullptr;  // value and moments; null: no optimizer
+  const float* merged = nullptr;  // value with the LoRA adapter; null: it has none
 };
 struct AssembledTensors {
   std::vector<AssembledTensor> tensors;
@@ -62,7 +64,8 @@ struct AssembledTensors {
 };
 
 // Collects the tensors that this rank writes; `copies`: copies tensors that are not partitioned,
-// too. Collective over each TP group that writes a partitioned tensor.
+// too. Collective over each TP group that writes a partitioned tensor, and over the copies of each
+// parameter with shards.
 AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) {
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
@@ -73,17 +76,26 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) 
   for (const Parameter<float>* p : catalog.parameters()) {
     const CatalogTensor& tensor = catalog.tensors().at(p->name);
     const bool mine = tensor.writer == catalog.rank();
+    const auto at = moments.find(p->name);
+    AdamW::Moments joined;  // if they have shards
+    if (at != moments.end() && p->shards.partial()) {
+      joined.first = catalog.GatherShards(*p, at->second->first);
+      joined.second = catalog.GatherShards(*p, at->second->second);
+    }
     if (tensor.cut() ? !catalog.GroupWrites(p->name) : !mine) continue;
-    const auto whole = [&](const std::vector<float>& part) -> const float* {
-      if (!tensor.cut() && !copies) return part.data();
+    const auto whole = [&](const std::vector<float>& part, bool stays) -> const float* {
+      if (!tensor.cut() && stays) return part.data();
       out.room.push_back(tensor.cut() ? catalog.Assemble(*p, part) : part);
       return out.room.back().data();
     };
-    AssembledTensor each{p->name, &tensor, whole(p->value)};
-    if (const auto at = moments.find(p->name); at != moments.end()) {
-      each.first = whole(at->second->first);
-      each.second = whole(at->second->second);
+    AssembledTensor each{p->name, &tensor, whole(p->value, !copies)};
+    if (at != moments.end()) {
+      const bool shards = p->shards.partial();
+      const AdamW::Moments& moment = shards ? joined : *at->second;
+      each.first = whole(moment.first, !copies && !shards);
+      each.second = whole(moment.second, !copies && !shards);
     }
+    if (p->adapter.a != nullptr) each.merged = whole(MergedValue(*p), false);
     if (mine) out.tensors.push_back(each);
   }
   return out;
@@ -129,15 +141,17 @@ void WriteWeights(const fs::path& dir, const AssembledTensors& wholes, const Che
   std::deque<std::vector<BF16>> bf16_values;
   const auto add = [&](const std::string& name, const AssembledTensor& w) {
     const std::vector<int64_t>& shape = w.tensor->shape;
+    const float* value = w.merged != nullptr ? w.merged : w.value;
     if (StoredAs(w.tensor->exact, files.dtype) == DType::kF32) {
-      writer.AddView(name, DType::kF32, shape, w.value);
+      writer.AddView(name, DType::kF32, shape, value);
       return;
     }
     std::vector<BF16>& half = bf16_values.emplace_back(Elements(shape));
-    std::transform(w.value, w.value + half.size(), half.begin(), ToBF16);
+    std::transform(value, value + half.size(), half.begin(), ToBF16);
     writer.AddView(name, DType::kBF16, shape, half.data());
   };
   for (const AssembledTensor& w : wholes.tensors) {
+    if (IsAdapter(w.name)) continue;
     add(w.name, w);
     for (const auto& [alias, name] : aliases)
       if (name == w.name) add(alias, w);
@@ -176,7 +190,8 @@ void WriteIndex(const fs::path& dir, const Catalog& catalog, const CheckpointFil
         FileName("model", writers.index_of_rank[static_cast<size_t>(tensor.writer)], writers.count);
     bytes += Elements(tensor.shape) * SizeOf(StoredAs(tensor.exact, files.dtype));
   };
-  for (const auto& [name, tensor] : catalog.tensors()) add(name, tensor);
+  for (const auto& [name, tensor] : catalog.tensors())
+    if (!IsAdapter(name)) add(name, tensor);
   for (const auto& [alias, name] : aliases) add(alias, catalog.tensors().at(name));
   WriteJson(dir / "model.safetensors.index.json",
             {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}});

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,7 +39,8 @@ struct CheckpointFiles {
 
 // Collective. Writes `dir`. Each tensor is whole and is written by the rank that the catalog
 // assigns:
-//   model[-i-of-n].safetensors       weights in `dtype`; selection biases in float32
+//   model[-i-of-n].safetensors       weights in `dtype`, with LoRA adapters added to them;
+//                                    selection biases in float32
 //   model.safetensors.index.json     the file of each weight; only if there are several files
 //   optimizer[-i-of-n].safetensors   master.NAME, first.NAME, second.NAME in float32: the weights
 //                                    and AdamW's moments; only if `optimizer` is given
@@ -78,6 +80,14 @@ class CheckpointWrite {
 // the checkpoint was written for another config.
 TrainerState LoadCheckpoint(const std::filesystem::path& dir, const Catalog& catalog,
                             AdamW* optimizer);
+
+// The LoRA adapters of a checkpoint, by name; empty if it has none. Throws errors of reading its
+// files.
+struct StoredAdapter {
+  std::vector<int64_t> shape;
+  std::vector<float> value;
+};
+std::map<std::string, StoredAdapter> ReadAdapters(const std::filesystem::path& dir);
 
 // The checkpoints of a run: `output`/checkpoint-<step>.
 std::filesystem::path CheckpointPath(const std::filesystem::path& output, int64_t step);

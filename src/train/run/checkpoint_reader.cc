@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/check.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
+#include "train/layers/lora.h"
 #include "train/run/checkpoint.h"
 
 namespace switchyard::train {
@@ -34,8 +38,19 @@ class OptimizerFiles {
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  // Reads p's part of a tensor.
-  void Read(const std::string& name, const Parameter<float>& p, std::vector<float>* out) const {
+  static std::vector<float> ReadWhole(const std::string& name, const Place& place) {
+    std::vector<float> whole((place.entry.end - place.entry.begin) / sizeof(float));
+    std::ifstream in(place.file, std::ios::binary);
+    in.seekg(static_cast<std::streamoff>(place.entry.begin));
+    in.read(reinterpret_cast<char*>(whole.data()),
+            static_cast<std::streamsize>(whole.size() * sizeof(float)));
+    if (!in) throw Invalid("{}: tensor {} cannot be read", place.file.string(), name);
+    return whole;
+  }
+
+  // Reads the elements `range` of p's part of a tensor; out has their number.
+  void Read(const std::string& name, const Parameter<float>& p, const Range& range,
+            std::vector<float>* out) const {
     const std::vector<int64_t>& shape = p.whole_shape();
     const auto it = tensors_.find(name);
     if (it == tensors_.end()) {
@@ -47,18 +62,14 @@ class OptimizerFiles {
                     file.string(), name, Name(entry.dtype), ShapeString(entry.shape),
                     ShapeString(shape));
     }
-    std::vector<float> whole((entry.end - entry.begin) / sizeof(float));
-    std::ifstream in(file, std::ios::binary);
-    in.seekg(static_cast<std::streamoff>(entry.begin));
-    in.read(reinterpret_cast<char*>(whole.data()),
-            static_cast<std::streamsize>(whole.size() * sizeof(float)));
-    if (!in) throw Invalid("{}: tensor {} cannot be read", file.string(), name);
-    if (!p.slice.partial()) {
+    std::vector<float> whole = ReadWhole(name, it->second);
+    CHECK_EQ(std::ssize(*out), range.size());
+    if (out->size() == whole.size()) {
       out->swap(whole);
       return;
     }
-    for (size_t i = 0; i < out->size(); ++i)
-      (*out)[i] = whole[p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i))];
+    for (int64_t i = range.begin; i < range.end; ++i)
+      (*out)[static_cast<size_t>(i - range.begin)] = whole[p.slice.IndexInWhole(p.shape, i)];
   }
 
  private:
@@ -126,6 +137,16 @@ TrainerState ReadState(const fs::path& path, int64_t* optimizer_steps) {
 
 }  // namespace
 
+std::map<std::string, StoredAdapter> ReadAdapters(const fs::path& dir) {
+  const OptimizerFiles files(dir);
+  std::map<std::string, StoredAdapter> adapters;
+  for (const auto& [name, place] : files.tensors()) {
+    if (!name.starts_with("master.") || !IsAdapter(name)) continue;
+    adapters[name.substr(7)] = {place.entry.shape, OptimizerFiles::ReadWhole(name, place)};
+  }
+  return adapters;
+}
+
 TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* optimizer) {
   int64_t steps = 0;
   TrainerState state = ReadState(dir / "trainer.json", &steps);
@@ -133,10 +154,11 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   CheckNoUnknownTensors(files, catalog, dir);
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
-    files.Read("master." + p.name, p, &p.value);
+    files.Read("master." + p.name, p, {0, std::ssize(p.value)}, &p.value);
     if (p.gradient.empty()) continue;
-    files.Read("first." + p.name, p, &optimizer->moments()[i].first);
-    files.Read("second." + p.name, p, &optimizer->moments()[i].second);
+    AdamW::Moments& moments = optimizer->moments()[i];
+    files.Read("first." + p.name, p, p.MyShard(), &moments.first);
+    files.Read("second." + p.name, p, p.MyShard(), &moments.second);
   }
   optimizer->set_steps(steps);
   return state;

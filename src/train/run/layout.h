@@ -108,7 +108,11 @@ struct LayoutRanks {
     return {.world = world.get(), .stage = stage.get(), .gradients = gradient_groups()};
   }
   TrainerRanks trainer_ranks() const {
-    return {.all = world.get(), .tp = tp.get(), .part = place.dp, .parts = place.layout.dp};
+    return {.all = world.get(),
+            .tp = tp.get(),
+            .part = place.dp,
+            .parts = place.layout.dp,
+            .copies = gradient_groups()};
   }
 
   // Bytes that an object allocates in each rank's arena.

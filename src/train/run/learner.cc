@@ -69,6 +69,7 @@ std::string LayerPrefix(const ModelConfig& config) { return NamesOf(config).laye
 Learner::Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks)
     : model_(model), options_(options), ranks_(ranks) {
   CHECK(ranks.stages == 1 || (ranks.link != nullptr && ranks.world != nullptr));
+  CHECK_EQ(model.backward().separate_weights, options.order == schedule::Order::kZeroBubble);
   const std::vector<Parameter<float>*> parameters = model.parameters();
   const std::string prefix = LayerPrefix(model.config());
   shape_ = {.order = options.order,
@@ -95,6 +96,19 @@ Learner::Learner(Model<float>& model, const LearnerOptions& options, Collectives
               {.world = all,
                .stage = all,
                .gradients = {.stage = all, .copies = all, .expert_copies = expert_copies}}) {}
+
+Learner::ActivationMemory Learner::Activations(int micro_batches, int64_t rows) const {
+  schedule::StepShape shape = shape_;
+  shape.micro_batches = micro_batches;
+  const int slots = schedule::MicroBatchSlots(shape);
+  const ActivationCounts counts = model_.CountActivations(rows);
+  // A pair of an overlapped schedule computes two layers at the same time.
+  const int spares = shape.order == schedule::Order::kOverlapped ? std::min(slots, 2) : 1;
+  const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
+  return {.slots = slots,
+          .bytes = bytes(slots * counts.kept + spares * counts.dropped()),
+          .unrecomputed = bytes(slots * (counts.kept + counts.undropped))};
+}
 
 void Learner::PlanStep(int micro_batches) {
   if (!list_.empty() && shape_.micro_batches == micro_batches) return;
@@ -143,6 +157,8 @@ void Learner::Execute(const Operation& o, std::span<const Batch> batches, const 
       return model_.Backward(o.layer, o.phase, pass);
     case Kind::kSendGradient:
       return ranks_.link->SendGradient(pass->depths[0].stream);
+    case Kind::kWeights:
+      return model_.Weights(o.layer, pass);
     case Kind::kSumGradients:
       return SumLayer(o.layer);
     case Kind::kAwaitSums:

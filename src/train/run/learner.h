@@ -37,6 +37,9 @@ class TrainedModel {
   // Called after the last micro-batch of the step. Sums partial gradients over ranks, unless Learn
   // has already summed them.
   virtual void SumGradients() {}
+  // Called after the optimizer has updated this rank's shards of the parameters (Shards). Sends
+  // them to the other copies.
+  virtual void GatherShards() {}
   // Called after the optimizer has updated the parameters. Updates the rest of the model's state:
   // selection biases, and copies of weights in other formats. `rate_part`: RateFraction of the
   // step. Returns metrics for the log, the same on every rank: "balancedness", …
@@ -78,7 +81,8 @@ struct LearnerOptions {
   // a constant step, loads oscillate until the end of the run. DeepSeek-V3 sets the step to zero
   // for the last tokens (arXiv:2412.19437, 4.2).
   bool bias_step_falls = true;
-  // The order of operations; results are bitwise independent of it.
+  // The order of operations; results are bitwise independent of it. kZeroBubble needs a model with
+  // separate weight gradients (BackwardOptions).
   schedule::Order order = schedule::Order::kPlain;
 };
 
@@ -111,6 +115,7 @@ class Learner : public TrainedModel {
     return model_.aliases();
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
+  void GatherShards() override { train::GatherShards(model_.parameters(), ranks_.gradients); }
   // Metrics over all stages, if the model has experts. "balancedness": mean load / largest load of
   // an MoE layer in the step, averaged over the layers. "balancedness_worst": the minimum over the
   // layers. "dead_experts": the number of experts without a token. "routing_agreement", if the
@@ -118,6 +123,14 @@ class Learner : public TrainedModel {
   // layers.
   std::map<std::string, double> AfterStep(double rate_part) override;
   void SkipStep() override { model_.ClearLoads(); }
+
+  // The activations of a step, by the formula of Model::CountActivations. `rows`: of a micro-batch,
+  // in a TP group.
+  struct ActivationMemory {
+    int slots = 0;                       // micro-batches in flight
+    int64_t bytes = 0, unrecomputed = 0; // with the model's Recompute, and if all were kept
+  };
+  ActivationMemory Activations(int micro_batches, int64_t rows) const;
 
   // The shape and schedule of the last step.
   const schedule::StepShape& shape() const { return shape_; }

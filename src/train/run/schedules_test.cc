@@ -17,6 +17,7 @@ struct Variant {
   Layout layout;
   schedule::Order order = schedule::Order::kPlain;
   bool synchronous = false, early_sums = false;
+  Recompute recompute = Recompute::kNone;
   int broken_rank = -1;  // the rank with an invalid token in its last micro-batch
 };
 
@@ -79,7 +80,9 @@ class Runner {
     const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config_, exchange_, pool);
     const LearnerLinks links(*ranks, Floats(), options, sums);
     Model<float> model(config_, Options(), ranks->layer_ranks(exchange.ranks()), pool,
-                       ranks->place.Stage(config_));
+                       ranks->place.Stage(config_), ProductDtype::kFloat32,
+                       {.recompute = run_.recompute,
+                        .separate_weights = run_.order == schedule::Order::kZeroBubble});
     model.Initialise(9, 0.1);
     Learner learner(model, {.bias_step = 0.001, .order = run_.order}, links.ranks());
     std::vector<Batch> batches = BatchesOf(ranks->place.dp);
@@ -131,6 +134,7 @@ class Schedules : public ::testing::TestWithParam<std::string> {
 
 TEST_P(Schedules, ChangeNoBit) {
   constexpr auto kOverlapped = schedule::Order::kOverlapped;
+  constexpr auto kZeroBubble = schedule::Order::kZeroBubble;
   for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.pp = 2}, Layout{.tp = 2, .pp = 2},
                                Layout{.ep = 2, .dp = 2, .pp = 2}}) {
     SCOPED_TRACE(layout.ToString());
@@ -141,9 +145,15 @@ TEST_P(Schedules, ChangeNoBit) {
           Variant{.layout = layout, .order = kOverlapped},
           Variant{.layout = layout, .order = kOverlapped, .synchronous = true},
           Variant{.layout = layout, .early_sums = true},
-          Variant{.layout = layout, .order = kOverlapped, .early_sums = true}}) {
-      SCOPED_TRACE(fmt::format("overlapped {}, synchronous {}, early sums {}",
-                               run.order == kOverlapped, run.synchronous, run.early_sums));
+          Variant{.layout = layout, .order = kOverlapped, .early_sums = true},
+          Variant{.layout = layout, .order = kZeroBubble},
+          Variant{.layout = layout, .order = kZeroBubble, .early_sums = true},
+          Variant{.layout = layout, .recompute = Recompute::kMoe},
+          Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kAttention},
+          Variant{.layout = layout, .order = kOverlapped, .recompute = Recompute::kLayer}}) {
+      SCOPED_TRACE(fmt::format("{}, synchronous {}, early sums {}, recompute {}",
+                               schedule::Name(run.order), run.synchronous, run.early_sums,
+                               static_cast<int>(run.recompute)));
       const Learned found = Learn(config, run);
       EXPECT_EQ(found.curve, plain.curve);
       EXPECT_EQ(found.values, plain.values);
@@ -154,7 +164,8 @@ TEST_P(Schedules, ChangeNoBit) {
 
 TEST_P(Schedules, OfAPipelineLearnWhatOneRankLearns) {
   const Learned one = Learn(config, {});
-  for (const auto order : {schedule::Order::kPlain, schedule::Order::kOverlapped}) {
+  for (const auto order :
+       {schedule::Order::kPlain, schedule::Order::kOverlapped, schedule::Order::kZeroBubble}) {
     for (const Layout& layout :
          {Layout{.pp = 2}, Layout{.pp = 4}, Layout{.ep = 2, .dp = 2, .pp = 2},
           Layout{.tp = 2, .ep = 2, .pp = 2}}) {

@@ -66,6 +66,8 @@ struct LayoutRun {
   std::vector<int64_t> borders = {};
   LossOptions losses;
   int64_t steps = 1;
+  bool zero = false;  // --zero-stage 1
+  double clip = 0;    // limit of the gradient norm; 0: none
   std::filesystem::path resume, save = {};  // checkpoints to load and to write; empty: none
 };
 
@@ -73,9 +75,10 @@ using Tensors = std::map<std::string, std::vector<float>>;
 
 // Results of a run over all ranks. Tensors are whole, assembled from the pieces of the ranks.
 struct LayoutResult {
-  Tensors gradients;  // gradients of the last step
+  Tensors gradients;  // gradients of the last step; not with LayoutRun::zero
   Tensors values;     // parameters after the last step
   std::vector<double> curve, norms;
+  std::vector<int64_t> moment_bytes;  // of each rank
   std::vector<std::vector<float>>
       loads;  // [MoE layers in order of the stages, E], of the last step
 };
@@ -133,6 +136,7 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
   LayoutResult result;
   result.curve.resize(run.steps);
   result.norms.resize(run.steps);
+  result.moment_bytes.resize(layout.ranks());
   std::vector<std::vector<std::vector<float>>> loads(layout.pp);
   std::map<std::string, std::vector<bool>> gradients_known, values_known;
   std::mutex mutex;
@@ -156,8 +160,11 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
         p->value[i] = all.at(p->name)->value[at];
       }
     }
-    const Catalog catalog(parameters, ranks->world.get(), ranks->tp.get());
+    const GradientGroups groups = ranks->gradient_groups();
+    if (run.zero) ShardMoments(parameters, groups);
+    const Catalog catalog(parameters, ranks->world.get(), ranks->tp.get(), groups);
     AdamW adam(parameters, {.epsilon = 1e-3});
+    result.moment_bytes[rank] = adam.moment_bytes();
     TrainerState state;
     if (!run.resume.empty()) state = LoadCheckpoint(run.resume, catalog, &adam);
 
@@ -169,20 +176,22 @@ inline LayoutResult RunLayout(const ModelConfig& config, const Batch& batch, con
     for (int64_t step = 0; step < run.steps; ++step) {
       model.ClearLoads();
       const double loss = RunStage(model, place, link, mine, size, &pass).total();
-      SumGradients(parameters, ranks->gradient_groups());
+      SumGradients(parameters, groups);
       const GradientNorm norm = NormOfGradients(catalog, pool);
-      const std::lock_guard lock(mutex);
+      std::unique_lock lock(mutex);
       result.curve[step] += loss;
       result.norms[step] = norm.norm;
       if (step + 1 == run.steps) {
         for (const Parameter<float>* p : parameters)
-          Put(*p, p->gradient, &result.gradients, &gradients_known);
+          if (!run.zero) Put(*p, p->gradient, &result.gradients, &gradients_known);
         std::vector<std::vector<float>>& sums = loads[place.pp];
         sums.resize(model.loads().size(), std::vector<float>(config.moe->router.num_experts));
         for (size_t l = 0; l < sums.size(); ++l)
           for (size_t e = 0; e < sums[l].size(); ++e) sums[l][e] += model.loads()[l][e];
       }
-      adam.Step(0.02, 1.0, pool);
+      lock.unlock();
+      adam.Step(0.02, ClipScale(norm.norm, run.clip), pool);
+      GatherShards(parameters, groups);
     }
     {
       const std::lock_guard lock(mutex);

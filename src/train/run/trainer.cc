@@ -60,7 +60,7 @@ Trainer::Trainer(TrainedModel& model, Corpus& corpus, const TrainerOptions& opti
       options_(options),
       ranks_(ranks),
       pool_(pool),
-      catalog_(model.Parameters(), ranks.all, ranks.tp),
+      catalog_(model.Parameters(), ranks.all, ranks.tp, ranks.copies),
       adam_(model.Parameters(), options.adam) {
   Check(options_);
   options_.files.aliases = model.Aliases();
@@ -84,6 +84,29 @@ void Trainer::Resume(const std::filesystem::path& checkpoint) {
   }
   state_ = std::move(state);
   saved_step_ = state_.step;
+}
+
+std::string Trainer::MomentsText() const {
+  struct Bytes {
+    int64_t here = 0, whole = 0;  // with and without shards
+  };
+  Bytes mine{.here = adam_.moment_bytes()};
+  for (const Parameter<float>* p : catalog_.parameters())
+    mine.whole += static_cast<int64_t>(2 * p->gradient.size() * sizeof(float));
+  std::vector<Bytes> ranks(static_cast<size_t>(catalog_.size()), mine);
+  if (ranks_.all != nullptr)
+    ranks_.all->AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
+  Bytes most;
+  for (const Bytes& rank : ranks) {
+    most.here = std::max(most.here, rank.here);
+    most.whole = std::max(most.whole, rank.whole);
+  }
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::string text = fmt::format("AdamW's moments: at most {:.2f} MiB on a rank", mib(most.here));
+  const auto sharded = [](const Parameter<float>* p) { return p->shards.partial(); };
+  if (std::ranges::any_of(catalog_.parameters(), sharded))
+    text += fmt::format(" ({:.2f} MiB without --zero-stage 1)", mib(most.whole));
+  return text;
 }
 
 Losses Trainer::SumOverRanks(const Losses& mine) {
@@ -162,6 +185,7 @@ StepReport Trainer::Step() {
 
 void Trainer::Apply(double norm, StepReport* report) {
   adam_.Step(report->rate, ClipScale(norm, options_.clip), pool_);
+  model_.GatherShards();
   report->figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
 }
 

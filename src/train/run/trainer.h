@@ -54,6 +54,8 @@ struct TrainerRanks {
   // All ranks of a tensor-parallel group, and all stages of a pipeline, have the same part, so they
   // process the same rows.
   int part = 0, parts = 1;
+  // The ranks with the other shards of this rank's parameters; needed if parameters have shards.
+  GradientGroups copies = {};
 };
 
 // The last checkpoint cannot be written (kResource), such as on a full disk.
@@ -93,6 +95,9 @@ class Trainer {
 
   const TrainerState& state() const { return state_; }
   const Catalog& catalog() const { return catalog_; }
+  // The memory of AdamW's moments on the rank that has most of them, such as "AdamW's moments: at
+  // most 3.20 MiB on a rank (12.75 MiB without --zero-stage 1)". Collective.
+  std::string MomentsText() const;
 
  private:
   StepReport Step();
