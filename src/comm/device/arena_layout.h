@@ -16,8 +16,9 @@ namespace switchyard {
 
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
-// Room for SharedArena::message. Pages that hold no message are never touched.
-inline constexpr size_t kArenaMessageBytes = SharedArena::kMaxMessageBytes;
+// Room for SharedArena::message of two epochs: a rank that loads may read the message of its epoch
+// while the parent writes that of the next one. Pages that hold no message are never touched.
+inline constexpr size_t kArenaMessageBytes = 2 * SharedArena::kMaxMessageBytes;
 
 // Header at the start of the mapping. After it come the epoch's message, one RequestRecord per rank,
 // the ranks' arenas in rank order (page-aligned), and the ranks' kept memory (aligned to huge
@@ -56,7 +57,7 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   alignas(64) std::atomic<uint32_t> epoch;         // 0: epochs are not enabled
   std::array<char, 252> endpoint;  // the front's control endpoint; set from the second epoch on
-  std::atomic<uint64_t> message_bytes;
+  std::array<std::atomic<uint64_t>, 2> message_bytes;  // of even and of odd epochs
   std::array<SpareState, SharedArena::kMaxSpares> spares;
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
@@ -89,7 +90,7 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
-  char* message() const;  // [kArenaMessageBytes]
+  char* message(uint32_t epoch) const;  // [SharedArena::kMaxMessageBytes]
   ArenaHeader::SpareState& spare(int slot) const;
   RequestRecord& requests(int rank) const;
   std::byte* At(int rank, size_t offset) const;

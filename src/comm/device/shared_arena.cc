@@ -85,8 +85,9 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
   return base + ArenaHeaderBytes(world) + static_cast<size_t>(rank) * bytes_per_rank + offset;
 }
 
-char* SharedArena::Impl::message() const {
-  return reinterpret_cast<char*>(base + RoundUpToPage(sizeof(ArenaHeader)));
+char* SharedArena::Impl::message(uint32_t epoch) const {
+  return reinterpret_cast<char*>(base + RoundUpToPage(sizeof(ArenaHeader))) +
+         epoch % 2 * kMaxMessageBytes;
 }
 
 ArenaHeader::SpareState& SharedArena::Impl::spare(int slot) const {
@@ -290,8 +291,9 @@ void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> abs
   header.abort_state.store(ArenaHeader::kRunning);
   header.endpoint.fill('\0');
   std::ranges::copy(endpoint, header.endpoint.begin());
-  std::ranges::copy(message, impl_->message());
-  header.message_bytes.store(message.size());
+  const uint32_t next = epoch() + 1;
+  std::ranges::copy(message, impl_->message(next));
+  header.message_bytes[next % 2].store(message.size());
   header.epoch.fetch_add(1);
   FutexWakeAll(reinterpret_cast<uint32_t*>(&header.epoch));
 }
@@ -318,8 +320,9 @@ std::string SharedArena::endpoint() const {
 }
 
 std::string SharedArena::message() const {
-  const uint64_t bytes = impl_->header().message_bytes.load();
-  return {impl_->message(), std::min<uint64_t>(bytes, kMaxMessageBytes)};
+  const uint32_t present = epoch();
+  const uint64_t bytes = impl_->header().message_bytes[present % 2].load();
+  return {impl_->message(present), std::min<uint64_t>(bytes, kMaxMessageBytes)};
 }
 
 void SharedArena::ClearSpare(int slot) {

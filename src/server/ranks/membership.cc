@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/log_queue.h"
 #include "engine/kept_pages.h"
+#include "engine/memory_plan.h"
 
 namespace switchyard {
 namespace {
@@ -161,7 +162,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
                                         std::move(on_exit));
   }
   if (membership.ranks) {
-    membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with);
+    membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with, restart.location);
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
@@ -178,7 +179,11 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .stall_timeout = restart.stall_timeout,
       .load_timeout = TimeoutOf(job.config),
       .give_up = std::move(give_up),
-      .epochs = keeps_weights};
+      .epochs = keeps_weights,
+      .spares = job.config.spare_ranks,
+      // Experts that are mapped load in milliseconds. Other experts would make the pause longer.
+      .spares_join = !CopiesWeights(job.config, job.plan),
+      .spare_counts = restart.spare_counts};
   const bool keeps_pages = keeps_weights || job.config.disaggregated();
   auto arena = SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
                                    keeps_pages ? KeptPages::BytesPerRank(job.config, job.plan) : 0);

@@ -33,7 +33,12 @@ struct Membership {
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};
+  // Counts the spares of all layouts.
+  std::shared_ptr<SpareCounts> spare_counts = std::make_shared<SpareCounts>();
   RankProcesses::RunsWith runs_with;  // of RankProcesses::BeginEpoch
+  // The placement of experts with which the next epoch begins, as --init-expert-location; empty:
+  // that of the flags.
+  std::string location;
 
   static RestartOptions Of(const ServerArgs& args, bool restarts);
 };

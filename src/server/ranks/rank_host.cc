@@ -107,7 +107,7 @@ bool ProcessHost::Settle(std::chrono::milliseconds timeout) {
 }
 
 void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,
-                             RankProcesses::RunsWith runs_with) {
+                             RankProcesses::RunsWith runs_with, std::string message) {
   {
     const std::lock_guard lock(mutex_);
     exits_.clear();
@@ -116,7 +116,8 @@ void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,
     const std::lock_guard lock(report_mutex_);
     on_exit_ = std::move(on_exit);
   }
-  const std::vector<int> started = processes_.BeginEpoch(endpoint, std::move(runs_with));
+  const std::vector<int> started =
+      processes_.BeginEpoch(endpoint, std::move(runs_with), std::move(message));
   if (!started.empty() && std::ssize(started) < arena_->world())
     LOG_INFO("rank {} is started again; the others keep their weights", Joined(started, ", "));
   if (const std::vector<int> absent = Absent(); !absent.empty())

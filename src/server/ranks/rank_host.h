@@ -64,6 +64,7 @@ class RankHost {
   // The ranks that the epoch runs without, and whether all of them can join the next epoch.
   virtual std::vector<int> Absent() const { return {}; }
   virtual bool AbsentHaveLoaded() const { return false; }
+  virtual SpareRanks Spares() const { return {}; }
   // Call after Kill. Clears the memory that ranks keep for the next epoch in addition to their
   // weights (SharedArena::Kept).
   virtual void ClearKept() {}
@@ -98,9 +99,12 @@ class ProcessHost : public RankHost {
   }
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
-  void BeginEpoch(const std::string& endpoint, OnExit on_exit, RankProcesses::RunsWith runs_with);
+  // `message`: of RankProcesses::BeginEpoch.
+  void BeginEpoch(const std::string& endpoint, OnExit on_exit, RankProcesses::RunsWith runs_with,
+                  std::string message);
   std::vector<int> Absent() const override { return processes_.Absent(); }
   bool AbsentHaveLoaded() const override { return processes_.AbsentWait(); }
+  SpareRanks Spares() const override { return processes_.Spares(); }
   void ClearKept() override { arena_->ClearKept(); }
   void Discard() override { discarded_ = true; }
 
@@ -144,6 +148,7 @@ class EpochHost : public RankHost {
   Ending HowEnded() const override { return ranks_->HowEnded(); }
   std::vector<int> Absent() const override { return ranks_->Absent(); }
   bool AbsentHaveLoaded() const override { return ranks_->AbsentHaveLoaded(); }
+  SpareRanks Spares() const override { return ranks_->Spares(); }
   void ClearKept() override { ranks_->ClearKept(); }
   void Discard() override { ranks_->Discard(); }
 

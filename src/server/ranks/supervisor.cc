@@ -94,6 +94,12 @@ std::string Supervisor::Silent(std::chrono::duration<double> limit) const {
   return ranks_ ? ranks_->Silent(limit) : std::string();
 }
 
+SpareRanks Supervisor::Spares() const {
+  const std::lock_guard lock(mutex_);
+  if (ranks_) spares_ = ranks_->Spares();
+  return spares_;
+}
+
 void Supervisor::OnEnd(uint64_t number, const RanksEnd& end) {
   {
     const std::lock_guard lock(mutex_);
