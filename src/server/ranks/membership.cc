@@ -139,6 +139,16 @@ std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& confi
   }
 }
 
+void DismissNodes(const Launch& launch, const EngineConfig& config, const std::string& why) {
+  constexpr std::chrono::seconds kTime{3};
+  const FindSignal none = [] { return 0; };
+  try {
+    NodeGroup::Dismiss(GroupOptions(launch, config, none), why, kTime);
+  } catch (const Error& error) {
+    LOG_WARNING("the other nodes do not learn that the engine has ended: {}", error.what());
+  }
+}
+
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
                          const FindSignal& find_signal) {
   if (!launch.launched) return true;

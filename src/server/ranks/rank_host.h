@@ -34,6 +34,13 @@ class RankHost {
     std::vector<int> failed;                     // RanksEnd::failed
     bool by_signal = false;                      // a rank was killed by a signal
     std::optional<std::vector<uint64_t>> batch;  // RanksEnd::batch
+    std::vector<RankExit> exits;                 // the unexpected ones, in order
+
+    // Sets `failed` and `by_signal` from `exits`. If a rank was killed, the kill is the cause, and
+    // ranks that ended by themselves are consequences. If a rank ended by a fault signal, exits of
+    // other ranks are consequences. `alone`: the ranks of one node. With several nodes, an exit
+    // without a signal may be the consequence of a failure on another node.
+    void NameFailed(bool alone);
   };
 
   virtual ~RankHost() = default;  // ends ranks that still run
@@ -53,6 +60,8 @@ class RankHost {
   // Begins a planned restart of `ranks`, whose ends are not reported. If the host has no epochs,
   // the other ranks end too. Call Kill afterwards.
   virtual void Retire(const std::vector<int>& /*ranks*/, const std::string& /*why*/) { KillAll(); }
+  // For a node other than node 0, after its ranks have ended (Kill): what node 0 needs to know.
+  NodeRanksEnd RanksEndOfNode() const;
   // Kills ranks that still run and waits for their end. Returns false if a rank has not ended by
   // the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {

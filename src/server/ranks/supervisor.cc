@@ -100,6 +100,11 @@ SpareRanks Supervisor::Spares() const {
   return spares_;
 }
 
+bool Supervisor::has_ranks() const {
+  const std::lock_guard lock(mutex_);
+  return ranks_ != nullptr;
+}
+
 void Supervisor::OnEnd(uint64_t number, const RanksEnd& end) {
   {
     const std::lock_guard lock(mutex_);

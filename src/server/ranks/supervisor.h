@@ -74,6 +74,7 @@ class Supervisor : public RankLink {
   // Ends the supervision and the ranks. Returns false if some ranks had to be killed. If discarded
   // ranks do not end within the reap timeout, this process exits without waiting for them.
   bool Shutdown(std::chrono::milliseconds timeout);
+  bool has_ranks() const;  // false during a restart
 
  private:
   static constexpr std::chrono::seconds kLogAbsentTime{30};  // between two lines of LogAbsent
