@@ -30,7 +30,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
-from elastic import YARDLING, Client, finish, metric, wait_until  # noqa: E402
+from elastic import YARDLING, Client, finish, metric, ready_spares, wait_until  # noqa: E402
 from server import Server  # noqa: E402
 
 
@@ -42,8 +42,7 @@ def body(number, prompt, tokens):
 
 def wait_for_spares(server):
     spares = server.request("/get_server_info")[1].get("spare_ranks", {"wanted": 0})
-    wait_until(lambda: spares["wanted"] == 0 or
-               metric(server, r'switchyard_spare_ranks\{state="ready"\}') == spares["wanted"], 300)
+    wait_until(lambda: spares["wanted"] == 0 or ready_spares(server) == spares["wanted"], 300)
 
 
 def start(server, args, round):

@@ -3,12 +3,11 @@ server, byte for byte."""
 import os
 import re
 import signal
-import subprocess
 
 import pytest
 
-from elastic import (FLAGS, YARDLING, bodies, finish, kill, metric, settled_descriptors, start_batch, state_of,
-                     wait_decoding, wait_epoch, wait_until)
+from elastic import (FLAGS, YARDLING, bodies, finish, kill, metric, ready_spares, settled_descriptors, spare_pids,
+                     start_batch, state_of, wait_decoding, wait_epoch, wait_until)
 from server import Server, fails_to_start, free_port
 
 LAYOUTS = {
@@ -22,15 +21,6 @@ LAYOUTS = {
 ENDS = [([1], signal.SIGKILL), ([0], signal.SIGSEGV), ([0, 1], signal.SIGKILL)]
 
 
-def spares(server, state="ready"):
-    return metric(server, rf'switchyard_spare_ranks\{{state="{state}"\}}')
-
-
-def pids_of_spares(server):
-    out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
-    return [int(line.split()[0]) for line in out.splitlines() if "::spare" in line]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spare_takes_the_place_of_a_rank(layout):
     flags = [*FLAGS, *LAYOUTS[layout]]
@@ -39,11 +29,11 @@ def test_a_spare_takes_the_place_of_a_rank(layout):
         want = [finish(start_batch(server, made)) for made in batches]
         assert server.stop() == 0
     with Server(YARDLING, *flags, "--spare-ranks", 1) as server:
-        wait_until(lambda: spares(server) == 1)
+        wait_until(lambda: ready_spares(server) == 1)
         before = settled_descriptors(server)
         for i, (victims, how) in enumerate(ENDS):
-            wait_until(lambda: spares(server) == 1)
-            spare, old = pids_of_spares(server), server.ranks()
+            wait_until(lambda: ready_spares(server) == 1)
+            spare, old = spare_pids(server), server.ranks()
             assert len(spare) == 1 and len(old) == 2
             assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
             clients = start_batch(server, batches[i])
@@ -57,35 +47,35 @@ def test_a_spare_takes_the_place_of_a_rank(layout):
             assert len(set(now) & set(old)) == 2 - len(victims)
             assert not any(state_of(old[victim]) for victim in victims)
             assert metric(server, "switchyard_spare_ranks_used_total") == i + 1
-        wait_until(lambda: spares(server) == 1)
+        wait_until(lambda: ready_spares(server) == 1)
         assert metric(server, "switchyard_spare_rank_failures_total") == 0
         assert metric(server, "switchyard_rank_deaths_total") == len(ENDS)
         assert server.text().count("takes the place of rank") == len(ENDS)
         after = settled_descriptors(server)
         assert after[1] == before[1] and after[0] <= before[0], (before, after)
-        processes = server.ranks() + pids_of_spares(server)
+        processes = server.ranks() + spare_pids(server)
         assert server.stop() == 0
         assert not any(state_of(pid) for pid in processes)
 
 
 def test_spares_are_shown_and_started_again():
     with Server(YARDLING, *FLAGS, "--tp", 2, "--spare-ranks", 2) as server:
-        wait_until(lambda: spares(server) == 2)
+        wait_until(lambda: ready_spares(server) == 2)
         shown = {"wanted": 2, "ready": 2, "loading": 0, "used": 0, "failed": 0}
         assert server.request("/health")[1] == {"status": "ok", "spare_ranks": shown}
         assert server.request("/get_server_info")[1]["spare_ranks"] == shown
-        first = pids_of_spares(server)
+        first = spare_pids(server)
         os.kill(first[0], signal.SIGKILL)
         wait_until(lambda: metric(server, "switchyard_spare_rank_failures_total") == 1)
         assert metric(server, "switchyard_epoch") == 1 and metric(server, "switchyard_rank_deaths_total") == 0
-        wait_until(lambda: spares(server) == 2)
-        assert set(pids_of_spares(server)) - set(first)
+        wait_until(lambda: ready_spares(server) == 2)
+        assert set(spare_pids(server)) - set(first)
         assert re.search(rf"the spare process \(pid {first[0]}\) was killed by signal 9; another one starts", server.text())
         # A planned restart uses a spare too. Ranks of another layout have their own spares.
         assert server.request("/scale_elastic_ep", {"restart": [1]})[0] == 200
         assert server.request("/health")[1]["spare_ranks"]["used"] == 1
         assert server.request("/scale_elastic_ep", {"new_tp_size": 1})[0] == 200
-        wait_until(lambda: spares(server) == 2 and len(pids_of_spares(server)) == 2)
+        wait_until(lambda: ready_spares(server) == 2 and len(spare_pids(server)) == 2)
         kill(server, [0], signal.SIGKILL)
         wait_until(lambda: metric(server, "switchyard_spare_ranks_used_total") == 2)
         status, answer = server.request("/generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 4}})
