@@ -44,9 +44,9 @@ template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {
   codec(c.model_path, c.model_override_args, c.device, c.base_gpu_id, c.gpu_id_step,
         c.disable_custom_all_reduce, c.disable_cuda_graph, c.cuda_graph_max_bs, c.dtype,
-        c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.elastic_ep_backend, c.spare_ranks,
-        c.pp_layer_partition, c.pp_max_micro_batch_size, c.pp_async_batch_depth, c.dynamic_chunking,
-        c.load_balance_method, c.moe, c.speculative, c.disable_jump_forward,
+        c.kv_cache_dtype, c.quantization, c.pooling, c.load_format, c.mesh, c.elastic_ep_backend,
+        c.spare_ranks, c.pp_layer_partition, c.pp_max_micro_batch_size, c.pp_async_batch_depth,
+        c.dynamic_chunking, c.load_balance_method, c.moe, c.speculative, c.disable_jump_forward,
         c.disable_overlap_schedule, c.two_batch_overlap, c.tbo_threshold, c.tbo_min_tokens, c.eplb,
         c.recorder, c.context_length, c.max_total_tokens, c.mem_fraction_static, c.page_size,
         c.max_running_requests, c.max_queued_requests, c.chunked_prefill_size, c.max_prefill_tokens,

@@ -28,8 +28,9 @@ LoadedWeights KeptWeights::ForEpoch(const EngineConfig& config, const EnginePlan
 void KeptWeights::LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank,
                             SharedArena& arena) {
   if (!plan.draft) return;
-  draft.Load(DraftShard(config, plan, rank),
-             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); }, common_draft.get());
+  draft.Load(
+      DraftShard(config, plan, rank), [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); },
+      common_draft.get());
 }
 
 void KeptWeights::LoadCommon(const EngineConfig& config, const EnginePlan& plan,
@@ -50,8 +51,9 @@ void KeptWeights::LoadAbsent(const EngineConfig& config, const EnginePlan& plan,
   if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
   // The target comes last, because its weights show that the rank can serve.
   LoadDraft(config, plan, rank, arena);
-  model.Load(TargetShard(config, plan, rank),
-             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); }, common_model.get());
+  model.Load(
+      TargetShard(config, plan, rank),
+      [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); }, common_model.get());
   common_model.reset();
   common_draft.reset();
   LOG_INFO("this rank has loaded its weights");

@@ -38,8 +38,9 @@ struct KeptWeights {
   void LoadCommon(const EngineConfig& config, const EnginePlan& plan,
                   const std::function<void()>& count_step);
   bool has_common() const { return common_model != nullptr; }
-  // Loads the weights of a rank without other ranks, unless there are any, and frees what LoadCommon
-  // has loaded and the rank does not need. Counts the steps in `arena` (SharedArena::CountLoadStep).
+  // Loads the weights of a rank without other ranks, unless there are any, and frees what
+  // LoadCommon has loaded and the rank does not need. Counts the steps in `arena`
+  // (SharedArena::CountLoadStep).
   void LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
 };
 

@@ -154,8 +154,8 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   // Spares hold what all ranks hold equally: at most the weights without experts, or with one rank
   // all weights.
   if (CopiesWeights(config, plan))
-    need.weights += config.spare_ranks * (stages[0].weights.total() -
-                                          (ranks > 1 ? stages[0].weights.experts : 0));
+    need.weights += config.spare_ranks *
+                    (stages[0].weights.total() - (ranks > 1 ? stages[0].weights.experts : 0));
   // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));

@@ -364,10 +364,10 @@ struct EngineFailure {
   ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
-using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
-                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport,
-                                   WeightChecksums, CacheChanged, ProfileReport, ControlsSet,
-                                   PlacementChanged>;
+using EngineMessage =
+    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
+                 RecordResult, ExpertLoadReport, EplbReport, WeightChecksums, CacheChanged,
+                 ProfileReport, ControlsSet, PlacementChanged>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

@@ -74,8 +74,8 @@ class EngineExperts {
   // `steps` equal steps of `tokens` tokens in the engine have ended at `now`; each took `seconds`.
   void EndSteps(int64_t steps, int64_t tokens, double seconds, double now);
 
-  // All ranks serve, with the last placement of all ranks. A migration in progress ends; layers that
-  // have not switched stay as they are.
+  // All ranks serve, with the last placement of all ranks. A migration in progress ends; layers
+  // that have not switched stay as they are.
   void Restart();
   // Likewise while only the ranks `active` serve: the engine's placement is PlacementsOfActive of
   // the last placement of all ranks.

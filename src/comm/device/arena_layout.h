@@ -20,8 +20,8 @@ inline constexpr int kMaxRanksPerArena = 256;
 // while the parent writes that of the next one. Pages that hold no message are never touched.
 inline constexpr size_t kArenaMessageBytes = 2 * SharedArena::kMaxMessageBytes;
 
-// Header at the start of the mapping. After it come the epoch's message, one RequestRecord per rank,
-// the ranks' arenas in rank order (page-aligned), and the ranks' kept memory (aligned to huge
+// Header at the start of the mapping. After it come the epoch's message, one RequestRecord per
+// rank, the ranks' arenas in rank order (page-aligned), and the ranks' kept memory (aligned to huge
 // pages). All processes run the same build, so the layout needs no version. Lock-free atomics work
 // across processes.
 struct ArenaHeader {

@@ -90,8 +90,8 @@ class SharedArena {
   static constexpr int kMaxSpares = 32;
   void ClearSpare(int slot);
   void GivePlace(int slot, int rank);
-  bool SpareWaits(int slot) const;   // has loaded, and has got no place
-  bool PlaceTaken(int slot) const;   // the process of the slot knows its rank
+  bool SpareWaits(int slot) const;  // has loaded, and has got no place
+  bool PlaceTaken(int slot) const;  // the process of the slot knows its rank
   // In a spare. AwaitPlace waits without a deadline, because a spare may never be needed, and
   // returns the rank. CountSpareStep counts a step of the load, as CountLoadStep does for a rank.
   int AwaitPlace(int slot);

@@ -390,8 +390,7 @@ void NodeGroup::SendRanksEnd(const NodeRanksEnd& end) {
 std::vector<std::optional<NodeRanksEnd>> NodeGroup::AwaitRanksEnds(milliseconds wait) {
   std::unique_lock lock(mutex_);
   told_.wait_for(lock, wait, [this] {
-    return std::ranges::all_of(members_,
-                               [](const Member& m) { return m.ranks_end || m.closed; });
+    return std::ranges::all_of(members_, [](const Member& m) { return m.ranks_end || m.closed; });
   });
   std::vector<std::optional<NodeRanksEnd>> ends;
   for (const Member& member : members_) ends.push_back(member.ranks_end);

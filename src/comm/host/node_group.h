@@ -129,9 +129,9 @@ class NodeGroup {
   std::vector<Member> members_;  // on node 0: all other nodes; elsewhere: node 0
   Events events_;
 
-  std::mutex mutex_;     // guards the members below, and sends
+  std::mutex mutex_;              // guards the members below, and sends
   std::condition_variable told_;  // a member has told how its ranks ended, or has closed
-  bool ending_ = false;  // true: closed connections are expected
+  bool ending_ = false;           // true: closed connections are expected
   bool reported_ = false;
 };
 

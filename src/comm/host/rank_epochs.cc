@@ -139,8 +139,8 @@ void RankProcesses::Impl::StepSpares() {
 void RankProcesses::Impl::SpawnSpare(int slot) {
   arena->ClearSpare(slot);
   SpareProcesses::Process process{.slot = slot};
-  process.pid = SpawnProcess(
-      {.world = options.world, .spec = options.spec, .spare = slot}, {arena->fd()});
+  process.pid =
+      SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot}, {arena->fd()});
   process.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
   if (process.pidfd.get() < 0) {
     const int error = errno;
@@ -189,8 +189,8 @@ void RankProcesses::Retire(const std::vector<int>& ranks, const std::string& why
   }
 }
 
-std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint,
-                                           RunsWith runs_with, std::string message) {
+std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint, RunsWith runs_with,
+                                           std::string message) {
   std::unique_lock lock(impl_->mutex);
   CHECK(impl_->options.epochs && !impl_->closing);
   impl_->options.control_endpoint = control_endpoint;

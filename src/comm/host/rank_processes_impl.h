@@ -62,8 +62,8 @@ struct RankProcesses::Impl {
   // ended.
   using Started = std::optional<std::vector<int>>;
   std::optional<std::promise<Started>> next_epoch;
-  RunsWith runs_with;   // of the next epoch
-  std::string message;  // of the next epoch
+  RunsWith runs_with;                    // of the next epoch
+  std::string message;                   // of the next epoch
   std::optional<SpareProcesses> spares;  // set with epochs
 
   FileDescriptor wake;  // an eventfd that ends the watcher's wait

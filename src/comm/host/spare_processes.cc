@@ -90,9 +90,10 @@ bool SpareProcesses::Hangs(Spare& spare, Clock::time_point now) {
   if (stall_timeout_.count() > 0) {
     spare.stopped.Sample(IsStopped(pid) ? 1 : 0, now);
     if (spare.stopped.length() >= stall_timeout_) {
-      LOG_WARNING("the spare process (pid {}) was stopped for {:.1f} s and is killed "
-                  "(--rank-stall-timeout)",
-                  pid, Seconds(spare.stopped.length()));
+      LOG_WARNING(
+          "the spare process (pid {}) was stopped for {:.1f} s and is killed "
+          "(--rank-stall-timeout)",
+          pid, Seconds(spare.stopped.length()));
       return true;
     }
   }

@@ -76,9 +76,9 @@ class SpareProcesses {
   const int wanted_;
   const std::shared_ptr<SpareCounts> counts_;
   const std::chrono::milliseconds stall_timeout_, load_timeout_;
-  std::vector<Spare> spares_;      // oldest first
-  std::map<int, pid_t> given_;     // processes that have got a place, by slot
-  int failures_ = 0;               // failed spares since the last one that has loaded
+  std::vector<Spare> spares_;   // oldest first
+  std::map<int, pid_t> given_;  // processes that have got a place, by slot
+  int failures_ = 0;            // failed spares since the last one that has loaded
   Clock::time_point next_start_{};
 };
 

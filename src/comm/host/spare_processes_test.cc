@@ -27,9 +27,9 @@ pid_t PidOfSpare() {
 class SparesTest : public ::testing::Test {
  protected:
   RankProcesses& Start(int world, int spares, milliseconds stall_timeout = {}) {
-    group_ = std::make_unique<RankGroup>(world, "spares", kLong, std::nullopt, milliseconds(0),
-                                         stall_timeout, /*epochs=*/true, 0, milliseconds(0),
-                                         spares);
+    group_ =
+        std::make_unique<RankGroup>(world, "spares", kLong, std::nullopt, milliseconds(0),
+                                    stall_timeout, /*epochs=*/true, 0, milliseconds(0), spares);
     socket_ = std::make_unique<ControlSocket>(ControlSocket::Bind(group_->endpoint()));
     EXPECT_TRUE(group_->ranks().WaitJoined());
     return group_->ranks();

@@ -218,8 +218,9 @@ std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan)
 void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
   if (config.spare_ranks == 0) return;
   if (plan.cuda)
-    throw Invalid("--spare-ranks {}: supported on CPUs only, because ranks on GPUs restart together",
-                  config.spare_ranks);
+    throw Invalid(
+        "--spare-ranks {}: supported on CPUs only, because ranks on GPUs restart together",
+        config.spare_ranks);
   if (config.mesh.pp > 1)
     throw Invalid("--spare-ranks {}: ranks of --pp-size {} are not restarted", config.spare_ranks,
                   config.mesh.pp);

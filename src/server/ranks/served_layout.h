@@ -69,7 +69,7 @@ class ServedLayout : public RankLayout {
   const RankJob job_;
   const std::vector<FileStamp> weights_;
   Membership membership_;
-  bool restarts_;  // the next epoch is a restart, so Start checks the weights
+  bool restarts_;             // the next epoch is a restart, so Start checks the weights
   mutable std::mutex mutex_;  // guards location_, which the reader of the ranks sets
   std::string location_;      // RestartOptions::location
 };
