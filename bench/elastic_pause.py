@@ -7,6 +7,7 @@
     bench/elastic_pause.py --dummy --streams 2 --prompt 64 --tokens 20 --rounds 2   # OLMoE's shape, 14 GB of weights
     bench/elastic_pause.py --dummy ... -- --tp 2 --ep 2 --quantization int8         # the same case with half the memory
     bench/elastic_pause.py --dummy ... -- --tp 4 ... --elastic-ep-backend mooncake   # the others serve while it loads
+    bench/elastic_pause.py -- --tp 2 --ep 2 --spare-ranks 1             # each round waits until the spare has loaded
 
 Each round starts all streams, waits until they decode, and ends a rank. Prints the times from the detection of the end:
 until all ranks have left the last epoch, until all ranks serve, and until the first token. Also prints the longest gap
@@ -29,7 +30,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
-from elastic import YARDLING, Client, finish, metric, wait_until  # noqa: E402
+from elastic import YARDLING, Client, finish, metric, ready_spares, wait_until  # noqa: E402
 from server import Server  # noqa: E402
 
 
@@ -39,7 +40,13 @@ def body(number, prompt, tokens):
             "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}}
 
 
+def wait_for_spares(server):
+    spares = server.request("/get_server_info")[1].get("spare_ranks", {"wanted": 0})
+    wait_until(lambda: spares["wanted"] == 0 or ready_spares(server) == spares["wanted"], 300)
+
+
 def start(server, args, round):
+    wait_for_spares(server)
     clients = [Client(server, body(round * args.streams + i, args.prompt, args.tokens)) for i in range(args.streams)]
     wait_until(lambda: all(c.events > 4 or c.result is not None for c in clients), 300)
     return clients

@@ -12,8 +12,8 @@ namespace switchyard {
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 // Sets up the process logger. `who` is part of every line (e.g. "TP1 EP1"; empty for the front).
-// `level`: debug, info, warning or error; anything else throws an Error. Call once, from main or
-// the entry point of a rank.
+// `level`: debug, info, warning or error; anything else throws an Error. Call it from main or the
+// entry point of a rank; a spare calls it again when it knows its rank.
 void InitLog(const std::string& level, const std::string& who = {});
 
 // Whether lines of `level` are written. Any thread may call it.

@@ -43,6 +43,8 @@ struct EngineConfig {
   MeshShape mesh;
   // --elastic-ep-backend: none, or mooncake: while a lost rank loads, the others serve without it
   std::string elastic_ep_backend = "none";
+  // --spare-ranks: processes that have loaded what all ranks need, and take the places of ranks
+  int32_t spare_ranks = 0;
   std::string pp_layer_partition;  // --pp-layer-partition: "12,12,13"; empty: SplitLayers decides
   // --pp-max-micro-batch-size: maximum number of decoding requests in one pass, over all attention
   // groups; 0: an equal part of the decoding requests

@@ -7,10 +7,20 @@
 #include "engine/thread_engine.h"
 
 namespace switchyard {
+namespace {
+
+EnginePlan PlanOfThreads(const EngineConfig& config) {
+  if (config.spare_ranks > 0)
+    throw Invalid("--spare-ranks {}: the ranks of this engine are threads, which are not restarted",
+                  config.spare_ranks);
+  return MakePlan(config);
+}
+
+}  // namespace
 
 struct Engine::Impl {
   Impl(const EngineConfig& config, std::function<void(uint64_t, uint64_t)> progress)
-      : plan(MakePlan(config)),
+      : plan(PlanOfThreads(config)),
         ranks(
             config.mesh.world(), plan.symmetric_bytes_per_rank,
             [this, config](int rank, const std::shared_ptr<SharedArena>& arena,

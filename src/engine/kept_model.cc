@@ -78,11 +78,13 @@ ModelShard TargetShard(const EngineConfig& config, const EnginePlan& plan, int r
   return {config.model_path, plan.model, MakeModelOptions(config, plan, rank), config, plan, rank};
 }
 
-void KeptModel::Load(const ModelShard& shard, std::function<void(size_t, size_t)> progress) {
+void KeptModel::Load(const ModelShard& shard, std::function<void(size_t, size_t)> progress,
+                     const CommonWeights* common) {
   if (weights_) return;
   LoadOptions load = shard.load;
   load.progress = std::move(progress);
-  ModelWeights weights = LoadWeights(shard.dir, shard.config, shard.mesh, load);
+  ModelWeights weights = common ? common->Load(shard.mesh, load)
+                                : LoadWeights(shard.dir, shard.config, shard.mesh, load);
   moves_ = shard.movable;
   held_.assign(moves_ ? weights.layers.size() : 0, {});
   for (size_t layer = 0; layer < held_.size(); ++layer) {

@@ -12,6 +12,7 @@
 
 #include "engine/config.h"
 #include "model/model.h"
+#include "model/weights/common_weights.h"
 
 namespace switchyard {
 
@@ -44,8 +45,9 @@ class KeptModel {
 
   bool has_weights() const { return weights_ != nullptr; }
   // Loads the weights to keep, without other ranks, unless there are any. `progress`: of
-  // LoadOptions.
-  void Load(const ModelShard& shard, std::function<void(size_t done, size_t total)> progress = {});
+  // LoadOptions. `common`: weights of the same model that are loaded already; null: none are.
+  void Load(const ModelShard& shard, std::function<void(size_t done, size_t total)> progress = {},
+            const CommonWeights* common = nullptr);
   // The weights of an epoch with all ranks, for ModelOptions::weights; null: none are kept. Frees
   // the experts of other epochs.
   std::shared_ptr<const ModelWeights> Weights(const ModelShard& shard, const Check& check);

@@ -148,6 +148,27 @@ TEST(KeptModelTest, AnAbortedLoadIsContinued) {
   ExpectLoaded(*kept.WeightsOfActive(alone, active, kNoCheck), alone);
 }
 
+// A process that was a spare has the weights of the rank whose place it takes, target and draft.
+TEST(KeptWeightsTest, ASpareHasTheWeightsOfItsRank) {
+  for (const bool moves : {false, true}) {
+    EngineConfig config = ConfigOfRanks("deepseek_v3", moves);
+    config.speculative.algorithm = "NEXTN";
+    const EnginePlan plan = MakePlan(config);
+    const auto arena = SharedArena::Create(kRanks, size_t{1} << 20);
+    KeptWeights kept;
+    int steps = 0;
+    kept.LoadCommon(config, plan, [&] { ++steps; });
+    EXPECT_GT(steps, 0);
+    EXPECT_TRUE(kept.has_common());
+    EXPECT_FALSE(kept.model.has_weights());
+    kept.LoadAbsent(config, plan, 3, *arena);
+    EXPECT_FALSE(kept.has_common());
+    const ModelShard target = TargetShard(config, plan, 3), draft = DraftShard(config, plan, 3);
+    ExpectLoaded(*kept.model.Weights(target, kNoCheck), target);
+    ExpectLoaded(*kept.draft.Weights(draft, kNoCheck), draft);
+  }
+}
+
 // A load without progress is killed, so each load counts its steps.
 TEST(KeptWeightsTest, CountsTheStepsOfEachLoad) {
   EngineConfig config = ConfigOfRanks("deepseek_v3", /*moves=*/false);

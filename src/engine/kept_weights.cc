@@ -28,8 +28,20 @@ LoadedWeights KeptWeights::ForEpoch(const EngineConfig& config, const EnginePlan
 void KeptWeights::LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank,
                             SharedArena& arena) {
   if (!plan.draft) return;
-  draft.Load(DraftShard(config, plan, rank),
-             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); });
+  draft.Load(
+      DraftShard(config, plan, rank), [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); },
+      common_draft.get());
+}
+
+void KeptWeights::LoadCommon(const EngineConfig& config, const EnginePlan& plan,
+                             const std::function<void()>& count_step) {
+  kernels::SelectIsa(config.cpu_isa);
+  const auto load = [&](ModelShard shard) {
+    shard.load.progress = [&count_step](size_t, size_t) { count_step(); };
+    return std::make_unique<const CommonWeights>(shard.dir, shard.config, config.mesh, shard.load);
+  };
+  if (plan.draft) common_draft = load(DraftShard(config, plan, 0));
+  common_model = load(TargetShard(config, plan, 0));
 }
 
 void KeptWeights::LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank,
@@ -39,9 +51,12 @@ void KeptWeights::LoadAbsent(const EngineConfig& config, const EnginePlan& plan,
   if (const auto faults = TestFaults::FromEnvironment(rank)) faults->At("load");
   // The target comes last, because its weights show that the rank can serve.
   LoadDraft(config, plan, rank, arena);
-  model.Load(TargetShard(config, plan, rank),
-             [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); });
-  LOG_INFO("this rank has loaded its weights and waits");
+  model.Load(
+      TargetShard(config, plan, rank),
+      [&arena, rank](size_t, size_t) { arena.CountLoadStep(rank); }, common_model.get());
+  common_model.reset();
+  common_draft.reset();
+  LOG_INFO("this rank has loaded its weights");
 }
 
 }  // namespace switchyard

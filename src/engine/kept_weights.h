@@ -2,12 +2,14 @@
 // model.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "comm/device/symmetric_memory.h"
 #include "engine/config.h"
 #include "engine/kept_model.h"
+#include "model/weights/common_weights.h"
 
 namespace switchyard {
 
@@ -19,6 +21,8 @@ struct LoadedWeights {
 // Owned by the rank's loop. Used by the rank's thread.
 struct KeptWeights {
   KeptModel model, draft;
+  // Of a process that was a spare: what all ranks hold equally, until its own weights are loaded.
+  std::unique_ptr<const CommonWeights> common_model, common_draft;
 
   // The weights of the present epoch, in which rank `rank` of the layout is active. Loads experts
   // that the rank does not have in this layout, and counts each in `arena` (CountLoadStep).
@@ -29,8 +33,14 @@ struct KeptWeights {
   // Loads the weights of the draft model, if the plan has one, unless there are any. Counts the
   // steps in `arena` (SharedArena::CountLoadStep).
   void LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
-  // Loads the weights of a rank without other ranks, unless there are any. Counts the steps in
-  // `arena` (SharedArena::CountLoadStep).
+  // Loads what all ranks hold equally, before the rank of this process is known. Calls `count_step`
+  // for each step, on the calling thread.
+  void LoadCommon(const EngineConfig& config, const EnginePlan& plan,
+                  const std::function<void()>& count_step);
+  bool has_common() const { return common_model != nullptr; }
+  // Loads the weights of a rank without other ranks, unless there are any, and frees what
+  // LoadCommon has loaded and the rank does not need. Counts the steps in `arena`
+  // (SharedArena::CountLoadStep).
   void LoadAbsent(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
 };
 

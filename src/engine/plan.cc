@@ -159,6 +159,11 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   // Without a rank, the others load its experts, while its new process loads all of its weights.
   if (config.elastic_ep_backend != "none" && CopiesWeights(config, plan))
     need.weights += stages[0].weights.experts;
+  // Spares hold what all ranks hold equally: at most the weights without experts, or with one rank
+  // all weights.
+  if (CopiesWeights(config, plan))
+    need.weights += config.spare_ranks *
+                    (stages[0].weights.total() - (ranks > 1 ? stages[0].weights.experts : 0));
   // Ranks map the checkpoint's files, so weights that several ranks read are in memory once.
   if (!CopiesWeights(config, plan)) {
     auto bytes = static_cast<double>(WeightBytesPerRank(plan.model, Mesh()));

@@ -234,5 +234,9 @@ struct RankLoopIo {
 };
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io);
+// `kept`: what the process has loaded as a spare, before it got the place of this rank.
+struct KeptWeights;
+void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
+                 const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io, KeptWeights kept);
 
 }  // namespace switchyard

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "engine/active_layout.h"
 #include "engine/cache_memory.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
@@ -141,9 +141,8 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
   return made;
 }
 
-// Loads the model and serves during one epoch. Only `kept` outlives the epoch. `config` and
-// `whole`: of the active ranks. `rank`: in the arena. `group`: the rank's attention group if all
-// ranks are active.
+}  // namespace
+
 void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank, int group,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io, LoadedWeights weights,
                   KeptWeights* kept) {
@@ -209,6 +208,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   ServeRequests(engine, *comm, io, experts.recorder.get(), experts.manager.get(), &profiler,
                 links ? &*links : nullptr, &model, caches);
 }
+
+namespace {
 
 bool HasShutdown(const std::vector<ControlMessage>& messages) {
   return std::any_of(messages.begin(), messages.end(), [](const ControlMessage& message) {
@@ -335,12 +336,31 @@ void InjectTestFaults(const std::vector<ControlMessage>& messages, const Symmetr
   }
 }
 
+// Tells the front each change of the placement, which new ranks get at the start of the next epoch.
+class PlacementNews {
+ public:
+  PlacementNews(const EplbManager* eplb, const RankComm& comm, const RankLoopIo& io)
+      : eplb_(comm.mesh.rank() == 0 ? eplb : nullptr), ranks_(comm.mesh.ep()), io_(io) {}
+
+  void Send() {
+    if (!eplb_ || std::exchange(sent_, eplb_->switches()) == eplb_->switches()) return;
+    io_.send(PlacementChanged{.ranks = ranks_, .slots = eplb_->Slots()});
+  }
+
+ private:
+  const EplbManager* const eplb_;
+  const int32_t ranks_;
+  const RankLoopIo& io_;
+  int64_t sent_ = 0;
+};
+
 void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecorder* recorder,
            EplbManager* eplb, profile::Profiler* profiler, StageLinks* links, Model* model,
            std::span<KvStorage* const> caches) {
   GroupExchange groups(comm, io);
   StepTimer timer(engine);
   StepTimeLimit time_limit;
+  PlacementNews placement(eplb, comm, io);
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
     const bool busy = groups.any_work() || (eplb && eplb->busy());
@@ -382,6 +402,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
     } else if (eplb && eplb->busy()) {
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
+    placement.Send();
   }
   if (links) Post(engine.Collect(), groups, profiler);
   groups.Run({}, false);         // sends the outputs of the last step
@@ -420,66 +441,6 @@ std::span<const float> CheckedForward::Forward(const ForwardBatch& batch) {
 void CheckedForward::Launch(const ForwardBatch& batch) {
   Compare(batch);
   model_.Launch(batch);
-}
-
-namespace {
-
-// Whether the rank can serve the next epoch: another rank aborted this epoch, and this rank has
-// loaded its weights.
-bool CanContinue(const std::exception& error, const SharedArena& arena, const KeptWeights& kept) {
-  const auto* known = dynamic_cast<const Error*>(&error);
-  return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
-         arena.AbortReason() == known->what() && kept.model.has_weights();
-}
-
-// Serves during the present epoch, in which the rank is active.
-void ServeEpoch(const EngineConfig& config, const EnginePlan& plan, int rank,
-                const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io,
-                KeptWeights* kept) {
-  const int group = Mesh(config.mesh, rank).dp_rank();
-  const std::vector<int> active = arena->ActiveRanks();
-  if (std::ssize(active) == arena->world()) {
-    LoadAndServe(config, plan, rank, group, arena, io,
-                 kept->ForEpoch(config, plan, rank, {}, *arena), kept);
-    return;
-  }
-  // The abort of an epoch may have come before the draft model was loaded.
-  kept->LoadDraft(config, plan, rank, *arena);
-  const ActiveLayout layout = LayoutOfActive(config, plan, active);
-  const auto index = static_cast<int>(std::ranges::find(active, rank) - active.begin());
-  LoadAndServe(layout.config, layout.plan, rank, group, arena, io,
-               kept->ForEpoch(layout.config, layout.plan, index, active, *arena), kept);
-}
-
-}  // namespace
-
-void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
-                 const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io) {
-  KeptWeights kept;
-  RankLoopIo current = io;
-  for (;;) {
-    const uint32_t epoch = arena->epoch();
-    try {
-      if (arena->Active(rank)) {
-        ServeEpoch(config, plan, rank, arena, current, &kept);
-        return;
-      }
-      kept.LoadAbsent(config, plan, rank, *arena);
-    } catch (const std::exception& error) {
-      if (!CanContinue(error, *arena, kept)) {
-        arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
-        const auto* known = dynamic_cast<const Error*>(&error);
-        if (current.send)
-          current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
-        throw;
-      }
-    }
-    if (kept.model.has_weights() && arena->aborted())
-      LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
-    const std::string endpoint = arena->WaitForEpoch(rank, epoch);
-    const bool leads = arena->ActiveRanks().front() == rank;
-    if (current.reconnect) current = current.reconnect(leads ? endpoint : std::string());
-  }
 }
 
 }  // namespace switchyard

@@ -1,9 +1,11 @@
 // The serving loop of a rank after loading, independent of the model, for tests.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "comm/device/communicator.h"
+#include "engine/kept_weights.h"
 #include "engine/pipeline/stage_links.h"
 #include "engine/rank_engine.h"
 #include "eplb/manager.h"
@@ -28,6 +30,13 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr, StageLinks* links = nullptr,
                    Model* model = nullptr, std::span<KvStorage* const> caches = {});
+
+// Loads the model and serves during one epoch. Only `kept` outlives the epoch. `config` and
+// `whole`: of the active ranks. `rank`: in the arena. `group`: the rank's attention group if all
+// ranks are active. `weights`: those of `kept` for this epoch.
+void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank, int group,
+                  std::shared_ptr<SharedArena> arena, const RankLoopIo& io, LoadedWeights weights,
+                  KeptWeights* kept);
 
 // Compares the fingerprint of each batch over the attention group, then passes the batch to
 // `model`. If fingerprints differ, a bug has made the schedulers of the ranks diverge. Then it

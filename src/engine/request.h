@@ -318,6 +318,11 @@ struct EplbReport {  // the answer to RebalanceExperts and GetEplb
   // If requested: [layers, slots] the logical expert in each slot; −1 in layers without experts.
   std::vector<int32_t> slots;
 };
+// The placement of experts has changed, because a layer has moved. Sent without a query.
+struct PlacementChanged {
+  int32_t ranks = 0;           // EP ranks of the placement; fewer while some ranks are absent
+  std::vector<int32_t> slots;  // as EplbReport::slots
+};
 struct WeightChecksums {  // the answer to GetWeightChecksums
   uint64_t ticket = 0;
   std::vector<std::string> ranks;  // of each rank: lines of a name and a checksum
@@ -359,9 +364,10 @@ struct EngineFailure {
   ErrorKind kind = ErrorKind::kResource;  // kInvalid: the checkpoint or a flag is at fault
 };
 // Messages of the leader to the front.
-using EngineMessage = std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult,
-                                   EngineFailure, RecordResult, ExpertLoadReport, EplbReport,
-                                   WeightChecksums, CacheChanged, ProfileReport, ControlsSet>;
+using EngineMessage =
+    std::variant<LoadProgress, RankReady, StepOutputs, StatsReport, FlushResult, EngineFailure,
+                 RecordResult, ExpertLoadReport, EplbReport, WeightChecksums, CacheChanged,
+                 ProfileReport, ControlsSet, PlacementChanged>;
 
 // Sums over groups; pages of all groups have one size.
 EngineStats Total(const std::vector<EngineStats>& groups);

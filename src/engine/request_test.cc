@@ -134,7 +134,8 @@ std::vector<EngineMessage> SomeMessages() {
           ProfileReport{.ticket = 12,
                         .outcome = ProfileOutcome::kNotWritten,
                         .result = {.files = {"a", "b"}, .error = "c", .events = 5, .dropped = 6}},
-          ControlsSet{.ticket = 13, .requests = 6}};
+          ControlsSet{.ticket = 13, .requests = 6},
+          PlacementChanged{.ranks = 2, .slots = {1, 0, -1, -1}}};
 }
 
 TEST(RequestWire, ControlMessagesRoundTrip) {

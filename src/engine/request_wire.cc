@@ -166,6 +166,10 @@ template <typename Codec, OneOf<EplbReport> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.status, m.refused, m.slots);
 }
+template <typename Codec, OneOf<PlacementChanged> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.ranks, m.slots);
+}
 template <typename Codec, OneOf<WeightChecksums> T>
 void Fields(Codec& codec, T& m) {
   codec(m.ticket, m.ranks, m.error);

@@ -222,7 +222,10 @@ void EplbManager::StepMigration() {
     LOG_WARNING("[EPLB] rank {}: migration aborted: {}", comm_.mesh.rank(), migration_->error());
   status_.state = migration_->error().empty() ? EplbState::kMoving : EplbState::kStopping;
   status_.layer = migration_->layer();
-  if (migration_->layers_moved() > status_.layers_done) window_->OnMoved();
+  if (const auto moved = migration_->layers_moved() - status_.layers_done; moved > 0) {
+    window_->OnMoved();
+    switches_ += moved;
+  }
   status_.layers_done = migration_->layers_moved();
   if (!more) Finish();
 }

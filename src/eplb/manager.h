@@ -80,6 +80,8 @@ class EplbManager : public RoutingObserver {
   std::string Rebalance();
 
   EplbStatus Status() const;
+  // Number of changes of a layer's placement so far; equal on every rank.
+  int64_t switches() const { return switches_; }
   // [layers of the model, slots] the logical expert in each slot; −1 in layers without experts.
   std::vector<int32_t> Slots() const;
 
@@ -112,6 +114,7 @@ class EplbManager : public RoutingObserver {
   std::unique_ptr<Migration> migration_;
   std::chrono::steady_clock::time_point began_;
   EplbStatus status_;
+  int64_t switches_ = 0;
 };
 
 }  // namespace switchyard

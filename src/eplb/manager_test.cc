@@ -97,6 +97,7 @@ TEST(EplbManager, EvensOutASkewedLoad) {
     EXPECT_EQ(status.plans, 1);
     EXPECT_EQ(status.rebalances, 1);
     EXPECT_EQ(status.layers_moved, kMoeLayers);
+    EXPECT_EQ(rank.manager.switches(), kMoeLayers);
     EXPECT_EQ(status.layers_done, status.layers_to_move);
     EXPECT_EQ(status.failures, 0);
     EXPECT_EQ(status.layer, -1);

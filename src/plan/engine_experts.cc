@@ -53,7 +53,8 @@ EngineExperts::EngineExperts(std::shared_ptr<const ExpertLoads> loads, const Que
       eplb_(q.config.eplb),
       dispatch_(ParseEpDispatchAlgorithm(eplb_.dispatch)),
       expert_bytes_(ExpertBytesOf(q, layout)),
-      popularity_(loads_) {
+      popularity_(loads_),
+      kept_(Placement::Trivial(loads_->layers(), physical_, loads_->experts())) {
   const StepCosts& steps = costs.steps(false);
   near_rate_ = std::max(1.0, steps.table().host.rate);
   far_rate_ = std::max(1.0, steps.nic_rate() / steps.ranks().ranks_of_host);
@@ -66,15 +67,20 @@ EngineExperts::EngineExperts(std::shared_ptr<const ExpertLoads> loads, const Que
   Restart();
 }
 
+void EngineExperts::KeepPlacement() {
+  if (placement_.layers > 0 && topology_.ranks == whole_.ranks) kept_ = placement_;
+}
+
 void EngineExperts::Restart() {
-  Use(Placement::Trivial(loads_->layers(), physical_, loads_->experts()), whole_);
+  KeepPlacement();
+  Use(kept_, whole_);
   BeginEplb(eplb_.enable);
 }
 
 void EngineExperts::ServeWith(std::span<const int> active) {
-  const ExpertPlacement one =
-      ExpertPlacement::Trivial(loads_->experts(), physical_ - loads_->experts());
-  const std::vector<ExpertPlacement> whole(static_cast<size_t>(loads_->layers()), one);
+  KeepPlacement();
+  std::vector<ExpertPlacement> whole;
+  for (int i = 0; i < kept_.layers; ++i) whole.push_back(kept_.ToExpertPlacement(i));
   const std::vector<ExpertPlacement> placements = PlacementsOfActive(whole, whole_.ranks, active);
   Placement placement(loads_->layers(), placements[0].num_physical(), loads_->experts());
   for (int i = 0; i < placement.layers; ++i)

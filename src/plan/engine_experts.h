@@ -74,9 +74,11 @@ class EngineExperts {
   // `steps` equal steps of `tokens` tokens in the engine have ended at `now`; each took `seconds`.
   void EndSteps(int64_t steps, int64_t tokens, double seconds, double now);
 
-  // All ranks serve, with the initial placement. A migration in progress ends without an effect.
+  // All ranks serve, with the last placement of all ranks. A migration in progress ends; layers
+  // that have not switched stay as they are.
   void Restart();
-  // Likewise while only the ranks `active` serve: the engine's placement is PlacementsOfActive.
+  // Likewise while only the ranks `active` serve: the engine's placement is PlacementsOfActive of
+  // the last placement of all ranks.
   // Experts do not move if one rank is left, or if the planner cannot place them on so few ranks.
   void ServeWith(std::span<const int> active);
 
@@ -100,6 +102,7 @@ class EngineExperts {
   static constexpr int32_t kTokens = 1 << 16;
   static constexpr size_t kKeptStates = 256;
 
+  void KeepPlacement();  // of the epoch that ends, if all ranks serve in it
   void Use(Placement placement, const RankTopology& topology);
   // Discards the migration in progress and the loads so far. `enable`: whether experts may move.
   void BeginEplb(bool enable);
@@ -125,6 +128,7 @@ class EngineExperts {
   double near_rate_ = 1, far_rate_ = 1, agree_ = 0, copy_ = 0;
 
   ExpertPopularity popularity_;
+  Placement kept_;  // the last one of all ranks, for the next epoch
   RankTopology topology_;
   Placement placement_;
   ExpertLocation location_;

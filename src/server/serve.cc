@@ -379,11 +379,14 @@ int RunServe(const ServerArgs& args) {
   }
   stop_serving();
   if (lost) {
+    if (launch.rejoins) DismissNodes(launch, args.engine, lost_reason);
     LOG_ERROR("{}", lost_reason);
     return 1;
   }
   if (service.ready && !ranks.Shutdown(10s))
     LOG_WARNING("some ranks did not exit in time and were killed");
+  if (service.ready && launch.rejoins && !ranks.has_ranks())  // the shutdown came during a restart
+    DismissNodes(launch, args.engine, kShuttingDown);
   if (interrupted) return ReportInterrupted(interrupted);
   LOG_INFO("the server has shut down");
   return 0;

@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -176,6 +177,16 @@ def kill(server, ranks, sig):
     pids = server.ranks()
     for rank in ranks:
         os.kill(pids[rank], sig)
+
+
+def spare_pids(server):
+    """Pids of the processes of --spare-ranks."""
+    out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in out.splitlines() if "::spare" in line]
+
+
+def ready_spares(server):
+    return metric(server, r'switchyard_spare_ranks\{state="ready"\}')
 
 
 def descriptors(server):

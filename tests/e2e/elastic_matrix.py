@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 
-from elastic import (FLAGS, YARDLING, Faults, bodies, finish, metric, settled_descriptors, start_batch, state_of,
-                     wait_decoding)
+from elastic import (FLAGS, YARDLING, Faults, bodies, finish, metric, ready_spares, settled_descriptors, start_batch,
+                     state_of, wait_decoding, wait_until)
 
 LAYOUTS = {
     "tp2": ["--tp", 2],
@@ -28,6 +28,7 @@ LAYOUTS = {
     "dp2": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention"],
     "dp2-dense1": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--dp-size", 2, "--enable-dp-attention",
                    "--moe-dense-tp-size", 1],
+    "spares": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--spare-ranks", 1],
     "eplb": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-eplb", "--eplb-rebalance-num-iterations", 20],
 }
 WHO = {"first": lambda n: [0], "last": lambda n: [n - 1], "two": lambda n: [0, 1], "all": lambda n: list(range(n))}
@@ -118,12 +119,16 @@ def run_layout(name, args):
     want = undisturbed(flags, args.tokens, len(cells))
     with Faults(YARDLING, *flags) as faults:
         server = faults.server
+        if "--spare-ranks" in flags:
+            wait_until(lambda: ready_spares(server) == 1)
         before = settled_descriptors(server)
         try:
             bad = run_cells(name, faults, cells, want, args.tokens)
         except Exception:
             print(server.text()[-4000:], file=sys.stderr)
             raise
+        if "--spare-ranks" in flags:
+            wait_until(lambda: ready_spares(server) == 1)
         after = settled_descriptors(server)
         ranks = server.ranks()
         code = server.stop()

@@ -5,6 +5,7 @@ stable.
     python elastic_soak.py 100 changes       # kills, restarts of ranks and other numbers of ranks, also at the same time
     python elastic_soak.py 300 absent        # kills of ranks that serve or load; the others serve without them
     python elastic_soak.py 300 moving        # the same with EPLB and a draft model
+    python elastic_soak.py 300 spares        # the same with spare processes, which are also killed
 """
 import os
 import pathlib
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 
-from elastic import FLAGS, YARDLING, metric, settled_descriptors, wait_until
+from elastic import FLAGS, YARDLING, metric, settled_descriptors, spare_pids, wait_until
 from server import Server
 
 CLIENTS = 64
@@ -124,7 +125,7 @@ def soak_changes(steps, seed=1):
         assert server.stop() == 0
 
 
-def soak_absent(kills, seed=1, more=()):
+def soak_absent(kills, seed=1, more=(), also=lambda _: []):
     r = random.Random(seed)
     with Server(YARDLING, *FLAGS, "--tp", 4, "--ep", 4, "--dp-size", 4, "--enable-dp-attention", "--moe-a2a-backend",
                 "deepep", "--moe-dense-tp-size", 1, "--elastic-ep-backend", "mooncake", "--max-rank-deaths",
@@ -133,7 +134,7 @@ def soak_absent(kills, seed=1, more=()):
         clients.start()
         fewest = 4
         for _ in range(kills):
-            kill_one(server, r.random())
+            kill_one(server, r.random(), also)
             for _ in range(r.choice([1, 1, 20])):  # often before the last rank has loaded
                 fewest = min(fewest, metric(server, "switchyard_serving_ranks") or 4)  # 0: in a pause
                 time.sleep(0.005)
@@ -143,7 +144,8 @@ def soak_absent(kills, seed=1, more=()):
         deaths = metric(server, "switchyard_rank_deaths_total")
         assert settled_descriptors(server)[1] == 1
         print(f"{kills} kills, {deaths:.0f} ends of epochs, {metric(server, 'switchyard_epoch'):.0f} epochs, at least "
-              f"{fewest:.0f} ranks served, {sum(clients.answers)} requests, 0 errors")
+              f"{fewest:.0f} ranks served, {sum(clients.answers)} requests, 0 errors; spares: "
+              f"{server.request('/get_server_info')[1]['spare_ranks']}")
         assert server.stop() == 0
 
 
@@ -152,8 +154,12 @@ def soak_moving(kills):
                              "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2])
 
 
-def kill_one(server, which):
-    ranks = server.ranks()
+def soak_spares(kills):
+    soak_absent(kills, more=["--spare-ranks", 1], also=spare_pids)
+
+
+def kill_one(server, which, also=lambda _: []):
+    ranks = server.ranks() + also(server)
     try:
         os.kill(ranks[int(which * len(ranks))], signal.SIGKILL)
     except (IndexError, ProcessLookupError):  # none, or it has ended meanwhile
@@ -161,4 +167,5 @@ def kill_one(server, which):
 
 
 if __name__ == "__main__":
-    {"changes": soak_changes, "absent": soak_absent, "moving": soak_moving}.get("".join(sys.argv[2:]), soak)(int(sys.argv[1]))
+    {"changes": soak_changes, "absent": soak_absent, "moving": soak_moving,
+     "spares": soak_spares}.get("".join(sys.argv[2:]), soak)(int(sys.argv[1]))

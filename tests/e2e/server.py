@@ -65,7 +65,7 @@ class Server:
         """Pids of the rank processes, sorted by process title."""
         out = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid=,args="], capture_output=True,
                              text=True).stdout
-        found = sorted((line.split(None, 1)[1], int(line.split()[0])) for line in out.splitlines() if "rank" in line)
+        found = sorted((line.split(None, 1)[1], int(line.split()[0])) for line in out.splitlines() if "::rank" in line)
         return [pid for _, pid in found]
 
     def request(self, path, body=None, headers=None, method=None, timeout=120, raw=None):

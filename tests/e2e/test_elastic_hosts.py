@@ -88,6 +88,29 @@ def test_a_cut_link_comes_back(expected, host):  # noqa: F811
         assert node1.wait() == 0, node1.text()
 
 
+def test_a_rank_of_another_node_is_named_and_the_end_is_told(expected, tmp_path):
+    """A request that makes a rank of node 1 fail each time ends after two failures, as on one host. When node 0 ends the
+    engine, node 1 does not try to reach it for a minute."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = [*RANKS, "--enable-elastic-ep", "--max-rank-deaths", "3/60"]
+    with OtherNode(YARDLING, address, *flags, env={"SWITCHYARD_TEST_FAULTS": str(tmp_path)}) as node1:
+        with Server(YARDLING, *flags, "--nnodes", 2, "--dist-init-addr", address) as node0:
+            poison = {"input_ids": [1999, 6, 7], "sampling_params": {"temperature": 0, "max_new_tokens": 9}}
+            (tmp_path / "1.enter.1999").write_text("always segv")
+            status, answer = node0.request("/generate", poison)
+            assert status >= 500 and "rank 1" in str(answer) and "SIGSEGV" in str(answer) and "alone" in str(answer), answer
+            assert metric(node0, "switchyard_rank_deaths_total") == 2, node0.text()
+            (tmp_path / "1.enter.1999").unlink()
+            assert node0.request("/generate", poison)[0] == 200
+            assert finish(start_batch(node0, BATCHES[0])) == expected[0]
+            os.kill(node1.ranks()[0], signal.SIGKILL)
+            serve_again(node0, 4)
+            os.kill(node1.ranks()[0], signal.SIGKILL)
+            assert node0.process.wait(30) == 1
+            assert node1.process.wait(10) == 1, node1.text()
+            assert "node 0 has ended the engine: the ranks ended 4 times" in node1.text(), node1.text()
+
+
 def test_nodes_need_the_same_flag():
     address = f"127.0.0.1:{free_port()}"
     with OtherNode(YARDLING, address, *RANKS) as node1:

@@ -146,6 +146,28 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
 
 
 @pytest.mark.parametrize("weights", [[], INT4], ids=["stored weights", "converted weights"])
+def test_the_placement_outlives_the_end_of_a_rank(checkpoint, weights):
+    """Ranks that continue load no expert again, and the load stays balanced."""
+    with Server(checkpoint, *RANKS, *EPLB, *weights) as server:
+        want = answers(server, 0)
+        for _ in range(8):
+            assert answers(server, 0) == want
+            if settle(server)["layers_moved"] >= MOE_LAYERS:
+                break
+        moved = eplb(server)["placement"]
+        assert all(row != [*range(EXPERTS), *range(REDUNDANT)] for row in moved["layers"] if row), moved
+        for epoch, victim in ((2, 1), (3, 0)):  # rank 0 is the leader
+            os.kill(server.ranks()[victim], signal.SIGKILL)
+            end = time.time() + 30
+            while metrics(server)["switchyard_epoch"] < epoch and time.time() < end:
+                time.sleep(0.005)
+            assert eplb(server)["placement"] == moved, server.text()
+        assert answers(server, 0) == want
+        assert "experts are loaded for the next epoch" not in server.text()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("weights", [[], INT4], ids=["stored weights", "converted weights"])
 def test_experts_move_between_hosts(checkpoint, weights):
     with Server(checkpoint, *RANKS, *weights) as still:
         want = [answers(still, seed) for seed in range(4)]

@@ -16,10 +16,14 @@ namespace switchyard {
 
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
+// Room for SharedArena::message of two epochs: a rank that loads may read the message of its epoch
+// while the parent writes that of the next one. Pages that hold no message are never touched.
+inline constexpr size_t kArenaMessageBytes = 2 * SharedArena::kMaxMessageBytes;
 
-// Header at the start of the mapping. After it come one RequestRecord per rank, the ranks' arenas
-// in rank order (page-aligned), and the ranks' kept memory (aligned to huge pages). All processes
-// run the same build, so the layout needs no version. Lock-free atomics work across processes.
+// Header at the start of the mapping. After it come the epoch's message, one RequestRecord per
+// rank, the ranks' arenas in rank order (page-aligned), and the ranks' kept memory (aligned to huge
+// pages). All processes run the same build, so the layout needs no version. Lock-free atomics work
+// across processes.
 struct ArenaHeader {
   enum AbortState : uint32_t { kRunning, kAborting, kAborted };  // kAborting: reason being written
 
@@ -36,6 +40,13 @@ struct ArenaHeader {
     std::atomic<uint32_t> absent;       // 1: the epoch runs without the rank
     std::atomic<uint64_t> load_steps;   // CountLoadStep
   };
+  struct alignas(64) SpareState {
+    // 1 + the rank whose place the spare takes; 0: none yet; kTaken: the spare has read it.
+    static constexpr uint32_t kTaken = ~uint32_t{0};
+    std::atomic<uint32_t> place;
+    std::atomic<uint32_t> loaded;      // 1: the spare has loaded and waits for a place
+    std::atomic<uint64_t> load_steps;  // CountSpareStep
+  };
 
   uint64_t magic;
   uint64_t world;
@@ -46,6 +57,8 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
   alignas(64) std::atomic<uint32_t> epoch;         // 0: epochs are not enabled
   std::array<char, 252> endpoint;  // the front's control endpoint; set from the second epoch on
+  std::array<std::atomic<uint64_t>, 2> message_bytes;  // of even and of odd epochs
+  std::array<SpareState, SharedArena::kMaxSpares> spares;
   std::array<RankState, kMaxRanksPerArena> ranks;
 };
 // The ids of the requests that a rank computes. The process that watches the rank reads them. Pages
@@ -77,6 +90,8 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
+  char* message(uint32_t epoch) const;  // [SharedArena::kMaxMessageBytes]
+  ArenaHeader::SpareState& spare(int slot) const;
   RequestRecord& requests(int rank) const;
   std::byte* At(int rank, size_t offset) const;
   uint32_t* Flag(int rank, size_t offset) const;

@@ -31,7 +31,7 @@ size_t RoundUpToPage(size_t bytes) { return RoundUp(bytes, kPageBytes); }
 }  // namespace
 
 size_t ArenaHeaderBytes(uint64_t world) {
-  return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(RequestRecord);
+  return RoundUpToPage(sizeof(ArenaHeader)) + kArenaMessageBytes + world * sizeof(RequestRecord);
 }
 
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank) {
@@ -83,6 +83,16 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
   CHECK_LT(rank, world);
   CHECK_LE(offset, bytes_per_rank);
   return base + ArenaHeaderBytes(world) + static_cast<size_t>(rank) * bytes_per_rank + offset;
+}
+
+char* SharedArena::Impl::message(uint32_t epoch) const {
+  return reinterpret_cast<char*>(base + RoundUpToPage(sizeof(ArenaHeader))) +
+         epoch % 2 * kMaxMessageBytes;
+}
+
+ArenaHeader::SpareState& SharedArena::Impl::spare(int slot) const {
+  CHECK(slot >= 0 && slot < kMaxSpares);
+  return header().spares[slot];
 }
 
 RequestRecord& SharedArena::Impl::requests(int rank) const {
@@ -259,9 +269,13 @@ std::vector<int> SharedArena::ActiveRanks() const {
   return ranks;
 }
 
-void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> absent) {
+void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> absent,
+                             std::string_view message) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
+  if (message.size() > kMaxMessageBytes)
+    throw Invalid("a message of {} bytes for the ranks: want at most {}", message.size(),
+                  kMaxMessageBytes);
   // Clears the notes and the ranks' arenas. The header and the kept memory keep their contents.
   impl_->Clear(ArenaHeaderBytes(0),
                ArenaBytes(static_cast<uint64_t>(world()), impl_->bytes_per_rank));
@@ -277,6 +291,9 @@ void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> abs
   header.abort_state.store(ArenaHeader::kRunning);
   header.endpoint.fill('\0');
   std::ranges::copy(endpoint, header.endpoint.begin());
+  const uint32_t next = epoch() + 1;
+  std::ranges::copy(message, impl_->message(next));
+  header.message_bytes[next % 2].store(message.size());
   header.epoch.fetch_add(1);
   FutexWakeAll(reinterpret_cast<uint32_t*>(&header.epoch));
 }
@@ -294,7 +311,61 @@ std::string SharedArena::WaitForEpoch(int rank, uint32_t last) {
   }
   while (header.epoch.load() == last)
     FutexWait(reinterpret_cast<uint32_t*>(&header.epoch), last, kMaxSleep);
+  return endpoint();
+}
+
+std::string SharedArena::endpoint() const {
+  const ArenaHeader& header = impl_->header();
   return {header.endpoint.data(), strnlen(header.endpoint.data(), header.endpoint.size())};
+}
+
+std::string SharedArena::message() const {
+  const uint32_t present = epoch();
+  const uint64_t bytes = impl_->header().message_bytes[present % 2].load();
+  return {impl_->message(present), std::min<uint64_t>(bytes, kMaxMessageBytes)};
+}
+
+void SharedArena::ClearSpare(int slot) {
+  ArenaHeader::SpareState& spare = impl_->spare(slot);
+  spare.place.store(0);
+  spare.loaded.store(0);
+  spare.load_steps.store(0);
+}
+
+void SharedArena::GivePlace(int slot, int rank) {
+  CHECK(rank >= 0 && rank < world());
+  ArenaHeader::SpareState& spare = impl_->spare(slot);
+  spare.place.store(1 + static_cast<uint32_t>(rank));
+  FutexWakeAll(reinterpret_cast<uint32_t*>(&spare.place));
+}
+
+bool SharedArena::SpareWaits(int slot) const {
+  const ArenaHeader::SpareState& spare = impl_->spare(slot);
+  return spare.loaded.load() != 0 && spare.place.load() == 0;
+}
+
+bool SharedArena::PlaceTaken(int slot) const {
+  return impl_->spare(slot).place.load() == ArenaHeader::SpareState::kTaken;
+}
+
+int SharedArena::AwaitPlace(int slot) {
+  constexpr std::chrono::seconds kMaxSleep{10};
+  ArenaHeader::SpareState& spare = impl_->spare(slot);
+  spare.loaded.store(1);
+  uint32_t place = 0;
+  while ((place = spare.place.load()) == 0)
+    FutexWait(reinterpret_cast<uint32_t*>(&spare.place), 0, kMaxSleep);
+  spare.place.store(ArenaHeader::SpareState::kTaken);
+  CHECK(place >= 1 && place <= static_cast<uint32_t>(world()));
+  return static_cast<int>(place) - 1;
+}
+
+void SharedArena::CountSpareStep(int slot) {
+  impl_->spare(slot).load_steps.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t SharedArena::spare_steps(int slot) const {
+  return impl_->spare(slot).load_steps.load(std::memory_order_relaxed);
 }
 
 void SharedArena::CountLoadStep(int rank) {

@@ -57,14 +57,20 @@ class SharedArena {
   // Epochs: after an abort, ranks may wait until the parent has started the missing ranks. All
   // ranks then begin again with new communicators. The parent calls EnableEpochs before it starts
   // ranks. It calls BeginEpoch when each rank either waits or has ended. BeginEpoch clears the
-  // memory of all ranks and marks them as not joined. Waiting ranks receive `endpoint`.
+  // memory of all ranks and marks them as not joined. Waiting ranks receive `endpoint`. All ranks
+  // can read `message`, opaque bytes, which apply to this epoch only. Error kInvalid if the message
+  // has more than kMaxMessageBytes.
   //
   // An epoch may run without the ranks `absent`, which load meanwhile. Then absent ranks take no
   // part, and SymmetricMemory numbers the other ranks from 0 without gaps.
   void EnableEpochs();
   bool has_epochs() const { return epoch() != 0; }
   uint32_t epoch() const;  // number of the present epoch; 0: epochs are not enabled
-  void BeginEpoch(std::string_view endpoint, std::span<const int> absent = {});
+  void BeginEpoch(std::string_view endpoint, std::span<const int> absent = {},
+                  std::string_view message = {});
+  static constexpr size_t kMaxMessageBytes = size_t{1} << 20;
+  std::string message() const;   // of the present epoch; empty in the first one
+  std::string endpoint() const;  // of the present epoch; empty in the first one
   bool Waits(int rank) const;
   bool Active(int rank) const;           // whether the present epoch runs with the rank
   std::vector<int> ActiveRanks() const;  // ascending
@@ -76,6 +82,21 @@ class SharedArena {
   // may call CountLoadStep.
   void CountLoadStep(int rank);
   uint64_t load_steps(int rank) const;
+
+  // Spares: processes that have loaded what all ranks need, and wait until one of them takes the
+  // place of a rank. The parent numbers them by slots 0 to kMaxSpares − 1. It calls ClearSpare
+  // before it starts the process of a slot. GivePlace ends the wait of a spare that has loaded;
+  // after that, the process is `rank`, which begins with the present epoch.
+  static constexpr int kMaxSpares = 32;
+  void ClearSpare(int slot);
+  void GivePlace(int slot, int rank);
+  bool SpareWaits(int slot) const;  // has loaded, and has got no place
+  bool PlaceTaken(int slot) const;  // the process of the slot knows its rank
+  // In a spare. AwaitPlace waits without a deadline, because a spare may never be needed, and
+  // returns the rank. CountSpareStep counts a step of the load, as CountLoadStep does for a rank.
+  int AwaitPlace(int slot);
+  void CountSpareStep(int slot);
+  uint64_t spare_steps(int slot) const;
 
   // The kept memory of a rank, used by this rank only. It outlives epochs and the rank's process: a
   // new process finds the bytes that the previous process wrote. Initially zero; empty if the arena

@@ -110,9 +110,12 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
       [&] { endpoint = SharedArena::FromFd(dup(arena->fd()))->WaitForEpoch(1, arena->epoch()); });
   while (!arena->Waits(1)) std::this_thread::yield();
   EXPECT_EQ(arena->beats(1), 0u);
-  arena->BeginEpoch("the front");
+  EXPECT_EQ(arena->message(), "");
+  arena->BeginEpoch("the front", {}, "a placement");
   rank.join();
   EXPECT_EQ(endpoint, "the front");
+  EXPECT_EQ(arena->endpoint(), "the front");
+  EXPECT_EQ(SharedArena::FromFd(dup(arena->fd()))->message(), "a placement");
   EXPECT_FALSE(arena->aborted());
   EXPECT_EQ(arena->AbortReason(), "");
   EXPECT_FALSE(arena->Waits(1));
@@ -120,6 +123,42 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
   EXPECT_EQ(arena->HeartbeatTimeout(1), std::chrono::milliseconds(0));
   SymmetricMemory memory(arena, 1, TimeoutOf(1000));
   EXPECT_FALSE(memory.Reached(memory.Allocate(4), 1));
+}
+
+TEST(SharedArenaTest, AMessageBelongsToOneEpoch) {
+  const auto arena = SharedArena::Create(1, 1000);
+  arena->EnableEpochs();
+  for (const std::string& message :
+       {std::string("one"), std::string(SharedArena::kMaxMessageBytes, 'x'), std::string("two")}) {
+    arena->BeginEpoch("", {}, message);
+    EXPECT_TRUE(arena->message() == message);
+  }
+  ExpectError(ErrorKind::kInvalid, HasSubstr("want at most"), [&] {
+    arena->BeginEpoch("", {}, std::string(SharedArena::kMaxMessageBytes + 1, 'x'));
+  });
+  EXPECT_EQ(arena->message(), "two");
+  arena->BeginEpoch("");
+  EXPECT_EQ(arena->message(), "");
+}
+
+TEST(SharedArenaTest, ASpareWaitsForAPlace) {
+  const auto arena = SharedArena::Create(3, 1000);
+  const int slot = SharedArena::kMaxSpares - 1;
+  for (const int place : {2, 0}) {
+    arena->ClearSpare(slot);
+    EXPECT_FALSE(arena->SpareWaits(slot));
+    arena->CountSpareStep(slot);
+    EXPECT_EQ(arena->spare_steps(slot), 1u);
+    int rank = -1;
+    std::thread spare([&] { rank = SharedArena::FromFd(dup(arena->fd()))->AwaitPlace(slot); });
+    while (!arena->SpareWaits(slot)) std::this_thread::yield();
+    EXPECT_FALSE(arena->SpareWaits(0));
+    arena->GivePlace(slot, place);
+    EXPECT_FALSE(arena->SpareWaits(slot));
+    spare.join();
+    EXPECT_EQ(rank, place);
+    EXPECT_TRUE(arena->PlaceTaken(slot));
+  }
 }
 
 TEST(SharedArenaTest, RefusesWhatIsNoArena) {

@@ -1,14 +1,18 @@
 #include "comm/host/agreement.h"
 
+#include <cstdint>
+
 #include "core/error.h"
 #include "core/wire.h"
 
 namespace switchyard {
 namespace {
 
-std::string EncodeAnswer(bool is_job, std::string_view text) {
+enum class Answer : uint8_t { kJob, kRefusal, kEnd };
+
+std::string EncodeAnswer(Answer answer, std::string_view text) {
   WireWriter writer;
-  writer.Put(is_job);
+  writer.Put(answer);
   writer.Put(text);
   return writer.Take();
 }
@@ -51,8 +55,9 @@ void CheckSame(const Statement& reference, const Statement& theirs,
   }
 }
 
-std::string EncodeJob(std::string_view job) { return EncodeAnswer(true, job); }
-std::string EncodeRefusal(std::string_view why) { return EncodeAnswer(false, why); }
+std::string EncodeJob(std::string_view job) { return EncodeAnswer(Answer::kJob, job); }
+std::string EncodeRefusal(std::string_view why) { return EncodeAnswer(Answer::kRefusal, why); }
+std::string EncodeEnd(std::string_view why) { return EncodeAnswer(Answer::kEnd, why); }
 
 std::string DecideJob(const std::vector<std::string>& statements, std::string_view job) {
   const Statement node0 = DecodeStatement(statements[0]);
@@ -68,9 +73,11 @@ std::string DecideJob(const std::vector<std::string>& statements, std::string_vi
 
 std::string DecodeJob(std::string_view answer) {
   WireReader reader(answer);
-  const bool is_job = reader.Get<bool>();
+  const auto kind = reader.Get<Answer>();
   std::string text = reader.GetString();
-  if (!is_job) throw Invalid("{}", text);
+  if (kind == Answer::kEnd)
+    throw Error(ErrorKind::kUnavailable, "node 0 has ended the engine: " + text);
+  if (kind != Answer::kJob) throw Invalid("{}", text);
   return text;
 }
 

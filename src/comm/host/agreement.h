@@ -17,10 +17,12 @@ Statement DecodeStatement(std::string_view bytes);
 void CheckSame(const Statement& reference, const Statement& theirs,
                const std::string& reference_name, const std::string& who);
 
-// Node 0's answer to all nodes: the job, or the reason for a refusal.
+// Node 0's answer to all nodes: the job, the reason for a refusal, or why the engine has ended.
 std::string EncodeJob(std::string_view job);
 std::string EncodeRefusal(std::string_view why);
-std::string DecodeJob(std::string_view answer);  // the job; throws a refusal as Error kInvalid
+std::string EncodeEnd(std::string_view why);
+// The job. Throws a refusal as Error kInvalid, and the end of the engine as Error kUnavailable.
+std::string DecodeJob(std::string_view answer);
 // The answer of rank 0 to the encoded statements of all ranks, in order of rank: the job, or a
 // refusal that names the first difference. For ranks of a launcher (MpiSession::Agree).
 std::string DecideJob(const std::vector<std::string>& statements, std::string_view job);

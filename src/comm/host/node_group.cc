@@ -28,7 +28,8 @@ constexpr milliseconds kSendTimeout = 1s;
 constexpr milliseconds kJoinSlack = 5s;
 constexpr const char* kSecretHint = "--dist-secret-file needs the same secret on all nodes";
 
-enum class News : uint8_t { kEnd, kLost, kCause };  // kCause: `why` is the root cause
+// kCause: `why` is the root cause. kRanks: a NodeRanksEnd.
+enum class News : uint8_t { kEnd, kLost, kCause, kRanks };
 
 // The first message of a node.
 struct NodeHello {
@@ -86,9 +87,45 @@ std::string NodeName(int node, const std::string& host) {
   return fmt::format("node {} ({})", node, host);
 }
 
+// Of node 0's address.
+AuthenticatedListener::Options ListenerOptions(const NodeGroup::Options& options) {
+  return {.key = NodeKey(options.secret),
+          .purpose = Purpose::kNode,
+          .self = 0,
+          .message_limit = kMaxHelloBytes};
+}
+
 bool AnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
 
 }  // namespace
+
+std::string NodeRanksEnd::Encode() const {
+  WireWriter writer;
+  writer.Put(exits.size());
+  for (const Exit& exit : exits) {
+    writer.Put(exit.rank);
+    writer.Put(exit.code);
+    writer.Put(exit.signal);
+  }
+  writer.Put(batch.has_value());
+  if (batch) writer.Put(*batch);
+  return writer.Take();
+}
+
+NodeRanksEnd NodeRanksEnd::Decode(std::string_view bytes) {
+  WireReader reader(bytes);
+  NodeRanksEnd end;
+  const auto count = reader.Get<size_t>();
+  for (size_t i = 0; i < count; ++i) {
+    Exit exit;
+    exit.rank = reader.Get<int>();
+    exit.code = reader.Get<int>();
+    exit.signal = reader.Get<int>();
+    end.exits.push_back(exit);
+  }
+  if (reader.Get<bool>()) end.batch = reader.GetVector<uint64_t>();
+  return end;
+}
 
 std::string NodeGroup::Describe(int node) const {
   for (const Member& member : members_) {
@@ -132,10 +169,7 @@ std::unique_ptr<NodeGroup> NodeGroup::Lead(const Options& options, const std::st
 }
 
 bool NodeGroup::Gather(TcpListener& door, const Options& options) {
-  AuthenticatedListener listener(door, {.key = NodeKey(options.secret),
-                                        .purpose = Purpose::kNode,
-                                        .self = 0,
-                                        .message_limit = kMaxHelloBytes});
+  AuthenticatedListener listener(door, ListenerOptions(options));
   const auto until = steady_clock::now() + options.timeout;
   LOG_INFO("waiting for {} more nodes at {}", options.nodes - 1, options.address.Text());
   while (static_cast<int>(members_.size()) < options.nodes - 1) {
@@ -280,21 +314,48 @@ void NodeGroup::Watch(Events events) {
 
 void NodeGroup::Listen(Member& member) {
   pthread_setname_np(pthread_self(), fmt::format("node {}", member.node).c_str());
-  const auto text = ReceiveMessage(member.stream, kMaxBytes, {});
-  if (!text || text->empty()) {
-    Report(Describe(member.node) + " is gone: its connection closed", true);
-    return;
-  }
-  const auto news = static_cast<News>(text->front());
-  if (news != News::kEnd) {
-    Report(fmt::format("{}: {}", Describe(member.node), text->substr(1)), news == News::kCause);
-    return;
+  for (;;) {
+    const auto text = ReceiveMessage(member.stream, kMaxBytes, {});
+    if (!text || text->empty()) return OnClosed(member);
+    const auto news = static_cast<News>(text->front());
+    const std::string rest = text->substr(1);
+    if (news == News::kEnd) break;
+    if (news == News::kRanks) {
+      if (!OnRanksEnd(member, rest)) return OnClosed(member);
+    } else {
+      Report(fmt::format("{}: {}", Describe(member.node), rest), news == News::kCause);
+    }
   }
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(ending_, true)) return;
   }
   if (events_.on_end) events_.on_end();
+}
+
+// False if the bytes are malformed.
+bool NodeGroup::OnRanksEnd(Member& member, std::string_view bytes) {
+  try {
+    NodeRanksEnd end = NodeRanksEnd::Decode(bytes);
+    const std::lock_guard lock(mutex_);
+    member.ranks_end = std::move(end);
+  } catch (const Error& error) {
+    LOG_WARNING("{} sent a malformed message: {}", Describe(member.node), error.what());
+    return false;
+  }
+  told_.notify_all();
+  return true;
+}
+
+void NodeGroup::OnClosed(Member& member) {
+  bool expected = false;
+  {
+    const std::lock_guard lock(mutex_);
+    member.closed = true;
+    expected = member.ranks_end.has_value();  // its last message
+  }
+  told_.notify_all();
+  if (!expected) Report(Describe(member.node) + " is gone: its connection closed", true);
 }
 
 void NodeGroup::Report(const std::string& why, bool cause) {
@@ -320,6 +381,33 @@ void NodeGroup::SendEnd() {
 
 void NodeGroup::SendLost(const std::string& why, bool cause) {
   TellAll(static_cast<char>(cause ? News::kCause : News::kLost) + why);
+}
+
+void NodeGroup::SendRanksEnd(const NodeRanksEnd& end) {
+  TellAll(static_cast<char>(News::kRanks) + end.Encode());
+}
+
+std::vector<std::optional<NodeRanksEnd>> NodeGroup::AwaitRanksEnds(milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  told_.wait_for(lock, wait, [this] {
+    return std::ranges::all_of(members_, [](const Member& m) { return m.ranks_end || m.closed; });
+  });
+  std::vector<std::optional<NodeRanksEnd>> ends;
+  for (const Member& member : members_) ends.push_back(member.ranks_end);
+  return ends;
+}
+
+void NodeGroup::Dismiss(const Options& options, const std::string& why, milliseconds wait) {
+  TcpListener door = TcpListener::Bind(options.address);
+  AuthenticatedListener listener(door, ListenerOptions(options));
+  const auto until = steady_clock::now() + wait;
+  std::set<int> told;
+  while (static_cast<int>(told.size()) < options.nodes - 1) {
+    auto arrival = listener.Accept({.until = until, .stop = options.give_up});
+    if (!arrival) return;
+    SendMessage(arrival->stream, EncodeEnd(why), IoLimit::After(kSendTimeout));
+    told.insert(arrival->from);
+  }
 }
 
 NodeGroup::~NodeGroup() {

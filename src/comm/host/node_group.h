@@ -2,10 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -23,6 +27,22 @@ struct NodeNetwork {
   std::vector<TcpListener> listeners;  // one for each rank of this node, in order of rank
 
   int first_rank() const { return node * world.ranks_per_node; }
+};
+
+// How the ranks of a node ended. Plain value.
+struct NodeRanksEnd {
+  // The ranks that ended by themselves or by a signal from outside, in the order of their ends.
+  struct Exit {
+    int rank = -1;
+    int code = 0;    // exit code if signal is 0
+    int signal = 0;  // the signal that killed it
+  };
+  std::vector<Exit> exits;
+  // The requests that the node's ranks computed at that time; nullopt: unknown.
+  std::optional<std::vector<uint64_t>> batch;
+
+  std::string Encode() const;
+  static NodeRanksEnd Decode(std::string_view bytes);  // Error kInvalid
 };
 
 // One node's membership. Node 0 leads: the others connect to its address. Node 0 compares their
@@ -70,6 +90,16 @@ class NodeGroup {
   // May be called from any thread. SendEnd: called on node 0, before its ranks leave.
   void SendEnd();
   void SendLost(const std::string& why, bool cause);
+  // After a loss, when the ranks of this node have ended: tells node 0 how.
+  void SendRanksEnd(const NodeRanksEnd& end);
+  // On node 0, after a loss: how the ranks of the other nodes ended. Waits up to `wait` for all
+  // nodes whose connection is open; nullopt: a node has not told.
+  std::vector<std::optional<NodeRanksEnd>> AwaitRanksEnds(std::chrono::milliseconds wait);
+  // On node 0, after the engine has ended: tells nodes that connect again `why`, so that they do
+  // not try further. Returns when all other nodes know, or after `wait`. Error kResource if the
+  // address is in use.
+  static void Dismiss(const Options& options, const std::string& why,
+                      std::chrono::milliseconds wait);
 
  private:
   struct Member {
@@ -78,6 +108,8 @@ class NodeGroup {
     std::vector<HostPort> listeners;  // addresses of its ranks
     TcpStream stream;
     std::thread watcher;
+    std::optional<NodeRanksEnd> ranks_end;  // guarded by mutex_
+    bool closed = false;                    // guarded by mutex_
   };
   NodeGroup() = default;
 
@@ -88,6 +120,8 @@ class NodeGroup {
   void TellAll(const std::string& message);
   void Listen(Member& member);
   void Report(const std::string& why, bool cause);
+  void OnClosed(Member& member);
+  bool OnRanksEnd(Member& member, std::string_view bytes);
 
   std::string job_;
   NodeNetwork network_;
@@ -95,8 +129,9 @@ class NodeGroup {
   std::vector<Member> members_;  // on node 0: all other nodes; elsewhere: node 0
   Events events_;
 
-  std::mutex mutex_;     // guards the members below, and sends
-  bool ending_ = false;  // true: closed connections are expected
+  std::mutex mutex_;              // guards the members below, and sends
+  std::condition_variable told_;  // a member has told how its ranks ended, or has closed
+  bool ending_ = false;           // true: closed connections are expected
   bool reported_ = false;
 };
 

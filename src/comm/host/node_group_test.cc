@@ -262,6 +262,49 @@ TEST_F(NewsTest, ALossIsReportedInBothDirections) {
   EXPECT_THAT(News(1), ::testing::ElementsAre("node 0 (127.0.0.1): rank 0 ended"));
 }
 
+TEST_F(NewsTest, Node0LearnsHowTheRanksOfOthersEnded) {
+  groups_[1]->SendLost("rank 3 was killed", true);
+  groups_[1]->SendRanksEnd({.exits = {{.rank = 3, .signal = 11}, {.rank = 2, .code = 1}},
+                            .batch = std::vector<uint64_t>{7, 9}});
+  const auto ends = groups_[0]->AwaitRanksEnds(kLong);
+  ASSERT_EQ(ends.size(), 1u);
+  ASSERT_TRUE(ends[0]);
+  ASSERT_EQ(ends[0]->exits.size(), 2u);
+  EXPECT_EQ(ends[0]->exits[0].rank, 3);
+  EXPECT_EQ(ends[0]->exits[0].signal, 11);
+  EXPECT_EQ(ends[0]->exits[1].code, 1);
+  EXPECT_EQ(ends[0]->batch, (std::vector<uint64_t>{7, 9}));
+  groups_[1].reset();  // expected now
+  EXPECT_THAT(News(0), ::testing::ElementsAre("cause: node 1 (127.0.0.1): rank 3 was killed"));
+}
+
+TEST_F(NewsTest, ANodeThatIsGoneTellsNothing) {
+  EXPECT_FALSE(groups_[0]->AwaitRanksEnds(milliseconds(20))[0]);
+  groups_[1].reset();
+  EXPECT_FALSE(groups_[0]->AwaitRanksEnds(kLong)[0]);
+}
+
+TEST(NodeGroupTest, RanksEndsRoundTripAndRefuseOtherBytes) {
+  const NodeRanksEnd end{.exits = {{.rank = 1, .code = 2, .signal = 3}}};
+  const std::string bytes = end.Encode();
+  const NodeRanksEnd back = NodeRanksEnd::Decode(bytes);
+  EXPECT_EQ(back.exits[0].signal, 3);
+  EXPECT_FALSE(back.batch);
+  for (size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_THROW(NodeRanksEnd::Decode(std::string_view(bytes).substr(0, n)), Error);
+}
+
+// Nodes that try to rejoin learn that the engine has ended, in any order and number.
+TEST(NodeGroupTest, NodesOfAnEndedEngineAreDismissed) {
+  Meeting meeting{.nodes = 3, .secret = "a secret of the engine"};
+  Membership two = Meeting::Join(meeting.Options(2)), one = Meeting::Join(meeting.Options(1));
+  NodeGroup::Dismiss(meeting.Options(0), "too many deaths", kLong);
+  for (Membership* member : {&one, &two})
+    EXPECT_EQ(ErrorOf(std::move(*member), ErrorKind::kUnavailable),
+              "node 0 has ended the engine: too many deaths");
+  NodeGroup::Dismiss(meeting.Options(0), "nobody comes", milliseconds(20));
+}
+
 TEST_F(NewsTest, ALostNodeIsNamed) {
   groups_[1].reset();
   EXPECT_THAT(News(0),

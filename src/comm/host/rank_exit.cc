@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "comm/host/rank_processes.h"
@@ -16,8 +17,8 @@ namespace switchyard {
 // not zero, the kernel reads on into the environment that follows. So a title may use the memory of
 // both, after the strings of the environment are copied elsewhere (as the setproctitle of the BSDs
 // does).
-void SetProcessTitle(int argc, char** argv, const std::string& title) {
-  if (argc < 1 || argv[0] == nullptr) return;
+std::span<char> SetProcessTitle(int argc, char** argv, const std::string& title) {
+  if (argc < 1 || argv[0] == nullptr) return {};
   char* const begin = argv[0];
   char* end = begin;
   const auto extend = [&](char* text) {
@@ -30,12 +31,18 @@ void SetProcessTitle(int argc, char** argv, const std::string& title) {
     // Lives as long as the process: getenv returns pointers into it.
     if (text >= begin && text < end) *entry = strdup(text);
   }
-  const size_t room = static_cast<size_t>(end - begin);
-  const size_t length = std::min(title.size(), room - 1);
-  std::memcpy(begin, title.data(), length);
-  std::memset(begin + length, 0, room - length);
-  for (int i = 1; i < argc; ++i) argv[i] = begin + length;
+  for (int i = 1; i < argc; ++i) argv[i] = end - 1;  // stays zero
+  const std::span<char> memory(begin, end);
+  SetProcessTitle(memory, title);
+  return memory;
+}
+
+void SetProcessTitle(std::span<char> memory, const std::string& title) {
   prctl(PR_SET_NAME, title.c_str());
+  if (memory.empty()) return;
+  const size_t length = std::min(title.size(), memory.size() - 1);
+  std::memcpy(memory.data(), title.data(), length);
+  std::memset(memory.data() + length, 0, memory.size() - length);
 }
 
 bool RankExit::ByItself() const {

@@ -1,10 +1,13 @@
 // Starts, watches and ends the rank processes of one node.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +48,19 @@ struct RankExit {
   bool ByItself() const;
 };
 
+// Spare processes of a node (RankProcesses::Options::spares). Plain value.
+struct SpareRanks {
+  int wanted = 0;
+  int ready = 0;       // have loaded, and can take the place of a rank
+  int loading = 0;     // have started, and load
+  int64_t used = 0;    // have taken the place of a rank, as counted by SpareCounts
+  int64_t failed = 0;  // have ended before that, as counted by SpareCounts
+};
+// Counts that outlive a RankProcesses. Thread-safe.
+struct SpareCounts {
+  std::atomic<int64_t> used{0}, failed{0};
+};
+
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with the
 // argument vector {"switchyard", Options::command}. A rank inherits only the descriptors of stdout,
 // stderr, the arena and its spec (see RankSpec), and, with several nodes, of its listener. The
@@ -77,6 +93,14 @@ class RankProcesses {
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
     bool epochs = false;
+    // With epochs: the number of further processes that have loaded what all ranks need, and take
+    // the places of ranks that end (SharedArena::kMaxSpares). They start when all ranks serve, and
+    // are started again after one is used or fails. At most SharedArena::kMaxSpares / 2.
+    int spares = 0;
+    // A spare that has loaded begins the next epoch with the other ranks, even if `runs_with` would
+    // allow an epoch without it.
+    bool spares_join = true;
+    std::shared_ptr<SpareCounts> spare_counts;  // null: the counts begin with this object
   };
   // Called from the watcher's thread once per rank that ends unexpectedly: before ExpectEnd, or
   // after it with a nonzero exit code. The arena is aborted first, so that other ranks stop waiting
@@ -119,10 +143,14 @@ class RankProcesses {
   // kPeer if one of them has not ended after 30 s. `runs_with` is called on another thread, maybe
   // more than once.
   using RunsWith = std::function<bool(const std::vector<int>& ranks)>;
-  std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {});
+  // `message`: of SharedArena::BeginEpoch. Spares that have loaded take the places of ranks that
+  // have ended; these ranks are returned too.
+  std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {},
+                              std::string message = {});
   // The ranks that the epoch runs without, and whether all of them wait for the next epoch.
   std::vector<int> Absent() const;
   bool AbsentWait() const;
+  SpareRanks Spares() const;
 
  private:
   struct Impl;
@@ -138,6 +166,8 @@ struct RankSpec {
   std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
   TcpListener listener;  // argument of ConnectTcpRanks, if there is a network
+  // Slot of a spare, whose rank AwaitPlace of the arena returns; −1: the process is `rank`.
+  int spare = -1;
 };
 // In the child, from `switchyard rank`: reads the inherited descriptors and requests a SIGKILL on
 // the parent's death. Error kInvalid if RankProcesses did not start this process. Call once, at
@@ -145,7 +175,8 @@ struct RankSpec {
 RankSpec InheritRankSpec();
 // Sets the title that `ps` shows: "switchyard::rank TP1 EP1". Overwrites the memory of main's
 // `argv`, whose strings are lost. Moves the strings of the environment elsewhere. Call before
-// starting threads.
-void SetProcessTitle(int argc, char** argv, const std::string& title);
+// starting threads. Returns the memory of the title, for another title of the same process.
+std::span<char> SetProcessTitle(int argc, char** argv, const std::string& title);
+void SetProcessTitle(std::span<char> memory, const std::string& title);
 
 }  // namespace switchyard

@@ -118,11 +118,12 @@ int ServeEpochs(RankSpec& spec) {
     const uint32_t epoch = spec.arena->epoch();
     try {
       if (!spec.arena->Active(spec.rank)) {
-        if (spec.spec != "epochs") Load(spec);
+        if (spec.spec.ends_with("load")) Load(spec);
         throw Error(ErrorKind::kPeer, "absent");
       }
       SymmetricMemory memory(spec.arena, spec.rank, {.timeout = kLong});
       Communicator tp(memory, World(memory), "tp", 4096);
+      if (spec.spec == "spares") memory.StartHeartbeat();
       return ServeUntilEnd(spec, tp);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kPeer) return kWrong;
@@ -131,8 +132,22 @@ int ServeEpochs(RankSpec& spec) {
   }
 }
 
+// A spare loads in some steps, then waits for a place.
+int ServeAsSpare(RankSpec& spec) {
+  prctl(PR_SET_NAME, "spare");
+  for (int step = 0; step < 2; ++step) {
+    spec.arena->CountSpareStep(spec.spare);
+    usleep(5'000);
+  }
+  spec.rank = spec.arena->AwaitPlace(spec.spare);
+  spec.control_endpoint = spec.arena->endpoint();
+  return ServeEpochs(spec);
+}
+
 int PlayPart(RankSpec& spec, int argc, char** argv, int fds_at_start) {
-  if (spec.spec == "epochs" || spec.spec == "slow load" || spec.spec == "stuck load")
+  if (spec.spare >= 0) return ServeAsSpare(spec);
+  if (spec.spec == "epochs" || spec.spec == "slow load" || spec.spec == "stuck load" ||
+      spec.spec == "spares")
     return ServeEpochs(spec);
   if (spec.spec == "never join" && spec.rank == 1) pause();
   if (spec.spec == "exit before joining" && spec.rank == 1) return 3;

@@ -75,6 +75,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
   writer.Put(parent_pid);
   writer.Put(spec.rank);
   writer.Put(spec.world);
+  writer.Put(spec.spare);
   writer.Put(spec.spec);
   writer.Put(spec.control_endpoint);
   writer.Put(spec.network ? spec.network->Encode() : std::string());
@@ -110,6 +111,7 @@ RankSpec InheritRankSpec() {
     parent_pid = reader.Get<int>();
     spec.rank = reader.Get<int>();
     spec.world = reader.Get<int>();
+    spec.spare = reader.Get<int>();
     spec.spec = reader.GetString();
     spec.control_endpoint = reader.GetString();
     const std::string network = reader.GetString();
@@ -123,7 +125,9 @@ RankSpec InheritRankSpec() {
                 fmt::format("rank {}: the parent (pid {}) is gone", spec.rank, parent_pid));
   }
   spec.arena = SharedArena::FromFd(arena_fd);
-  if (spec.arena->world() != spec.world || spec.rank < 0 || spec.rank >= spec.world) {
+  const bool is_spare = spec.spare >= 0 && spec.spare < SharedArena::kMaxSpares;
+  const bool is_rank = spec.spare < 0 && spec.rank >= 0 && spec.rank < spec.world;
+  if (spec.arena->world() != spec.world || is_spare == is_rank) {
     throw NotStartedByFront("its spec does not match its shared memory");
   }
   if (spec.network.has_value() != (fds.size() == 3)) {

@@ -62,7 +62,7 @@ class RankGroup {
   RankGroup(int world, std::string part, milliseconds join_timeout = kLong,
             std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
             milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0,
-            milliseconds load_timeout = {})
+            milliseconds load_timeout = {}, int spares = 0)
       : arena_(SharedArena::Create(world, kBytes, kept_bytes)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
@@ -74,7 +74,8 @@ class RankGroup {
                 .watchdog_timeout = watchdog_timeout,
                 .stall_timeout = stall_timeout,
                 .load_timeout = load_timeout,
-                .epochs = epochs},
+                .epochs = epochs,
+                .spares = spares},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);
                  exits_.push_back(exit);

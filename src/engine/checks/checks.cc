@@ -226,6 +226,19 @@ std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan)
   return {};
 }
 
+void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
+  if (config.spare_ranks == 0) return;
+  if (plan.cuda)
+    throw Invalid(
+        "--spare-ranks {}: supported on CPUs only, because ranks on GPUs restart together",
+        config.spare_ranks);
+  if (config.mesh.pp > 1)
+    throw Invalid("--spare-ranks {}: ranks of --pp-size {} are not restarted", config.spare_ranks,
+                  config.mesh.pp);
+  if (plan.ranks_of_host < config.mesh.world())
+    throw Invalid("--spare-ranks {}: all ranks must be on one host", config.spare_ranks);
+}
+
 void CheckFlagPairs(const EngineConfig& config) {
   CheckSpeculation(config.speculative);
   CheckDisaggregation(config);
@@ -241,6 +254,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckContext(config, plan.model);
   CheckRecorder(config, plan.model);
   CheckEplb(config, plan);
+  CheckSpares(config, plan);
   if (config.elastic_ep_backend == "none") return;
   if (const std::string why = WhyRanksServeTogether(config, plan); !why.empty())
     throw Invalid("--elastic-ep-backend {}: {}", config.elastic_ep_backend, why);

@@ -193,6 +193,18 @@ TEST(ChecksTest, RanksThatServeWithoutOthers) {
               {.several_hosts = true});
 }
 
+TEST(ChecksTest, SparesNeedRanksOnCpusOfOneHost) {
+  const auto spares = [](int count) { return [=](EngineConfig& c) { c.spare_ranks = count; }; };
+  ExpectCases({{spares(1), ""},
+               {spares(16), ""},
+               {spares(17), "--spare-ranks 17: want 0 to 16"},
+               {spares(-1), "--spare-ranks -1: want 0 to 16"}});
+  ExpectCases({{spares(1), "--spare-ranks 1: supported on CPUs only"}}, "qwen3_moe",
+              {.gpus = true});
+  ExpectCases({{spares(2), "--spare-ranks 2: all ranks must be on one host"}}, "qwen3_moe",
+              {.several_hosts = true});
+}
+
 // The same options, for ranks that `serve`, several nodes or a launcher start.
 TEST(ChecksTest, MooncakeNeedsRanksThatShareMemory) {
   EngineConfig config = FourRanks();

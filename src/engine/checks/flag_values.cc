@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "comm/device/symmetric_memory.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "engine/checks/checks.h"
@@ -104,6 +105,8 @@ void CheckFlagValues(const EngineConfig& c) {
   ParseLoadBalanceMethod(c.load_balance_method);
   if (c.elastic_ep_backend != "none" && c.elastic_ep_backend != "mooncake")
     throw Invalid("--elastic-ep-backend {}: want none or mooncake", c.elastic_ep_backend);
+  if (c.spare_ranks < 0 || c.spare_ranks > SharedArena::kMaxSpares / 2)
+    throw Invalid("--spare-ranks {}: want 0 to {}", c.spare_ranks, SharedArena::kMaxSpares / 2);
   Validate(c.eplb);
   Validate(c.recorder);
   CheckDevice(c);

@@ -405,8 +405,8 @@ std::optional<ServerArgs> ParseServe(const std::vector<std::string>& args) {
   if (!Parse(app, args, a)) return std::nullopt;
   CheckDisaggregationFlags(app, a);
   CheckObserveFlags(app, a.observe);
-  for (const char* flag : {"--enable-elastic-ep", "--elastic-ep-backend", "--max-rank-deaths",
-                           "--rank-stall-timeout"}) {
+  for (const char* flag : {"--enable-elastic-ep", "--elastic-ep-backend", "--spare-ranks",
+                           "--max-rank-deaths", "--rank-stall-timeout"}) {
     if (app.Given(flag)) a.restart_flags.emplace_back(flag);
   }
   DeathLimit::Parse(a.max_rank_deaths);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/host/rank_processes.h"
 #include "comm/mesh.h"
 #include "moe/options.h"
 
@@ -82,6 +83,7 @@ class ElasticRanks {
   virtual ~ElasticRanks() = default;
   virtual LayoutSizes sizes() const = 0;
   virtual ScaleState state() const = 0;
+  virtual SpareRanks spares() const { return {}; }  // --spare-ranks
   // Begins a change of the layout. `done` is called once: on another thread, or within this call if
   // there is nothing to change. Returns false, and never calls `done`, if another change is
   // running. Throws Error kInvalid for an invalid layout; the error lists the valid ones.

@@ -35,6 +35,14 @@ int ServingRanks(const Service& service, const RankHistory& history) {
   return serve ? service.sizes().mesh.world() - history.absent : 0;
 }
 
+Json SparesJson(const SpareRanks& spares) {
+  return {{"wanted", spares.wanted},
+          {"ready", spares.ready},
+          {"loading", spares.loading},
+          {"used", spares.used},
+          {"failed", spares.failed}};
+}
+
 Json GroupStatsJson(const EngineStats& stats) {
   return {{"running_requests", stats.running},
           {"waiting_requests", stats.waiting},

@@ -31,6 +31,9 @@ bool RanksRespond(const Service& service, ServerState state);
 // Number of ranks that serve now: those of the layout without absent ranks, or 0 in a pause.
 int ServingRanks(const Service& service, const RankHistory& history);
 
+// Spare processes in JSON responses.
+Json SparesJson(const SpareRanks& spares);
+
 // Statistics of an attention group in JSON responses.
 
 // Requests, KV pages and counters of every kind of engine.

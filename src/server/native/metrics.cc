@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "server/front/server_state.h"
@@ -15,6 +16,19 @@ namespace switchyard::native {
 namespace {
 
 using metrics::Page;
+
+void AddSpares(Page& page, const SpareRanks& spares) {
+  if (spares.wanted == 0) return;
+  for (const auto& [state, count] :
+       {std::pair("ready", spares.ready), std::pair("loading", spares.loading)})
+    page.Gauge("switchyard_spare_ranks", "Spare processes of ranks (--spare-ranks)",
+               {{"state", state}}, count);
+  page.Counter("switchyard_spare_ranks_used_total", "Ranks whose place a spare process has taken",
+               {}, static_cast<double>(spares.used));
+  page.Counter("switchyard_spare_rank_failures_total",
+               "Spare processes that ended before they were used", {},
+               static_cast<double>(spares.failed));
+}
 
 // What the server is and does. Available at any time.
 void AddServer(Page& page, const Service& service, const RankHistory& history) {
@@ -37,6 +51,7 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
                absent != history.absent_for.end() ? absent->second : 0);
   }
   const ElasticRanks* ranks = service.elastic;
+  if (ranks != nullptr) AddSpares(page, ranks->spares());
   const RankWeights* owner = service.weights;
   const WeightsState weights = owner != nullptr ? owner->weights_state() : WeightsState();
   page.Gauge("switchyard_rank_change_running",

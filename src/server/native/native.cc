@@ -83,6 +83,16 @@ void RequireRanks(const RankHistory& ranks) {
                     ranks.paused_for));
 }
 
+Json HealthJson(const Service& service) {
+  Json json = {{"status", "ok"}};
+  const ElasticRanks* ranks = service.elastic;
+  if (ranks == nullptr) return json;
+  if (ranks->state().running) json["is_scaling_elastic_ep"] = true;
+  if (const SpareRanks spares = ranks->spares(); spares.wanted > 0)
+    json["spare_ranks"] = SparesJson(spares);
+  return json;
+}
+
 // Checks that the engine works, and not only that the port is open: generates one token, or pools
 // one prompt.
 void HandleHealthGenerate(Service& service, const http::Responder& responder) {
@@ -197,6 +207,8 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"tool_call_parser", NameOf(service.model.output_format.calls)},
                {"reasoning_parser", NameOf(service.model.output_format.reasoning)},
                {"version", SWITCHYARD_VERSION}};
+  if (const ElasticRanks* ranks = service.elastic)
+    info["spare_ranks"] = SparesJson(ranks->spares());
   const bool speculates = plan.drafts.most > 0;
   if (speculates) {
     info["speculative_algorithm"] = e.speculative.algorithm;
@@ -301,10 +313,7 @@ void Register(http::Server& server, Service& service) {
   route("GET", "/health", [&](const RequestPtr&, const http::Responder& out) {
     RequireReady(service);
     RequireRanks(service.front.history());
-    const ElasticRanks* ranks = service.elastic;
-    const bool scaling = ranks != nullptr && ranks->state().running;
-    out.Send(200, http::kJson,
-             scaling ? R"({"status":"ok","is_scaling_elastic_ep":true})" : R"({"status":"ok"})");
+    out.Send(200, http::kJson, Dump(HealthJson(service)));
   });
   route("GET", "/health_generate",
         [&](const RequestPtr&, const http::Responder& out) { HandleHealthGenerate(service, out); });

@@ -217,6 +217,7 @@ TEST(OfflineEngineTest, FlagsOfTheNetworkAndOfProcessesAreRefused) {
       {{"--nnodes", "2"}, "--nnodes: an engine in this process has ranks on this host only"},
       {{"--enable-elastic-ep"}, "--enable-elastic-ep: the ranks"},
       {{"--max-rank-deaths", "3/60"}, "--max-rank-deaths: the ranks"},
+      {{"--spare-ranks", "1"}, "--spare-ranks: the ranks"},
       {{"--disaggregation-mode", "decode"}, "--disaggregation-mode decode: prefill and decode"},
       {{"--disable-page"}, "--disable-page: an engine in this process serves no HTTP"},
       {{"--dry-run"}, "--dry-run"},

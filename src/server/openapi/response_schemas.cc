@@ -61,7 +61,18 @@ constexpr NamedSchema kResponses[] = {
     {"Document", R"({"type": "object", "required": ["openapi", "info", "paths"]})"},
     {"Health", R"({
       "type": "object", "required": ["status"],
-      "properties": {"status": {"const": "ok"}, "is_scaling_elastic_ep": {"const": true}}
+      "properties": {
+        "status": {"const": "ok"}, "is_scaling_elastic_ep": {"const": true},
+        "spare_ranks": {
+          "type": "object", "description": "with --spare-ranks",
+          "required": ["wanted", "ready", "loading", "used", "failed"],
+          "properties": {
+            "wanted": {"type": "integer"}, "ready": {"type": "integer"},
+            "loading": {"type": "integer"}, "used": {"type": "integer"},
+            "failed": {"type": "integer"}
+          }
+        }
+      }
     })"},
     {"ScaledElasticEp", R"({
       "type": "object",

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -18,6 +20,24 @@ using namespace std::chrono_literals;
 // Time to wait for the root cause after a rank has ended. The cause is in an error message of the
 // leader, or in a report of another node.
 constexpr auto kCauseTime = 200ms;
+// Time to wait for the reports of the other nodes how their ranks ended. They first kill the ranks.
+constexpr auto kReportTime = 2s;
+
+// Without the report of a node, any request may have been in its batch.
+void AddOtherNodes(const std::vector<std::optional<NodeRanksEnd>>& nodes,
+                   RankHost::Ending* ending) {
+  for (const std::optional<NodeRanksEnd>& node : nodes) {
+    if (!node || !node->batch) {
+      ending->batch.reset();
+    } else if (ending->batch) {
+      ending->batch->insert(ending->batch->end(), node->batch->begin(), node->batch->end());
+    }
+    if (!node) continue;
+    for (const NodeRanksEnd::Exit& exit : node->exits)
+      ending->exits.push_back({.rank = exit.rank, .code = exit.code, .signal = exit.signal});
+  }
+  ending->NameFailed(/*alone=*/false);
+}
 
 }  // namespace
 
@@ -130,7 +150,9 @@ RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {
                 fmt::format("a rank that was killed has not ended after {:g} s: its process may be "
                             "blocked in a driver or a file system",
                             std::chrono::duration<double>(timeout).count()));
-  return host_->HowEnded();
+  RankHost::Ending ending = host_->HowEnded();
+  if (nodes_) AddOtherNodes(nodes_->AwaitRanksEnds(kReportTime), &ending);
+  return ending;
 }
 
 void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {

@@ -57,6 +57,7 @@ class EngineRanks : public RankLink {
   // RankHost::Absent, RankHost::AbsentHaveLoaded
   std::vector<int> Absent() const { return host_->Absent(); }
   bool AbsentHaveLoaded() const { return host_->AbsentHaveLoaded(); }
+  SpareRanks Spares() const { return host_->Spares(); }  // RankHost::Spares
   // Kills ranks that still run, and joins the reader. After this call there are no more events, and
   // messages to the ranks have no effect. Does not wait until the rank processes have ended.
   void Close();

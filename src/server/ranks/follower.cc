@@ -19,6 +19,8 @@ using namespace std::chrono_literals;
 
 // Time to wait for a report of the root cause after a rank or node has ended.
 constexpr auto kCauseTime = 300ms;
+// Time limit for killed ranks to end, before node 0 learns how they ended.
+constexpr auto kKillTime = 2s;
 
 // How the engine ended. Keeps the first report of a root cause, or the first report of any kind if
 // no root cause is reported. Thread-safe.
@@ -115,6 +117,8 @@ EpochEnd RunEpoch(const ServerArgs& args, const Launch& launch, Membership& memb
   } else if (!host->WaitEnded(10s)) {
     LOG_WARNING("some ranks did not exit in time and were killed");
   }
+  if (end == EpochEnd::kLost && launch.rejoins && host->Kill(kKillTime))
+    nodes.SendRanksEnd(host->RanksEndOfNode());
   host.reset();  // destroyed first: its threads use `nodes`, and threads of `nodes` use `outcome`
   membership.nodes.reset();
   return end;
@@ -157,7 +161,13 @@ int RunFollower(const ServerArgs& args, const Launch& launch, const StopSignals&
     if (end == EpochEnd::kStopped || !launch.rejoins) return 1;
     if (const std::string changes = DescribeChanges(*weights); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
-    membership = Rejoin(launch, args.engine, wait);
+    try {
+      membership = Rejoin(launch, args.engine, wait);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kUnavailable) throw;
+      LOG_ERROR("{}", error.what());
+      return 1;
+    }
     if (!membership) return 128 + interrupted;
   }
   LOG_INFO("node 0 has ended the engine; this node exits");

@@ -88,6 +88,9 @@ void CheckRestarts(const ServerArgs& args, const Launch& launch) {
     throw Invalid("{}: with several nodes, only --enable-elastic-ep restarts ranks", flag);
   if (args.engine.mesh.pp > 1)
     throw Invalid("{}: with --pp-size {}, ranks cannot be restarted", flag, args.engine.mesh.pp);
+  if (args.engine.spare_ranks > 0 && !launch.alone())
+    throw Invalid("--spare-ranks {}: with several nodes, all ranks start again",
+                  args.engine.spare_ranks);
 }
 
 // MakePlan repeats this check with the model, on node 0.

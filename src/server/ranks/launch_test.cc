@@ -149,6 +149,9 @@ TEST(LaunchTest, FlagsOfRestartsNeedRanksThatCanRestart) {
   EXPECT_THROW(CheckRejoins(launch, plan), Error);
   args.engine.mesh.pp = 2;
   EXPECT_THAT(RefusalOf(args), HasSubstr("--max-rank-deaths: with --pp-size 2"));
+  nodes.restart_flags = {"--spare-ranks"};
+  nodes.engine.spare_ranks = 1;
+  EXPECT_THAT(RefusalOf(nodes), HasSubstr("--spare-ranks 1: with several nodes"));
   args = ArgsOf(2);
   args.restart_flags = {"--max-rank-deaths"};
   args.disable_elastic_ep = true;

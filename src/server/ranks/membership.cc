@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/log_queue.h"
 #include "engine/kept_pages.h"
+#include "engine/memory_plan.h"
 
 namespace switchyard {
 namespace {
@@ -138,6 +139,16 @@ std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& confi
   }
 }
 
+void DismissNodes(const Launch& launch, const EngineConfig& config, const std::string& why) {
+  constexpr std::chrono::seconds kTime{3};
+  const FindSignal none = [] { return 0; };
+  try {
+    NodeGroup::Dismiss(GroupOptions(launch, config, none), why, kTime);
+  } catch (const Error& error) {
+    LOG_WARNING("the other nodes do not learn that the engine has ended: {}", error.what());
+  }
+}
+
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,
                          const FindSignal& find_signal) {
   if (!launch.launched) return true;
@@ -161,7 +172,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
                                         std::move(on_exit));
   }
   if (membership.ranks) {
-    membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with);
+    membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with, restart.location);
     return std::make_unique<EpochHost>(membership.ranks);
   }
   // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
@@ -178,7 +189,11 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .stall_timeout = restart.stall_timeout,
       .load_timeout = TimeoutOf(job.config),
       .give_up = std::move(give_up),
-      .epochs = keeps_weights};
+      .epochs = keeps_weights,
+      .spares = job.config.spare_ranks,
+      // Experts that are mapped load in milliseconds. Other experts would make the pause longer.
+      .spares_join = !CopiesWeights(job.config, job.plan),
+      .spare_counts = restart.spare_counts};
   const bool keeps_pages = keeps_weights || job.config.disaggregated();
   auto arena = SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
                                    keeps_pages ? KeptPages::BytesPerRank(job.config, job.plan) : 0);

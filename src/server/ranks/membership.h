@@ -33,7 +33,12 @@ struct Membership {
 struct RestartOptions {
   bool restarts = false;
   std::chrono::milliseconds stall_timeout{0};
+  // Counts the spares of all layouts.
+  std::shared_ptr<SpareCounts> spare_counts = std::make_shared<SpareCounts>();
   RankProcesses::RunsWith runs_with;  // of RankProcesses::BeginEpoch
+  // The placement of experts with which the next epoch begins, as --init-expert-location; empty:
+  // that of the flags.
+  std::string location;
 
   static RestartOptions Of(const ServerArgs& args, bool restarts);
 };
@@ -56,6 +61,9 @@ std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
 // connections have new keys, so messages from ranks of the last epoch are rejected.
 std::optional<Membership> Rejoin(const Launch& launch, const EngineConfig& config,
                                  const FindSignal& find_signal);
+// On node 0, after the engine has ended, if Launch::rejoins: tells the other nodes, which try to
+// rejoin. Waits up to three seconds for them. Logs errors.
+void DismissNodes(const Launch& launch, const EngineConfig& config, const std::string& why);
 // If a launcher started this process as a rank, connects it to all other ranks; otherwise does
 // nothing. Returns false if a signal arrives. Error kTimeout names the missing ranks.
 bool ConnectLaunchedRank(const Launch& launch, Membership& membership, const RankJob& job,

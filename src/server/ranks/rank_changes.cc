@@ -47,12 +47,13 @@ std::string Ranges(const std::vector<int>& numbers) {
   return Joined(parts, ", ");
 }
 
-// Planned memory of all ranks in bytes, without mapped weights, because two layouts share the pages
-// of those.
+// Planned memory of all ranks and spares in bytes, without mapped weights, because two layouts
+// share the pages of those.
 size_t OwnBytes(const EngineConfig& config, const EnginePlan& plan) {
   const size_t weights = CopiesWeights(config, plan) ? plan.weight_bytes_per_rank : 0;
   return (weights + plan.kv_bytes_per_rank + plan.symmetric_bytes_per_rank) *
-         static_cast<size_t>(config.mesh.world());
+             static_cast<size_t>(config.mesh.world()) +
+         weights * static_cast<size_t>(config.spare_ranks);
 }
 
 // Whether the request keeps the present layout: it restarts ranks, or removes and adds the same

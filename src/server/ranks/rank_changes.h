@@ -37,6 +37,7 @@ class RankChanges : public ElasticRanks, public RankWeights {
 
   LayoutSizes sizes() const override;
   ScaleState state() const override;
+  SpareRanks spares() const override { return supervisor_->Spares(); }
   bool Scale(const ScaleRequest& request, std::function<void(const ScaleResult&)> done) override;
   // RankWeights (weight_changes.cc)
   WeightsState weights_state() const override;

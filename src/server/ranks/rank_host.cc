@@ -107,7 +107,7 @@ bool ProcessHost::Settle(std::chrono::milliseconds timeout) {
 }
 
 void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,
-                             RankProcesses::RunsWith runs_with) {
+                             RankProcesses::RunsWith runs_with, std::string message) {
   {
     const std::lock_guard lock(mutex_);
     exits_.clear();
@@ -116,7 +116,8 @@ void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,
     const std::lock_guard lock(report_mutex_);
     on_exit_ = std::move(on_exit);
   }
-  const std::vector<int> started = processes_.BeginEpoch(endpoint, std::move(runs_with));
+  const std::vector<int> started =
+      processes_.BeginEpoch(endpoint, std::move(runs_with), std::move(message));
   if (!started.empty() && std::ssize(started) < arena_->world())
     LOG_INFO("rank {} is started again; the others keep their weights", Joined(started, ", "));
   if (const std::vector<int> absent = Absent(); !absent.empty())
@@ -135,26 +136,37 @@ ProcessHost::~ProcessHost() {
   _exit(1);
 }
 
-// Finds the ranks that caused the end. If a rank was killed, the kill is the cause, and ranks that
-// ended by themselves are consequences. If a rank ended by a fault signal, exits of other ranks are
-// consequences. With several nodes, an exit may be the consequence of a failure on another node,
-// whose batch is unknown here.
+void RankHost::Ending::NameFailed(bool alone) {
+  std::vector<int> exited;
+  failed.clear();
+  by_signal = false;
+  for (const RankExit& exit : exits) {
+    by_signal |= exit.signal != 0;
+    (exit.signal != 0 ? failed : exited).push_back(exit.rank);
+  }
+  if (!std::ranges::all_of(exits, &RankExit::ByItself)) {
+    failed.clear();
+  } else if (failed.empty() && alone) {
+    failed = std::move(exited);
+  }
+}
+
+NodeRanksEnd RankHost::RanksEndOfNode() const {
+  const Ending ending = HowEnded();
+  NodeRanksEnd end{.batch = ending.batch};
+  for (const RankExit& exit : ending.exits)
+    end.exits.push_back({.rank = exit.rank, .code = exit.code, .signal = exit.signal});
+  return end;
+}
+
+// With several nodes, the batch is that of the ranks of this node.
 RankHost::Ending ProcessHost::HowEnded() const {
   Ending ending{.batch = std::vector<uint64_t>()};
   {
     const std::lock_guard lock(mutex_);
-    std::vector<int> exited;
-    for (const RankExit& exit : exits_) {
-      ending.by_signal |= exit.signal != 0;
-      (exit.signal != 0 ? ending.failed : exited).push_back(exit.rank);
-    }
-    if (!std::ranges::all_of(exits_, &RankExit::ByItself)) {
-      ending.failed.clear();
-    } else if (ending.failed.empty() && alone_) {
-      ending.failed = std::move(exited);
-    }
+    ending.exits = exits_;
   }
-  if (!alone_) ending.batch.reset();
+  ending.NameFailed(alone_);
   for (int rank = 0; rank < arena_->world() && ending.batch; ++rank) {
     const auto requests = arena_->RecordedRequests(rank);
     if (!requests) {

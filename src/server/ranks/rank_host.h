@@ -34,6 +34,13 @@ class RankHost {
     std::vector<int> failed;                     // RanksEnd::failed
     bool by_signal = false;                      // a rank was killed by a signal
     std::optional<std::vector<uint64_t>> batch;  // RanksEnd::batch
+    std::vector<RankExit> exits;                 // the unexpected ones, in order
+
+    // Sets `failed` and `by_signal` from `exits`. If a rank was killed, the kill is the cause, and
+    // ranks that ended by themselves are consequences. If a rank ended by a fault signal, exits of
+    // other ranks are consequences. `alone`: the ranks of one node. With several nodes, an exit
+    // without a signal may be the consequence of a failure on another node.
+    void NameFailed(bool alone);
   };
 
   virtual ~RankHost() = default;  // ends ranks that still run
@@ -53,6 +60,8 @@ class RankHost {
   // Begins a planned restart of `ranks`, whose ends are not reported. If the host has no epochs,
   // the other ranks end too. Call Kill afterwards.
   virtual void Retire(const std::vector<int>& /*ranks*/, const std::string& /*why*/) { KillAll(); }
+  // For a node other than node 0, after its ranks have ended (Kill): what node 0 needs to know.
+  NodeRanksEnd RanksEndOfNode() const;
   // Kills ranks that still run and waits for their end. Returns false if a rank has not ended by
   // the timeout.
   virtual bool Kill(std::chrono::milliseconds timeout) {
@@ -64,6 +73,7 @@ class RankHost {
   // The ranks that the epoch runs without, and whether all of them can join the next epoch.
   virtual std::vector<int> Absent() const { return {}; }
   virtual bool AbsentHaveLoaded() const { return false; }
+  virtual SpareRanks Spares() const { return {}; }
   // Call after Kill. Clears the memory that ranks keep for the next epoch in addition to their
   // weights (SharedArena::Kept).
   virtual void ClearKept() {}
@@ -98,9 +108,12 @@ class ProcessHost : public RankHost {
   }
   bool Settle(std::chrono::milliseconds timeout);
   void Detach();
-  void BeginEpoch(const std::string& endpoint, OnExit on_exit, RankProcesses::RunsWith runs_with);
+  // `message`: of RankProcesses::BeginEpoch.
+  void BeginEpoch(const std::string& endpoint, OnExit on_exit, RankProcesses::RunsWith runs_with,
+                  std::string message);
   std::vector<int> Absent() const override { return processes_.Absent(); }
   bool AbsentHaveLoaded() const override { return processes_.AbsentWait(); }
+  SpareRanks Spares() const override { return processes_.Spares(); }
   void ClearKept() override { arena_->ClearKept(); }
   void Discard() override { discarded_ = true; }
 
@@ -144,6 +157,7 @@ class EpochHost : public RankHost {
   Ending HowEnded() const override { return ranks_->HowEnded(); }
   std::vector<int> Absent() const override { return ranks_->Absent(); }
   bool AbsentHaveLoaded() const override { return ranks_->AbsentHaveLoaded(); }
+  SpareRanks Spares() const override { return ranks_->Spares(); }
   void ClearKept() override { ranks_->ClearKept(); }
   void Discard() override { ranks_->Discard(); }
 

@@ -1,7 +1,8 @@
-// `switchyard rank`: main function of a rank process.
+// `switchyard rank`: main function of a rank process, and of a spare.
 #include <unistd.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
@@ -10,6 +11,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/kept_weights.h"
 #include "server/ranks/rank_host.h"
 #include "server/serve.h"
 
@@ -37,15 +39,38 @@ RankLoopIo WatchParent(RankLoopIo io, std::shared_ptr<const SharedArena> arena, 
   return io;
 }
 
+std::string TitleOf(const RankJob& job, const RankSpec& spec) {
+  return Mesh(job.config.mesh, spec.rank).Title();
+}
+
+// Loads what all ranks need, and waits until a rank's place is free. Then sets the rank and the
+// endpoint of `spec`.
+KeptWeights BecomeRank(const RankJob& job, RankSpec* spec) {
+  SharedArena& arena = *spec->arena;
+  KeptWeights kept;
+  kept.LoadCommon(job.config, job.plan,
+                  [&arena, slot = spec->spare] { arena.CountSpareStep(slot); });
+  spec->rank = arena.AwaitPlace(spec->spare);
+  spec->control_endpoint = arena.endpoint();
+  return kept;
+}
+
 }  // namespace
 
 int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) {
   RankSpec spec = InheritRankSpec();
   RankJob job = DecodeRankSpec(spec.spec);
   job.config.backends = std::move(backends);
-  const std::string title = Mesh(job.config.mesh, spec.rank).Title();
-  SetProcessTitle(argc, argv, "switchyard::rank " + title);
-  InitLog(job.config.log_level, title);
+  KeptWeights kept;
+  if (spec.spare < 0) {
+    SetProcessTitle(argc, argv, "switchyard::rank " + TitleOf(job, spec));
+  } else {
+    const auto memory = SetProcessTitle(argc, argv, "switchyard::spare");
+    InitLog(job.config.log_level, "spare");
+    kept = BecomeRank(job, &spec);
+    SetProcessTitle(memory, "switchyard::rank " + TitleOf(job, spec));
+  }
+  InitLog(job.config.log_level, TitleOf(job, spec));
   if (spec.network) {
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
@@ -53,7 +78,7 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
   const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),
                                     spec.arena, job.config.watchdog_timeout_seconds);
-  RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io);
+  RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io, std::move(kept));
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -16,6 +17,7 @@
 #include "engine/speculative/draft_model.h"
 #include "model/weights.h"
 #include "model/weights/safetensors.h"
+#include "server/ranks/new_weights.h"
 
 namespace switchyard {
 namespace {
@@ -95,28 +97,52 @@ ServedLayout::ServedLayout(const ServedRanks& served, RankJob job, std::vector<F
       membership_(std::move(membership)),
       restarts_(checks) {}
 
+RankJob ServedLayout::JobOfEpoch() const {
+  RankJob job = job_;
+  const std::lock_guard lock(mutex_);
+  if (!location_.empty()) job.config.moe.init_expert_location = location_;
+  return job;
+}
+
+// While ranks are absent, the placement is that of a smaller layout.
+void ServedLayout::Keep(const PlacementChanged& placement) {
+  const ModelConfig& model = job_.plan.model;
+  if (placement.ranks != job_.config.mesh.ep || !model.has_moe()) return;
+  std::string location = LocationOf(placement.slots, model.num_layers());
+  if (location.size() > SharedArena::kMaxMessageBytes) return;  // the next epoch begins without it
+  const std::lock_guard lock(mutex_);
+  location_ = std::move(location);
+}
+
 std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
                                                  std::function<bool()> give_up,
                                                  bool may_be_absent) {
+  const RankJob job = JobOfEpoch();
   if (std::exchange(restarts_, true)) {
     if (const std::string changes = DescribeChanges(weights_); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     if (served_.launch.rejoins) {
       const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
-      auto membership = Lead(served_.launch, job_.config, job_.plan, stop, /*restart=*/true);
+      auto membership = Lead(served_.launch, job.config, job.plan, stop, /*restart=*/true);
       if (!membership) return nullptr;
       membership_ = *std::move(membership);
     }
   }
   RestartOptions restart = served_.restart;
-  if (may_be_absent && job_.config.elastic_ep_backend != "none")
-    restart.runs_with = [this](const std::vector<int>& ranks) {
-      return CanServe(job_.config, job_.plan, ranks);
+  if (job.config.moe.init_expert_location != job_.config.moe.init_expert_location)
+    restart.location = job.config.moe.init_expert_location;
+  if (may_be_absent && job.config.elastic_ep_backend != "none")
+    restart.runs_with = [job](const std::vector<int>& ranks) {
+      return CanServe(job.config, job.plan, ranks);
     };
+  events.on_message = [this, next = std::move(events.on_message)](const EngineMessage& message) {
+    const auto* placement = std::get_if<PlacementChanged>(&message);
+    return placement ? Keep(*placement) : next(message);
+  };
   return std::make_unique<EngineRanks>(
       [&](const std::string& endpoint, RankHost::OnExit on_exit) {
         return StartRanks(
-            served_.launch, membership_, job_, restart, endpoint,
+            served_.launch, membership_, job, restart, endpoint,
             WithChangedFiles(weights_, std::move(on_exit)),
             [&cancelled = served_.cancelled, give_up] { return cancelled || give_up(); },
             served_.on_arena);

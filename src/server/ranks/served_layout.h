@@ -4,11 +4,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/regular_file.h"
+#include "engine/request.h"
 #include "server/args/args.h"
 #include "server/ranks/engine_ranks.h"
 #include "server/ranks/launch.h"
@@ -59,11 +61,17 @@ class ServedLayout : public RankLayout {
   const RankJob& job() const { return job_; }
 
  private:
+  // The job with the placement of experts at the end of the last epoch.
+  RankJob JobOfEpoch() const;
+  void Keep(const PlacementChanged& placement);
+
   const ServedRanks& served_;
   const RankJob job_;
   const std::vector<FileStamp> weights_;
   Membership membership_;
-  bool restarts_;  // the next epoch is a restart, so Start checks the weights
+  bool restarts_;             // the next epoch is a restart, so Start checks the weights
+  mutable std::mutex mutex_;  // guards location_, which the reader of the ranks sets
+  std::string location_;      // RestartOptions::location
 };
 
 }  // namespace switchyard

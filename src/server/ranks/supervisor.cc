@@ -94,6 +94,17 @@ std::string Supervisor::Silent(std::chrono::duration<double> limit) const {
   return ranks_ ? ranks_->Silent(limit) : std::string();
 }
 
+SpareRanks Supervisor::Spares() const {
+  const std::lock_guard lock(mutex_);
+  if (ranks_) spares_ = ranks_->Spares();
+  return spares_;
+}
+
+bool Supervisor::has_ranks() const {
+  const std::lock_guard lock(mutex_);
+  return ranks_ != nullptr;
+}
+
 void Supervisor::OnEnd(uint64_t number, const RanksEnd& end) {
   {
     const std::lock_guard lock(mutex_);

@@ -69,9 +69,12 @@ class Supervisor : public RankLink {
   void CancelChange();
   // Calls EngineRanks::Silent. Returns "" while there are no ranks.
   std::string Silent(std::chrono::duration<double> limit) const;
+  // Calls EngineRanks::Spares. Returns the last result while there are no ranks.
+  SpareRanks Spares() const;
   // Ends the supervision and the ranks. Returns false if some ranks had to be killed. If discarded
   // ranks do not end within the reap timeout, this process exits without waiting for them.
   bool Shutdown(std::chrono::milliseconds timeout);
+  bool has_ranks() const;  // false during a restart
 
  private:
   static constexpr std::chrono::seconds kLogAbsentTime{30};  // between two lines of LogAbsent
@@ -130,7 +133,7 @@ class Supervisor : public RankLink {
   const OnLost on_lost_;
   RecentDeaths deaths_;  // used by thread_ only
 
-  mutable std::mutex mutex_;  // guards the members down to ranks_
+  mutable std::mutex mutex_;  // guards the members down to spares_
   std::condition_variable changed_;
   std::atomic<bool> stopping_{false};
   // Ends the wait for ranks that load beside the present ones. Set if a present rank has ended, or
@@ -148,6 +151,7 @@ class Supervisor : public RankLink {
   std::map<uint64_t, RanksEnd> ends_;          // by number of the start; thread_ handles them
   std::shared_ptr<RankLayout> layout_;
   std::unique_ptr<EngineRanks> ranks_;  // null during a restart
+  mutable SpareRanks spares_;           // last result of Spares
 
   // Used by thread_ only. While memory is released, the front stays paused. Without weights there
   // are no ranks. Without a cache there may be ranks.
