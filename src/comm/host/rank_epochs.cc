@@ -150,7 +150,9 @@ void RankProcesses::Impl::SpawnSpare(int slot) {
   }
   const std::lock_guard lock(mutex);
   spares->Add(std::move(process));
-  if (killed || closing) spares->KillAll();
+  // The ranks may have ended during the start of the process. In a restart (Settle), spares that
+  // have loaded are kept: the next epoch needs them.
+  if (killed || closing || end_expected) spares->Kill(slot);
 }
 
 SpareRanks RankProcesses::Spares() const {

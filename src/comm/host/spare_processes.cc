@@ -129,10 +129,9 @@ bool SpareProcesses::Step(Clock::time_point now) {
                Seconds(now - spare.start));
     }
     if (Hangs(spare, now)) {
-      spare.retired = true;
       counts_->failed.fetch_add(1);
       Delay(now);
-      kill(spare.process.pid, SIGKILL);
+      Kill(spare);
     }
   }
   return were_any && spares_.empty();
@@ -164,11 +163,18 @@ void SpareProcesses::Ended(pid_t pid) {
   std::erase_if(given_, [&](const auto& given) { return given.second == pid; });
 }
 
+void SpareProcesses::Kill(Spare& spare) {
+  spare.retired = true;
+  kill(spare.process.pid, SIGKILL);
+}
+
+void SpareProcesses::Kill(int slot) {
+  for (Spare& spare : spares_)
+    if (spare.process.slot == slot) Kill(spare);
+}
+
 void SpareProcesses::KillAll() {
-  for (Spare& spare : spares_) {
-    spare.retired = true;
-    kill(spare.process.pid, SIGKILL);
-  }
+  for (Spare& spare : spares_) Kill(spare);
 }
 
 std::vector<pid_t> SpareProcesses::pids() const {

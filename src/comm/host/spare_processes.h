@@ -54,7 +54,9 @@ class SpareProcesses {
   // A process has ended that was a spare once.
   void Ended(pid_t pid);
 
-  void KillAll();  // expected ends; Step reaps
+  // Expected ends; Step reaps. Kill: of the spare in this slot.
+  void Kill(int slot);
+  void KillAll();
   bool empty() const { return spares_.empty(); }
   std::vector<pid_t> pids() const;
   SpareRanks state() const;
@@ -69,6 +71,7 @@ class SpareProcesses {
     Silence load{2 * kHeartbeatSampleTime};
   };
   bool Usable(const Spare& spare) const;
+  static void Kill(Spare& spare);
   bool Hangs(Spare& spare, Clock::time_point now);
   void Delay(Clock::time_point now);
 
