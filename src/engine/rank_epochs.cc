@@ -65,9 +65,9 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
     const uint32_t epoch = arena->epoch();
     try {
       const EngineConfig config = ConfigOfEpoch(all_epochs, *arena);
-      // Before the rank joins, so that only its other weights are loaded.
-      if (kept.has_common()) kept.LoadAbsent(config, plan, rank, *arena);
       if (arena->Active(rank)) {
+        // Before the rank joins, so that only its other weights are loaded.
+        if (kept.has_common()) kept.LoadAbsent(config, plan, rank, *arena);
         ServeEpoch(config, plan, rank, arena, current, &kept);
         return;
       }
