@@ -89,8 +89,10 @@ RestartOptions RestartOptions::Of(const ServerArgs& args, bool restarts) {
 
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
                                const EnginePlan& plan, const FindSignal& find_signal,
-                               bool restart) {
-  Membership membership{.job = EncodeRankSpec(config, plan)};
+                               bool restart, const std::string& location) {
+  EngineConfig of_epoch = config;
+  if (!location.empty()) of_epoch.moe.init_expert_location = location;
+  Membership membership{.job = EncodeRankSpec(of_epoch, plan)};
   if (launch.alone()) return membership;
   if (!launch.address) return MeetOverMpi(launch, config, membership.job, find_signal);
   if (!restart) WarnWithoutSecret(launch);

@@ -48,13 +48,14 @@ struct RestartOptions {
 using FindSignal = std::function<int()>;
 
 // Call Lead on node 0: it waits for the other nodes, compares their EngineStatement with that of
-// node 0, and sends them the job. `restart`: NodeGroup::Options::restart. Call Join on the other
-// nodes: it receives the job. Both return nullopt if a signal arrives. Errors: see NodeGroup and
-// MpiSession. MPI_Init cannot be interrupted: during it, a signal or the deadline ends the process
-// with the exit code of RunServe.
+// node 0, and sends them the job. `restart`: NodeGroup::Options::restart. `location`: as in
+// RestartOptions. It is a part of the job only, because the statements have the flags of the nodes.
+// Call Join on the other nodes: it receives the job. Both return nullopt if a signal arrives.
+// Errors: see NodeGroup and MpiSession. MPI_Init cannot be interrupted: during it, a signal or the
+// deadline ends the process with the exit code of RunServe.
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
                                const EnginePlan& plan, const FindSignal& find_signal,
-                               bool restart = false);
+                               bool restart = false, const std::string& location = {});
 std::optional<Membership> Join(const Launch& launch, const EngineConfig& config,
                                const FindSignal& find_signal);
 // Join after the end of a rank or node, if Launch::rejoins. Waits up to a minute for node 0. The

@@ -118,19 +118,20 @@ std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
                                                  std::function<bool()> give_up,
                                                  bool may_be_absent) {
   const RankJob job = JobOfEpoch();
+  RestartOptions restart = served_.restart;
+  if (job.config.moe.init_expert_location != job_.config.moe.init_expert_location)
+    restart.location = job.config.moe.init_expert_location;
   if (std::exchange(restarts_, true)) {
     if (const std::string changes = DescribeChanges(weights_); !changes.empty())
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     if (served_.launch.rejoins) {
       const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
-      auto membership = Lead(served_.launch, job.config, job.plan, stop, /*restart=*/true);
+      auto membership = Lead(served_.launch, job_.config, job_.plan, stop, /*restart=*/true,
+                             restart.location);
       if (!membership) return nullptr;
       membership_ = *std::move(membership);
     }
   }
-  RestartOptions restart = served_.restart;
-  if (job.config.moe.init_expert_location != job_.config.moe.init_expert_location)
-    restart.location = job.config.moe.init_expert_location;
   if (may_be_absent && job.config.elastic_ep_backend != "none")
     restart.runs_with = [job](const std::vector<int>& ranks) {
       return CanServe(job.config, job.plan, ranks);
