@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from server import FIXTURES, PROGRAM, Server, fails_to_start, shared_memory
+from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_port, shared_memory
 
 MODEL = FIXTURES / "deepseek_v3"
 MOE_LAYERS, EXPERTS, REDUNDANT = 2, 16, 8
@@ -145,26 +145,52 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert server.stop() == 0
 
 
+def moved_placement(server, want):
+    """The placement of experts after all layers have moved."""
+    for _ in range(8):
+        assert answers(server, 0) == want
+        if settle(server)["layers_moved"] >= MOE_LAYERS:
+            break
+    moved = eplb(server)["placement"]
+    assert all(row != [*range(EXPERTS), *range(REDUNDANT)] for row in moved["layers"] if row), moved
+    return moved
+
+
+def wait_epoch(server, epoch):
+    end = time.time() + 30
+    while metrics(server)["switchyard_epoch"] < epoch and time.time() < end:
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("weights", [[], INT4], ids=["stored weights", "converted weights"])
 def test_the_placement_outlives_the_end_of_a_rank(checkpoint, weights):
     """Ranks that continue load no expert again, and the load stays balanced."""
     with Server(checkpoint, *RANKS, *EPLB, *weights) as server:
         want = answers(server, 0)
-        for _ in range(8):
-            assert answers(server, 0) == want
-            if settle(server)["layers_moved"] >= MOE_LAYERS:
-                break
-        moved = eplb(server)["placement"]
-        assert all(row != [*range(EXPERTS), *range(REDUNDANT)] for row in moved["layers"] if row), moved
+        moved = moved_placement(server, want)
         for epoch, victim in ((2, 1), (3, 0)):  # rank 0 is the leader
             os.kill(server.ranks()[victim], signal.SIGKILL)
-            end = time.time() + 30
-            while metrics(server)["switchyard_epoch"] < epoch and time.time() < end:
-                time.sleep(0.005)
+            wait_epoch(server, epoch)
             assert eplb(server)["placement"] == moved, server.text()
         assert answers(server, 0) == want
         assert "experts are loaded for the next epoch" not in server.text()
         assert server.stop() == 0
+
+
+def test_the_placement_outlives_the_ranks_of_two_nodes(checkpoint):
+    """Node 0 gives it to the ranks of both nodes, which all start again."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = [*RANKS, *EPLB, "--enable-elastic-ep"]
+    with OtherNode(checkpoint, address, *flags) as node1:
+        with Server(checkpoint, *flags, "--nnodes", 2, "--dist-init-addr", address) as node0:
+            want = answers(node0, 0)
+            moved = moved_placement(node0, want)
+            os.kill(node1.ranks()[0], signal.SIGKILL)
+            wait_epoch(node0, 2)
+            assert eplb(node0)["placement"] == moved, node0.text() + node1.text()
+            assert answers(node0, 0) == want
+            assert node0.stop() == 0
+        assert node1.wait() == 0, node1.text()
 
 
 @pytest.mark.parametrize("weights", [[], INT4], ids=["stored weights", "converted weights"])
