@@ -36,7 +36,7 @@ ModelShard TargetShard(const EngineConfig& config, const EnginePlan& plan, int r
 //
 // If experts move (--enable-eplb), the model owns the experts during an epoch, so that memory of
 // experts that have left the rank is free. At the end of the epoch, Lent returns the experts that
-// the rank has then. The next epoch begins with the initial placement: it takes those experts, and
+// the rank has then. The next epoch may begin with another placement: it takes those experts, and
 // loads the others.
 class KeptModel {
  public:
