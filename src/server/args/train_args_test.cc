@@ -55,6 +55,18 @@ TEST_F(TrainArgsTest, FlagsOfMemoryAndOfTheScheduleAreRead) {
   EXPECT_THAT(ErrorOf([&] { ParseTrain(args); }), HasSubstr("--zero-stage"));
 }
 
+TEST_F(TrainArgsTest, AdaptersNeedARank) {
+  std::vector<std::string> args = kLeast;
+  args.insert(args.end(), {"--lora-alpha", "8", "--lora-targets", "q_proj", "up_proj"});
+  EXPECT_THAT(ErrorOf([&] { ParseTrain(args); }), HasSubstr("only with --lora-rank"));
+  args.insert(args.end(), {"--lora-rank", "4"});
+  const auto read = ParseTrain(args);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->lora_rank, 4);
+  EXPECT_EQ(read->lora_alpha, 8);
+  EXPECT_THAT(read->lora_targets, ElementsAre("q_proj", "up_proj"));
+}
+
 TEST_F(TrainArgsTest, WhatIsMissingIsNamed) {
   for (const char* flag : {"--model", "--data", "--steps", "--output"}) {
     std::vector<std::string> args;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -88,8 +89,8 @@ void CheckFound(const fs::path& path, const std::string& text) {
   throw Error(
       ErrorKind::kInvalid,
       fmt::format("{}: is not the file that rank 0 has written for this run", path.string()),
-      "--output must be one directory that all hosts share, and --model and "
-      "--tokenizer-path must have the same content on all hosts");
+      "--output must be one directory that all hosts share, --model and --tokenizer-path must have "
+      "the same content on all hosts, and with --lora-rank --init-from must be the same path");
 }
 
 // The id of a token such as "eos_token"; null: none.
@@ -255,6 +256,22 @@ void CheckSameConfig(const fs::path& dir, const fs::path& config_json) {
               fmt::format("{}: its config.json differs from that of --model (they differ in {})",
                           dir.string(), Joined(keys, ", ")),
               "name another --output, or start from its weights with --init-from");
+}
+
+void CheckSameLora(const fs::path& dir, const LoraOptions& lora) {
+  const Json there = fs::exists(dir / kLoraFile) ? ReadObject(dir / kLoraFile) : Json::object();
+  const Json here = lora.rank > 0 ? DescriptionOf(lora, {}) : Json::object();
+  for (const auto& [key, flag] :
+       {std::pair{"r", "--lora-rank"}, std::pair{"lora_alpha", "--lora-alpha"},
+        std::pair{"target_modules", "--lora-targets"}}) {
+    const std::string was = there.contains(key) ? there[key].dump() : "none";
+    const std::string is = here.contains(key) ? here[key].dump() : "none";
+    if (was == is) continue;
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("{}: the adapters of {} have {}, those of this run {}", flag,
+                            dir.string(), was, is),
+                "name another --output, or start from its weights with --init-from");
+  }
 }
 
 }  // namespace switchyard::train

@@ -100,5 +100,8 @@ ModelFiles PrepareModelFiles(const TrainingOptions& options, RunFiles run_files 
 // Throws Error kInvalid, naming the keys, if the checkpoint in `dir` was made from a config.json
 // that differs in more than dtype and special tokens.
 void CheckSameConfig(const std::filesystem::path& dir, const std::filesystem::path& config_json);
+// Throws Error kInvalid, naming the flag, if the adapters of the checkpoint in `dir` have another
+// rank, alpha or targets, or if only one of the checkpoint and the run has adapters.
+void CheckSameLora(const std::filesystem::path& dir, const LoraOptions& lora);
 
 }  // namespace switchyard::train

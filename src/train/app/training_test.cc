@@ -17,6 +17,7 @@ namespace switchyard::train {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using TrainingTest = testing::RunTest;
@@ -340,7 +341,13 @@ TEST_F(TrainingTest, AdaptersAreTrainedOnAFrozenModel) {
     ASSERT_EQ(others.size(), losses.size());
     for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(others[i], losses[i], 1e-3) << i;
   }
-  options.lora.targets = {"gate"};
+  options.lora.alpha = 7;  // would change the weights of the checkpoint
+  EXPECT_THAT(ErrorOf([&] { Train(options); }),
+              AllOf(HasSubstr("--lora-alpha: the adapters of "),
+                    HasSubstr("have 6.0, those of this run 7.0")));
+  options.lora = {};
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("those of this run none"));
+  options.lora = {.rank = 4, .targets = {"gate"}};
   EXPECT_THAT(ErrorOf([&] { Train(options); }),
               HasSubstr("--lora-targets gate: no linear layer of DeepseekV3ForCausalLM has this"));
   options.lora.targets = {};
