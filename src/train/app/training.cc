@@ -135,8 +135,14 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.options.lora = LoraOf(options, setup.files.config);
+  if (options.recompute == Recompute::kMoe && !setup.files.config.has_moe())
+    throw Invalid("--recompute moe: the model ({}) has no experts",
+                  setup.files.config.architecture);
   setup.resumed = CheckpointToResume(options);
-  if (setup.resumed) CheckSameConfig(*setup.resumed, setup.files.files.front());
+  if (setup.resumed) {
+    CheckSameConfig(*setup.resumed, setup.files.files.front());
+    CheckSameLora(*setup.resumed, setup.options.lora);
+  }
   setup.options.losses.mtp_layers = setup.files.mtp_layers;
   setup.options.trainer.files.copied = setup.files.files;
   SetSizes(&setup);
@@ -247,8 +253,9 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
   Learner learner(model, options.learner, links.ranks());
   Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
-  const std::string memory =
-      trainer.MomentsText() + "\n" + ActivationsText(options, learner, *ranks->world);
+  // Two statements, because both are collective and operands have no order of evaluation.
+  const std::string moments = trainer.MomentsText();
+  const std::string activations = ActivationsText(options, learner, *ranks->world);
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
@@ -261,7 +268,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (resumed) {
       say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
-    say(memory);
+    say(moments);
+    say(activations);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {
