@@ -153,6 +153,9 @@ void ShardMoments(std::span<Parameter<float>* const> parameters, const GradientG
     if (group == nullptr || group->size() == 1 || p->gradient.empty()) continue;
     CHECK(!p->shards.partial());
     int64_t& blocks = given[group];
+    // The two stages sum their shards of an embedding on two stages, which must be the same. They
+    // are, because it is the first parameter of both.
+    CHECK(!p->on_two_stages || blocks == 0);
     p->shards = {.members = group->size(),
                  .member = group->rank(),
                  .first = static_cast<int>(blocks % group->size())};
