@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "eplb/init_location.h"
+#include "model/attached_timer.h"
 #include "model/complete_options.h"
 #include "model/decoder.h"
 #include "model/device_sampler.h"
@@ -37,24 +38,6 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
   return options;
 }
-
-// While this object lives, the profiler (which may be null) uses the device's timer.
-class AttachedTimer {
- public:
-  AttachedTimer(profile::Profiler* profiler, kernels::Device& device)
-      : profiler_(profiler), timer_(profiler ? device.MakeTimer() : nullptr) {
-    if (profiler_) profiler_->SetDevice(timer_.get());
-  }
-  ~AttachedTimer() {
-    if (profiler_) profiler_->SetDevice(nullptr);
-  }
-  AttachedTimer(const AttachedTimer&) = delete;
-  AttachedTimer& operator=(const AttachedTimer&) = delete;
-
- private:
-  profile::Profiler* const profiler_;
-  const std::unique_ptr<kernels::DeviceTimer> timer_;
-};
 
 // The table of ModelConfig::window_rope; undefined without it.
 Tensor WindowCosSin(const ModelConfig& config, int64_t positions) {
