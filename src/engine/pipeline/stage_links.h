@@ -32,8 +32,7 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 //
 //   rows:     hidden rows, stage → next stage; on GPUs, the announcements of rows
 //   routed:   experts that the layers so far have chosen, stage → next stage; only the first rank
-//   of
-//             an attention group, and only for batches that return them
+//             of an attention group, and only for batches that return them
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage
 //
