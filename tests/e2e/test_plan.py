@@ -158,9 +158,10 @@ def test_bad_input_says_what_would_be_needed(flags, wanted):
     assert wanted in run("plan", "--model-path", DATA / "plan/deepseek_v3.json", *flags, code=2)
 
 
-def test_a_family_for_cpus_only_is_not_a_lack_of_memory():
+def test_an_option_for_cpus_only_is_not_a_lack_of_memory():
     model = DATA / "families/mimo_v2_flash"
-    refused = run("plan", "--model-path", model, "--gpus", "8xh200", "--input-len", 20, "--output-len", 10, code=2)
+    refused = run("plan", "--model-path", model, "--gpus", "8xh200", "--input-len", 20, "--output-len", 10,
+                  "--kv-cache-dtype", "int8", code=2)
     assert "no layout is accepted. First one, tp1" in refused and "supported on CPUs only" in refused
     assert "devices of this size" not in refused
 
