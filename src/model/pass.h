@@ -91,7 +91,8 @@ class Pass {
   uint64_t RecordingKey(uint64_t size);
   // Sets selects_keys of the micro-batches of a recorded pass to the same value, before
   // RecordingKey. All attention groups record in the same pass, as NCCL requires, and a group does
-  // not know the lengths of the others' sequences. So with several groups such passes always select.
+  // not know the lengths of the others' sequences. So with several groups recorded passes always
+  // select.
   static void AgreeOnSelection(std::span<Pass* const> parts);
 
   // The batch.
