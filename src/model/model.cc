@@ -327,7 +327,7 @@ struct Model::Impl {
     ReserveLogits(p.group_logit_rows);
     const int64_t more = HasAllLogits(batch) ? 0 : p.rows.logit_rows;
     Pass* const only[] = {&p};
-    if (record) Pass::AgreeOnSelection(only);
+    if (record) AgreeOnSelection(only);
     Execute(plain, only, p.group_logit_rows,
             record ? p.RecordingKey(SizeOf(p.rows.tokens, more, inputs)) : 0);
     return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
@@ -359,7 +359,7 @@ struct Model::Impl {
     if (record) std::ranges::fill(logit_rows, first.rows.tokens + second.rows.tokens);
     ReserveLogits(logit_rows);
     Pass* const both[] = {&first, &second};
-    if (record) Pass::AgreeOnSelection(both);
+    if (record) AgreeOnSelection(both);
     const uint64_t key =
         record ? first.RecordingKey(SizeOf(first.rows.tokens, second.rows.tokens, 0)) : 0;
     second.moe->clocked = first.moe->clocked;
@@ -370,6 +370,15 @@ struct Model::Impl {
             .rows = std::ssize(parts.first.logit_rows),
             .more_data = logits + first.rows.logit_rows * config.output_width(),
             .more = std::ssize(parts.second.logit_rows)};
+  }
+
+  // Sets Pass::selects_keys of the micro-batches of a recorded pass to the same value. All groups
+  // record in the same pass, as NCCL requires, and a group does not know the lengths of the others'
+  // sequences. So with several groups recorded passes always select.
+  void AgreeOnSelection(std::span<Pass* const> parts) const {
+    if (config.attention.index_topk == 0) return;
+    const bool selects = comm.mesh.dp() > 1 || std::ranges::any_of(parts, &Pass::selects_keys);
+    for (Pass* const part : parts) part->selects_keys = selects;
   }
 
   // Runs all operations of the micro-batches. A pass with a key is recorded as a CUDA graph.

@@ -123,13 +123,6 @@ uint64_t Pass::RecordingKey(uint64_t size) {
          size;
 }
 
-void Pass::AgreeOnSelection(std::span<Pass* const> parts) {
-  const LayerContext& context = parts[0]->context_;
-  if (context.config.attention.index_topk == 0) return;
-  const bool selects = context.mesh.dp() > 1 || std::ranges::any_of(parts, &Pass::selects_keys);
-  for (Pass* const part : parts) part->selects_keys = selects;
-}
-
 void Pass::KeepLogitRows(Activations& values) {
   const int64_t width = context_.config.hidden;
   context_.device.CopyRows({.x = values.data(),

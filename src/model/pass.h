@@ -89,11 +89,6 @@ class Pass {
   // Such a pass is not clocked either, because its times would be those of a host that waits. A
   // clocked pass is a variant (Device::kVariant). Call it after MoeState::BeginPass.
   uint64_t RecordingKey(uint64_t size);
-  // Sets selects_keys of the micro-batches of a recorded pass to the same value, before
-  // RecordingKey. All attention groups record in the same pass, as NCCL requires, and a group does
-  // not know the lengths of the others' sequences. So with several groups recorded passes always
-  // select.
-  static void AgreeOnSelection(std::span<Pass* const> parts);
 
   // The batch.
   uint64_t number = 0;  // ForwardBatch::pass
