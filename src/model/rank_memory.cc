@@ -267,8 +267,8 @@ class PassSizes {
     };
     const bool latent = a.kind == AttentionConfig::Kind::kLatent;
     // With grouped attention in bfloat16, the norm and attention round their rows themselves,
-    // unless the model has layers with linear attention.
-    if (latent || fp8_attention_ || c_.has_states()) {
+    // unless the model has layers with linear attention, or values of another width than keys.
+    if (latent || fp8_attention_ || c_.has_states() || a.value_dim() != a.head_dim) {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
       use(heads * a.value_dim(), fp8_attention_);
