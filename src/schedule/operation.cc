@@ -12,9 +12,9 @@ const char* Name(Phase phase) {
 
 const char* Name(Kind kind) {
   constexpr const char* kNames[] = {
-      "begin",         "embed",         "receive",   "forward",          "send",
-      "heads",         "logits",        "sample",    "receive gradient", "backward",
-      "send gradient", "weights",       "sum gradients", "await sums"};
+      "begin",         "embed",   "receive",       "forward",          "send",
+      "heads",         "logits",  "sample",        "receive gradient", "backward",
+      "send gradient", "weights", "sum gradients", "await sums"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -13,9 +13,8 @@ namespace {
 
 std::string Title(const StepShape& s) {
   const auto moe = std::ranges::count(s.experts, true);
-  std::string title =
-      fmt::format("{} micro-batches through {} layers ({} with experts), {}", s.micro_batches,
-                  s.layers(), moe, Name(s.order));
+  std::string title = fmt::format("{} micro-batches through {} layers ({} with experts), {}",
+                                  s.micro_batches, s.layers(), moe, Name(s.order));
   if (s.stages > 1) title += fmt::format(", stage {} of {}", s.stage, s.stages);
   return title;
 }

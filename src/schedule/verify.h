@@ -74,9 +74,9 @@ std::string FindExchangeError(std::span<const Operation> list, int limit, int fi
 //   losses, separate weight gradients after the layer's backward pass, a layer's gradient sum after
 //   the last operation that adds to its gradients;
 // - gradients are accumulated in micro-batch order, separate weight gradients of a layer too. A
-//   backward pass ends before the next one begins. The head of a micro-batch follows the backward pass of the previous one, because the
-//   head's matrix may be the embedding. So the results of a step are bitwise independent of the
-//   schedule;
+//   backward pass ends before the next one begins. The head of a micro-batch follows the backward
+//   pass of the previous one, because the head's matrix may be the embedding. So the results of a
+//   step are bitwise independent of the schedule;
 // - at most MicroBatchSlots micro-batches are in flight;
 // - at most one all-to-all is in flight; with Order::kOverlapped at most two, of different
 //   micro-batches.

@@ -90,8 +90,9 @@ TEST(FindFault, FindsWeightGradientsAtTheWrongPlace) {
     list.insert(std::ranges::find(list, to), weights);
     return FindScheduleError(shape, list);
   };
-  EXPECT_THAT(moved(1, {Kind::kBackward, 1, 0, Phase::kAttention}),
-              HasSubstr("weights of micro-batch 1, layer 0 comes before backward of micro-batch 1"));
+  EXPECT_THAT(
+      moved(1, {Kind::kBackward, 1, 0, Phase::kAttention}),
+      HasSubstr("weights of micro-batch 1, layer 0 comes before backward of micro-batch 1"));
   EXPECT_THAT(moved(1, {.kind = Kind::kAwaitSums}),
               HasSubstr("weights of micro-batch 2, layer 0 comes before weights of micro-batch 1"));
   EXPECT_THAT(moved(3, {.kind = Kind::kAwaitSums}),

@@ -47,8 +47,7 @@ void AllReduce(const Bucket& bucket, std::vector<float>& joined, Collectives& al
   joined.clear();
   for (const Parameter<float>* p : bucket) {
     const Range shard = p->MyShard();
-    joined.insert(joined.end(), p->gradient.begin() + shard.begin,
-                  p->gradient.begin() + shard.end);
+    joined.insert(joined.end(), p->gradient.begin() + shard.begin, p->gradient.begin() + shard.end);
   }
   all.AllReduceSum(joined.data(), joined.size());
   auto next = joined.begin();
@@ -78,12 +77,12 @@ void ReduceScatter(const Bucket& bucket, std::vector<float>& joined, Collectives
 void AllGather(const Bucket& bucket, std::vector<float>& joined, Collectives& all) {
   joined.resize(Floats(bucket));
   const int self = all.rank();
-  std::vector<size_t> counts = ForEachShard(
-      bucket, all.size(),
-      [&](const Parameter<float>& p, int member, const Range& shard, size_t at) {
-        if (member == self)
-          std::copy_n(p.value.begin() + shard.begin, shard.size(), joined.data() + at);
-      });
+  std::vector<size_t> counts =
+      ForEachShard(bucket, all.size(),
+                   [&](const Parameter<float>& p, int member, const Range& shard, size_t at) {
+                     if (member == self)
+                       std::copy_n(p.value.begin() + shard.begin, shard.size(), joined.data() + at);
+                   });
   const float* mine = joined.data();
   for (int member = 0; member < self; ++member) mine += counts[static_cast<size_t>(member)];
   for (size_t& count : counts) count *= sizeof(float);

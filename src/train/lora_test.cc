@@ -22,8 +22,8 @@ constexpr double kBound = 1e-9;  // relative; rounding errors of float64 are far
 // A product of dense matrices, multiplied by `scale`: a [n, m] or its transpose, b [m, k] or its
 // transpose.
 std::vector<double> Multiplied(const std::vector<double>& a, bool a_transposed,
-                            const std::vector<double>& b, bool b_transposed, int64_t n, int64_t m,
-                            int64_t k, double scale) {
+                               const std::vector<double>& b, bool b_transposed, int64_t n,
+                               int64_t m, int64_t k, double scale) {
   std::vector<double> out(static_cast<size_t>(n * k));
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < k; ++j)

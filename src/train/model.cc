@@ -117,7 +117,7 @@ void Model<T>::Freeze() {
   CHECK(!options_.mtp_only || (stage_.first && stage_.last && !lora));
   for (Parameter<T>& p : set_.all()) {
     const auto owns = [&](const std::string& prefix) { return p.name.starts_with(prefix); };
-    const bool frozen = lora               ? !IsAdapter(p.name)
+    const bool frozen = lora                ? !IsAdapter(p.name)
                         : options_.mtp_only ? std::ranges::none_of(mtp_prefixes_, owns)
                                             : false;
     if (frozen) std::vector<T>().swap(p.gradient);
@@ -137,12 +137,12 @@ void Model<T>::AddLayer(int64_t index, const TensorNames& names, const LayerRank
     mtp_prefixes_.push_back(prefix);
     auto* const embedding_norm = norm("enorm");
     auto* const hidden_norm = norm("hnorm");
-    mtp_.push_back({.embedding_norm = embedding_norm,
-                    .hidden_norm = hidden_norm,
-                    .projection = Linear<T>::Of(
-                        set_.Add(prefix + "eh_proj.weight", {hidden_, 2 * hidden_}),
-                        set_.products()),
-                    .final_norm = nullptr});
+    mtp_.push_back(
+        {.embedding_norm = embedding_norm,
+         .hidden_norm = hidden_norm,
+         .projection = Linear<T>::Of(set_.Add(prefix + "eh_proj.weight", {hidden_, 2 * hidden_}),
+                                     set_.products()),
+         .final_norm = nullptr});
   }
   const bool moe = mtp ? config_.has_moe() : config_.layers[index].moe;
   layers_.push_back(std::make_unique<DecoderLayer<T>>(

@@ -139,8 +139,8 @@ class Model {
   };
   int64_t DepthOf(int64_t layer) const;
   bool IsFrozen(int64_t depth) const { return options_.mtp_only && depth == 0; }
-  // Removes the gradients of parameters that are not trained: with mtp_only all but those of the MTP
-  // modules, with LoRA all but adapters.
+  // Removes the gradients of parameters that are not trained: with mtp_only all but those of the
+  // MTP modules, with LoRA all but adapters.
   void Freeze();
   // Whether a layer is the first or last one of a prediction depth on this stage.
   bool FirstOfDepth(int64_t layer) const {

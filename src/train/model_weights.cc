@@ -22,8 +22,8 @@ double Normal(uint64_t stream, uint64_t i) {
          std::cos(2.0 * std::numbers::pi * Uniform(stream, 2 * i + 1));
 }
 
-// As PEFT does by default: A is uniform within ±1 / √inputs (Kaiming with a = √5), and B is zero. So
-// the adapter's output is zero at first.
+// As PEFT does by default: A is uniform within ±1 / √inputs (Kaiming with a = √5), and B is zero.
+// So the adapter's output is zero at first.
 template <typename T>
 void InitialiseAdapter(uint64_t stream, Parameter<T>* p) {
   std::ranges::fill(p->value, T{0});

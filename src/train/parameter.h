@@ -82,9 +82,7 @@ struct Parameter {
   const std::vector<int64_t>& whole_shape() const { return slice.partial() ? slice.whole : shape; }
   T* gradient_data() { return gradient.empty() ? nullptr : gradient.data(); }
   // The elements that this rank's optimizer updates; empty without gradient.
-  Range MyShard() const {
-    return shards.Of(shards.member, static_cast<int64_t>(gradient.size()));
-  }
+  Range MyShard() const { return shards.Of(shards.member, static_cast<int64_t>(gradient.size())); }
 };
 
 }  // namespace switchyard::train

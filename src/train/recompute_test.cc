@@ -93,8 +93,8 @@ size_t Floats(const Pass<float>& pass) {
   size_t floats = 0;
   for (const LayerState<float>& layer : pass.layers) floats += Floats(layer);
   for (const DepthState<float>& d : pass.depths) {
-    for (const auto* v : {&d.stream, &d.last, &d.final, &d.dfinal, &d.embedded, &d.previous,
-                          &d.joined})
+    for (const auto* v :
+         {&d.stream, &d.last, &d.final, &d.dfinal, &d.embedded, &d.previous, &d.joined})
       floats += v->capacity();
   }
   return floats;
@@ -136,25 +136,24 @@ Allocated Allocate(const ModelConfig& config, const LossOptions& options, const 
   const ExpertExchangeOptions exchange_options{.tokens = batch.size()};
   Allocated sum;
   std::mutex mutex;
-  RunRankThreads(
-      layout.ranks(),
-      LayoutRanks::BytesPerRank(layout) +
-          ExpertExchange::BytesPerRank(layout.ep, config, exchange_options) + 4096,
-      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-        const auto ranks = LayoutRanks::Create(arena, layout, rank);
-        ThreadPool pool(threads);
-        const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config,
-                                      exchange_options, pool);
-        Model<float> model(config, options, ranks->layer_ranks(exchange.ranks()), pool, {},
-                           ProductDtype::kFloat32, backward);
-        model.Initialise(7, 0.4);
-        const size_t floats = RunAndCount(model, batch);
-        const ActivationCounts counts = model.CountActivations(batch.size());
-        const std::lock_guard lock(mutex);
-        sum.floats += floats;
-        sum.counted += counts.kept + counts.dropped();
-        sum.undropped += counts.kept + counts.undropped;
-      });
+  RunRankThreads(layout.ranks(),
+                 LayoutRanks::BytesPerRank(layout) +
+                     ExpertExchange::BytesPerRank(layout.ep, config, exchange_options) + 4096,
+                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+                   const auto ranks = LayoutRanks::Create(arena, layout, rank);
+                   ThreadPool pool(threads);
+                   const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), config,
+                                                 exchange_options, pool);
+                   Model<float> model(config, options, ranks->layer_ranks(exchange.ranks()), pool,
+                                      {}, ProductDtype::kFloat32, backward);
+                   model.Initialise(7, 0.4);
+                   const size_t floats = RunAndCount(model, batch);
+                   const ActivationCounts counts = model.CountActivations(batch.size());
+                   const std::lock_guard lock(mutex);
+                   sum.floats += floats;
+                   sum.counted += counts.kept + counts.dropped();
+                   sum.undropped += counts.kept + counts.undropped;
+                 });
   return sum;
 }
 

@@ -34,9 +34,10 @@ void AddModelFlags(CommandLine& app, TrainArgs& a) {
            "all, or mtp: only the multi-token prediction modules, for speculative decoding. Other "
            "weights of --init-from do not change; missing modules start with random weights")
       .OneOf({"all", "mtp"});
-  app.Flag("--lora-rank", a.lora_rank, kGroup,
-           "Trains LoRA adapters of this rank; the weights of --init-from do not change. final/ has "
-           "the sum, adapter/ the adapters in PEFT's layout. 0: trains all weights")
+  app.Flag(
+         "--lora-rank", a.lora_rank, kGroup,
+         "Trains LoRA adapters of this rank; the weights of --init-from do not change. final/ has "
+         "the sum, adapter/ the adapters in PEFT's layout. 0: trains all weights")
       .NonNegative();
   app.Flag("--lora-alpha", a.lora_alpha, kGroup,
            "Adapters are multiplied by alpha / rank; 0: twice the rank")

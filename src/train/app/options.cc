@@ -34,15 +34,14 @@ LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config) {
   const std::vector<std::string> names = LoraTargets(config);
   for (const std::string& target : lora.targets) {
     if (std::ranges::find(names, target) == names.end())
-      throw Invalid("--lora-targets {}: no linear layer of {} has this name; want some of {}", target,
-                    config.architecture, Joined(names, ", "));
+      throw Invalid("--lora-targets {}: no linear layer of {} has this name; want some of {}",
+                    target, config.architecture, Joined(names, ", "));
   }
   if (lora.targets.empty()) lora.targets = names;
   if (options.init_from.empty())
     throw Error(ErrorKind::kInvalid, "--lora-rank needs trained weights, which the adapters change",
                 "name their checkpoint with --init-from");
-  if (options.losses.mtp_only)
-    throw Invalid("--lora-rank: not with --train-only mtp");
+  if (options.losses.mtp_only) throw Invalid("--lora-rank: not with --train-only mtp");
   if (options.learner.bias_step > 0)
     throw Invalid("--lora-rank: selection biases are frozen; want --bias-step 0, not {}",
                   options.learner.bias_step);

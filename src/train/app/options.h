@@ -42,8 +42,8 @@ struct TrainingOptions {
   bool early_sums = false;  // overlap gradient sums with backward
   LoraOptions lora;         // without targets: all linear layers (LoraTargets)
   Recompute recompute = Recompute::kNone;
-  int zero_stage = 0;       // 1: the copies of a parameter share its moments (ShardMoments)
-  int threads = 1;          // compute threads per rank
+  int zero_stage = 0;  // 1: the copies of a parameter share its moments (ShardMoments)
+  int threads = 1;     // compute threads per rank
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
@@ -51,8 +51,8 @@ struct TrainingOptions {
     return {.recompute = recompute,
             .separate_weights = learner.order == schedule::Order::kZeroBubble};
   }
-  std::string resume = "auto";                     // auto, never, or the directory of a checkpoint
-  bool tensorboard = false;                        // event files in output/tensorboard
+  std::string resume = "auto";  // auto, never, or the directory of a checkpoint
+  bool tensorboard = false;     // event files in output/tensorboard
 };
 
 // The layout with dp filled in. Throws errors of CheckLayout.

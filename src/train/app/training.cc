@@ -202,8 +202,7 @@ std::string ActivationsText(const TrainingOptions& options, const Learner& learn
   const int64_t parts = options.layout.dp, rows = options.trainer.rows_per_step;
   const int64_t per_pass = options.trainer.rows_per_pass * parts;
   const int64_t passes = (rows + per_pass - 1) / per_pass;
-  const int64_t tokens =
-      (rows + passes * parts - 1) / (passes * parts) * options.packing.length;
+  const int64_t tokens = (rows + passes * parts - 1) / (passes * parts) * options.packing.length;
   const Learner::ActivationMemory mine = learner.Activations(static_cast<int>(passes), tokens);
   std::vector<Learner::ActivationMemory> ranks(static_cast<size_t>(world.size()));
   world.AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
@@ -238,8 +237,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
                                 setup.exchange, pool);
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
   Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
-                     ranks->place.Stage(setup.files.config), options.products,
-                     options.backward(), options.lora);
+                     ranks->place.Stage(setup.files.config), options.products, options.backward(),
+                     options.lora);
   Corpus corpus(setup.documents, options.packing);
   CheckSameData(*ranks->world, corpus);
   const std::optional<fs::path> resumed = CheckpointOfRank0(*ranks->world, setup.resumed);

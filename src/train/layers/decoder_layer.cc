@@ -25,8 +25,7 @@ DecoderLayer<T>::DecoderLayer(const AttentionParts<T>& parts, bool moe, const La
   attention_ = MakeAttention(parts);
   post_norm_ = norm(parts.names.post_attention_norm);
   if (moe) {
-    moe_.emplace(parts.config, parts.names, prefix, ranks.experts, tp_, parts.parameters,
-                 backward);
+    moe_.emplace(parts.config, parts.names, prefix, ranks.experts, tp_, parts.parameters, backward);
   } else {
     const std::string mlp = prefix + parts.names.mlp + ".";
     dense_.push_back(FeedForward<T>::Make(parts.parameters, mlp + "gate_proj", mlp + "up_proj",
@@ -75,8 +74,8 @@ void DecoderLayer<T>::SwapDropped(LayerState<T>& a, LayerState<T>& b) const {
   }
   if (DropsExperts(recompute_) && moe_) moe_->SwapDropped(a.moe, b.moe);
   if (recompute_ != Recompute::kLayer) return;
-  for (const auto member : {&State::after, &State::after_normed, &State::dense_output,
-                            &State::all_after_normed}) {
+  for (const auto member :
+       {&State::after, &State::after_normed, &State::dense_output, &State::all_after_normed}) {
     (a.*member).swap(b.*member);
   }
   std::swap(a.dense, b.dense);
@@ -109,7 +108,7 @@ ActivationCounts DecoderLayer<T>::Count(int64_t all, bool balances, const Thread
     counts.kept += attention_->HeldElements(all) + all * hidden_ + mine;
     if (!moe_) counts.kept += all * (hidden_ + dense_[0].gate.n);
   }
-  const auto keep = [&](int64_t ActivationCounts::* part) {
+  const auto keep = [&](int64_t ActivationCounts::*part) {
     counts.kept += counts.*part;
     counts.*part = 0;
   };

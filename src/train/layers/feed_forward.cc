@@ -28,7 +28,7 @@ void ForwardProducts(std::span<const FeedForward<T>> networks, std::span<const i
     parts.push_back(networks[e].up.Forward(in, m, state->up.data() + begin * width));
   }
   Project<T>(parts, pool);
-  const auto adapt = [&](Linear<T> FeedForward<T>::* linear, const T* in, int64_t in_width, T* to,
+  const auto adapt = [&](Linear<T> FeedForward<T>::*linear, const T* in, int64_t in_width, T* to,
                          int64_t to_width) {
     for (size_t e = 0; e < networks.size(); ++e)
       ForwardAdapter(networks[e].*linear, in + offsets[e] * in_width, offsets[e + 1] - offsets[e],
@@ -139,13 +139,12 @@ int64_t StateElements(std::span<const FeedForward<T>> networks, int64_t rows,
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type
-#define SWITCHYARD_FEED_FORWARD(T)                                                            \
+#define SWITCHYARD_FEED_FORWARD(T)                                                             \
   template int64_t StateElements(std::span<const FeedForward<T>>, int64_t, const ThreadPool&); \
-  template void Forward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
-                        FeedForwardState<T>*, T*, ThreadPool&);                               \
-  template void Backward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*, \
-                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&,               \
-                         LaterWeights<T>*);
+  template void Forward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,   \
+                        FeedForwardState<T>*, T*, ThreadPool&);                                \
+  template void Backward(std::span<const FeedForward<T>>, std::span<const int32_t>, const T*,  \
+                         FeedForwardState<T>*, const T*, T*, bool, ThreadPool&, LaterWeights<T>*);
 SWITCHYARD_FEED_FORWARD(float)
 SWITCHYARD_FEED_FORWARD(double)
 // NOLINTEND(bugprone-macro-parentheses)

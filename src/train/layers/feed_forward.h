@@ -63,7 +63,8 @@ void Backward(std::span<const FeedForward<T>> networks, std::span<const int32_t>
 // those without tiles.
 
 // Whether tiles are faster: there are enough networks for all threads, and the gradients of one
-// network fit in an L2 cache. Never with LoRA adapters, which tiles do not compute. In the backward pass, a thread processes one network at a time.
+// network fit in an L2 cache. Never with LoRA adapters, which tiles do not compute. In the backward
+// pass, a thread processes one network at a time.
 template <typename T>
 bool UsesTiles(std::span<const FeedForward<T>> networks, const ThreadPool& pool);
 

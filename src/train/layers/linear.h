@@ -237,9 +237,9 @@ void BackwardAdapter(const Linear<T>& linear, const T* dy, const T* x, int64_t m
   Multiply<T>({&down, 1}, pool);
   for (int64_t i = 0; i < m * rank; ++i) dlow.data()[i] *= linear.scale;
   const Product<T> weights[] = {
+      linear.Typed(WeightGradient<T>(dy, low.data(), linear.b->gradient.data(), m, linear.n, rank)),
       linear.Typed(
-          WeightGradient<T>(dy, low.data(), linear.b->gradient.data(), m, linear.n, rank)),
-      linear.Typed(WeightGradient<T>(dlow.data(), x, linear.a->gradient.data(), m, rank, linear.k))};
+          WeightGradient<T>(dlow.data(), x, linear.a->gradient.data(), m, rank, linear.k))};
   if (later == nullptr) Multiply<T>(weights, pool);
   for (const Product<T>& product : weights)
     if (later != nullptr) later->Add(product);

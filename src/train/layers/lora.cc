@@ -34,7 +34,8 @@ std::vector<std::string> LoraTargets(const ModelConfig& config) {
     for (const std::string& name : {names.expert_gate, names.expert_up, names.expert_down})
       add(name);
   }
-  const bool dense = std::ranges::any_of(config.layers, [](const LayerConfig& l) { return !l.moe; });
+  const bool dense =
+      std::ranges::any_of(config.layers, [](const LayerConfig& l) { return !l.moe; });
   if (dense || (config.moe && config.moe->shared_intermediate > 0))
     for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add(name);
   return targets;

@@ -226,8 +226,8 @@ template <typename T>
 void MoeLayer<T>::SwapDropped(MoeState<T>& a, MoeState<T>& b) const {
   using State = MoeState<T>;
   for (const auto member :
-       {&State::outputs, &State::results, &State::drows, &State::row_weights,
-        &State::row_dweights, &State::all_x, &State::shared_output, &State::dshared}) {
+       {&State::outputs, &State::results, &State::drows, &State::row_weights, &State::row_dweights,
+        &State::all_x, &State::shared_output, &State::dshared}) {
     (a.*member).swap(b.*member);
   }
   std::swap(a.experts, b.experts);

@@ -43,7 +43,7 @@ struct MoeState {
   // expert is on another rank
   std::vector<int32_t> position;
   std::vector<T> rows, results;  // [R, H] inputs and outputs; backward: gradients of the outputs
-  std::vector<T> drows;  // [R, H] gradients of the inputs
+  std::vector<T> drows;          // [R, H] gradients of the inputs
   // [R] only if outputs are recomputed, and ranks exchange rows: the router weight of each expert
   // row and its gradient.
   std::vector<T> row_weights, row_dweights;

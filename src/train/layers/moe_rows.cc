@@ -147,8 +147,7 @@ void MoeLayer<T>::ReturnRows(const std::vector<T>& rows, const std::vector<T>& e
   pool.RunRanges(experts.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       std::memcpy(places[r], rows.data() + r * hidden_, hidden_ * sizeof(T));
-      if (!extra.empty())
-        std::memcpy(places[r] + hidden_ * sizeof(T), extra.data() + r, sizeof(T));
+      if (!extra.empty()) std::memcpy(places[r] + hidden_ * sizeof(T), extra.data() + r, sizeof(T));
     }
   });
   ranks_.dispatcher->BeginCombine(experts, &s->exchange);
@@ -188,16 +187,16 @@ void MoeLayer<T>::RecomputeOutputs(MoeState<T>* s, ThreadPool& pool) {
   });
 }
 
-#define SWITCHYARD_MOE_ROWS(T)                                                                   \
-  template TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>&) const;                         \
-  template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                         \
-  template void MoeLayer<T>::SendToExperts(const T*, bool, std::vector<T>*, MoeState<T>*,        \
-                                           ThreadPool&);                                         \
-  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);      \
-  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, const std::vector<T>&,            \
-                                        MoeState<T>*, ThreadPool&);                              \
-  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*,               \
-                                                 std::vector<T>*, MoeState<T>*, ThreadPool&);    \
+#define SWITCHYARD_MOE_ROWS(T)                                                                \
+  template TileRows<T> MoeLayer<T>::TokenRows(const MoeState<T>&) const;                      \
+  template TileRows<T> MoeLayer<T>::OutputGradients(MoeState<T>*) const;                      \
+  template void MoeLayer<T>::SendToExperts(const T*, bool, std::vector<T>*, MoeState<T>*,     \
+                                           ThreadPool&);                                      \
+  template void MoeLayer<T>::ReceiveRows(bool, std::vector<T>*, MoeState<T>*, ThreadPool&);   \
+  template void MoeLayer<T>::ReturnRows(const std::vector<T>&, const std::vector<T>&,         \
+                                        MoeState<T>*, ThreadPool&);                           \
+  template void MoeLayer<T>::ReceiveReturnedRows(std::vector<T>*, std::vector<T>*,            \
+                                                 std::vector<T>*, MoeState<T>*, ThreadPool&); \
   template void MoeLayer<T>::RecomputeOutputs(MoeState<T>*, ThreadPool&);
 SWITCHYARD_MOE_ROWS(float)
 SWITCHYARD_MOE_ROWS(double)

@@ -92,7 +92,7 @@ void AdamW::Step(double learning_rate, double gradient_scale, ThreadPool& pool) 
 namespace {
 
 constexpr int64_t kBlock = Shards::kBlock;  // elements summed by one thread
-constexpr int kLanes = 8;            // partial sums that the compiler keeps in registers
+constexpr int kLanes = 8;                   // partial sums that the compiler keeps in registers
 
 double SumOfSquares(const float* x, int64_t n) {
   double lanes[kLanes] = {};

@@ -127,8 +127,8 @@ class Learner : public TrainedModel {
   // The activations of a step, by the formula of Model::CountActivations. `rows`: of a micro-batch,
   // in a TP group.
   struct ActivationMemory {
-    int slots = 0;                       // micro-batches in flight
-    int64_t bytes = 0, unrecomputed = 0; // with the model's Recompute, and if all were kept
+    int slots = 0;                        // micro-batches in flight
+    int64_t bytes = 0, unrecomputed = 0;  // with the model's Recompute, and if all were kept
   };
   ActivationMemory Activations(int micro_batches, int64_t rows) const;
 

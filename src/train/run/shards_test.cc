@@ -64,39 +64,39 @@ struct Copies {
 TEST(Shards, AreSummedUpdatedAndGatheredAsWholeTensorsAre) {
   std::vector<int64_t> blocks(kRanks);
   const MeshShape shape{.tp = kRanks, .ep = kRanks};
-  RunRankThreads(
-      kRanks, RankComm::BytesPerRank(shape) + 4096,
-      [&](int rank, const std::shared_ptr<SharedArena>& arena) {
-        const auto comm = RankComm::Create(arena, shape, rank);
-        const GradientGroups groups{.stage = comm->tp.get(), .copies = comm->tp.get()};
-        ThreadPool pool(2);
-        Copies whole(rank), parts(rank);
-        ShardMoments(parts.all, groups);
-        const Catalog wholes(whole.all, comm->tp.get());
-        const Catalog shards(parts.all, comm->tp.get(), nullptr, groups);
-        AdamW a(whole.all, {}), b(parts.all, {});
-        for (const Parameter<float>* p : parts.all)
-          blocks[static_cast<size_t>(rank)] += Shards::Blocks(p->MyShard().size());
-        for (int step = 0; step < 3; ++step) {
-          const Copies next(rank + 10 * step);
-          for (size_t i = 0; i < whole.all.size(); ++i)
-            whole.all[i]->gradient = parts.all[i]->gradient = next.all[i]->gradient;
-          SumGradients(whole.all, groups);
-          SumGradients(parts.all, groups);
-          const double norm = NormOfGradients(wholes, pool).norm;
-          EXPECT_EQ(NormOfGradients(shards, pool).norm, norm);
-          a.Step(0.01, ClipScale(norm, 1), pool);
-          b.Step(0.01, ClipScale(norm, 1), pool);
-          GatherShards(parts.all, groups);
-          for (size_t i = 0; i < whole.all.size(); ++i) {
-            EXPECT_EQ(parts.all[i]->value, whole.all[i]->value) << whole.all[i]->name;
-            EXPECT_EQ(parts.all[i]->gradient, whole.all[i]->gradient) << whole.all[i]->name;
-            if (whole.all[i]->gradient.empty()) continue;
-            EXPECT_EQ(shards.GatherShards(*parts.all[i], b.moments()[i].second),
-                      a.moments()[i].second);
-          }
-        }
-      });
+  RunRankThreads(kRanks, RankComm::BytesPerRank(shape) + 4096,
+                 [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+                   const auto comm = RankComm::Create(arena, shape, rank);
+                   const GradientGroups groups{.stage = comm->tp.get(), .copies = comm->tp.get()};
+                   ThreadPool pool(2);
+                   Copies whole(rank), parts(rank);
+                   ShardMoments(parts.all, groups);
+                   const Catalog wholes(whole.all, comm->tp.get());
+                   const Catalog shards(parts.all, comm->tp.get(), nullptr, groups);
+                   AdamW a(whole.all, {}), b(parts.all, {});
+                   for (const Parameter<float>* p : parts.all)
+                     blocks[static_cast<size_t>(rank)] += Shards::Blocks(p->MyShard().size());
+                   for (int step = 0; step < 3; ++step) {
+                     const Copies next(rank + 10 * step);
+                     for (size_t i = 0; i < whole.all.size(); ++i)
+                       whole.all[i]->gradient = parts.all[i]->gradient = next.all[i]->gradient;
+                     SumGradients(whole.all, groups);
+                     SumGradients(parts.all, groups);
+                     const double norm = NormOfGradients(wholes, pool).norm;
+                     EXPECT_EQ(NormOfGradients(shards, pool).norm, norm);
+                     a.Step(0.01, ClipScale(norm, 1), pool);
+                     b.Step(0.01, ClipScale(norm, 1), pool);
+                     GatherShards(parts.all, groups);
+                     for (size_t i = 0; i < whole.all.size(); ++i) {
+                       EXPECT_EQ(parts.all[i]->value, whole.all[i]->value) << whole.all[i]->name;
+                       EXPECT_EQ(parts.all[i]->gradient, whole.all[i]->gradient)
+                           << whole.all[i]->name;
+                       if (whole.all[i]->gradient.empty()) continue;
+                       EXPECT_EQ(shards.GatherShards(*parts.all[i], b.moments()[i].second),
+                                 a.moments()[i].second);
+                     }
+                   }
+                 });
   const auto [least, most] = std::ranges::minmax(blocks);
   EXPECT_LE(most - least, 1);
 }

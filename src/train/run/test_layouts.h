@@ -66,8 +66,8 @@ struct LayoutRun {
   std::vector<int64_t> borders = {};
   LossOptions losses;
   int64_t steps = 1;
-  bool zero = false;  // --zero-stage 1
-  double clip = 0;    // limit of the gradient norm; 0: none
+  bool zero = false;                        // --zero-stage 1
+  double clip = 0;                          // limit of the gradient norm; 0: none
   std::filesystem::path resume, save = {};  // checkpoints to load and to write; empty: none
 };
 
