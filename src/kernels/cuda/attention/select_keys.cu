@@ -6,7 +6,6 @@
 // Measured: not measured.
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/attention/attention_schedule.cuh"
 #include "kernels/cuda/attention/select_keys.cuh"
@@ -135,21 +134,26 @@ __global__ void FillColumns(SequenceTable table, int topk, int32_t* columns) {
   columns[3 * rows + row] = sequence >= 0 ? row % kSelectedRows : -1;
 }
 
+// nvcc does not compile CHECK.
+void Require(bool holds) {
+  Check(holds ? cudaSuccess : cudaErrorInvalidValue, "arguments of the selection of keys");
+}
+
 }  // namespace
 
 void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
                 cudaStream_t stream, std::span<std::byte> scratch) {
   if (table.num_sequences == 0 || table.num_rows == 0) return;
-  CHECK(p.kv_dtype == DType::kF32 || p.kv_dtype == DType::kBF16 || p.kv_dtype == DType::kF16);
-  CHECK(p.heads > 0 && p.head_dim > 0 && p.topk > 0);
+  Require(p.kv_dtype == DType::kF32 || p.kv_dtype == DType::kBF16 || p.kv_dtype == DType::kF16);
+  Require(p.heads > 0 && p.head_dim > 0 && p.topk > 0);
   const bool tiles = !exact && p.kv_dtype == DType::kBF16 && p.head_dim % 16 == 0;
   const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  CHECK(!tiles || (aligned(p.q) && aligned(p.cache) && p.ldq % 4 == 0));
+  Require(!tiles || (aligned(p.q) && aligned(p.cache) && p.ldq % 4 == 0));
   const int64_t most_keys = int64_t{table.max_pages} * table.page_size;
-  CHECK(most_keys > 0 && most_keys <= int64_t{1} << 30);
+  Require(most_keys > 0 && most_keys <= int64_t{1} << 30);
   const auto room = static_cast<int64_t>(scratch.size() / sizeof(uint32_t));
   const int64_t rows = std::min({int64_t{table.num_rows}, room / most_keys, kMaxRows});
-  CHECK_GT(rows, 0);
+  Require(rows > 0);
   KeySelection wave = {.q = p.q,
                        .ldq = p.ldq,
                        .weights = p.weights,
@@ -173,7 +177,7 @@ void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, 
 
 void FillSelectedSequences(const SequenceTable& table, int64_t topk, std::byte* memory,
                            cudaStream_t stream) {
-  CHECK_GT(table.num_rows, 0);
+  Require(table.num_rows > 0);
   constexpr int kEach = 256;
   FillColumns<<<(table.num_rows + kEach - 1) / kEach, kEach, 0, stream>>>(
       table, static_cast<int>(topk), reinterpret_cast<int32_t*>(memory));
@@ -182,7 +186,7 @@ void FillSelectedSequences(const SequenceTable& table, int64_t topk, std::byte* 
 
 SequenceTable SelectedSequences(const SequenceTable& table, const int32_t* selected, int64_t topk,
                                 const std::byte* memory, int32_t first) {
-  CHECK_EQ(first % kSelectedRows, 0);
+  Require(first % kSelectedRows == 0);
   const int64_t all = table.num_rows;
   const auto* const columns = reinterpret_cast<const int32_t*>(memory) + first;
   const int32_t rows = std::min(table.num_rows - first, kSelectedRows);
