@@ -411,8 +411,7 @@ TEST(Plan, GpusHaveTheMemoryOfTheirStage) {
   config.max_total_tokens = 0;
   config.context_length = 4096;
   const auto plan_with = [&](int64_t bytes) {
-    const Machine gpu{
-        .cuda = true, .memory = {.total = bytes, .available = bytes}, .cpus = 4};
+    const Machine gpu{.cuda = true, .memory = {.total = bytes, .available = bytes}, .cpus = 4};
     return MakePlanOn(gpu, ReadModelConfig(config), config, config.mesh.world());
   };
   const EnginePlan whole = plan_with(int64_t{80} << 30);

@@ -155,8 +155,8 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
 }
 
 void Decoder::RunLink(const Operation& operation, Pass& pass, const Watch& watch) const {
-  const profile::Span span(watch.profiler, watch.profiler ? Describe(operation, pass.rows)
-                                                          : profile::SpanInfo());
+  const profile::Span span(watch.profiler,
+                           watch.profiler ? Describe(operation, pass.rows) : profile::SpanInfo());
   if (operation.kind == Kind::kReceive) return ReceiveRows(pass);
   CHECK(operation.kind == Kind::kSend);
   SendRows(pass);

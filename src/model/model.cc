@@ -56,7 +56,7 @@ struct Model::Impl {
   const AttachedTimer timer;
   const RankGroups& groups;
   const std::unique_ptr<StageRows> stage_rows;  // null: there is one stage
-  ModelWeights weights;  // without weights that MoE layers have taken
+  ModelWeights weights;                         // without weights that MoE layers have taken
   std::shared_ptr<const ModelWeights> kept_weights;
   Tensor cos_sin;  // [context_length, rotary_dim]
   const LayerContext context;

@@ -16,8 +16,8 @@ struct Reach {
   bool gpus = true;  // ranks on GPUs
   // Ranks on several hosts. false: ranks on CPUs must also map one arena (RankPlaces).
   bool hosts = true;
-  bool one_gpu = true;  // works on one GPU; false: it needs several ranks, and so several GPUs
-  bool cpus = true;     // works on CPUs; false only for a program's own backend
+  bool one_gpu = true;    // works on one GPU; false: it needs several ranks, and so several GPUs
+  bool cpus = true;       // works on CPUs; false only for a program's own backend
   bool gpu_hosts = true;  // works on GPUs of several hosts, if `gpus` and `hosts` are true
 };
 

@@ -170,9 +170,10 @@ TEST(FeaturesTest, ErrorsNameTheNumberThatIsRequested) {
   EngineConfig config = TwoRanks();
   config.mesh.pp = 3;
   EXPECT_EQ(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true}); }), "");
-  EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true, .several_hosts = true}); }),
-              HasSubstr("--pp-size 3: supported on GPUs of one host and on CPUs only; want one host, "
-                        "or --device cpu"));
+  EXPECT_THAT(
+      ErrorOf([&] { CheckFeatures(config, {}, {.gpus = true, .several_hosts = true}); }),
+      HasSubstr("--pp-size 3: supported on GPUs of one host and on CPUs only; want one host, "
+                "or --device cpu"));
 }
 
 TEST(FeaturesTest, FlagsOfExpertsDoNotMatterToDenseModels) {

@@ -46,7 +46,8 @@ DeviceMoeHosts HostsOf(const ModelOptions& options, const MeshShape& shape) {
           .recorded_tokens = std::max(of_group, MaxLaneTokens(shape, of_group))};
 }
 
-// The names and the members of a rank's groups, the same groups as in RankComm. `mesh`: of the stage.
+// The names and the members of a rank's groups, the same groups as in RankComm. `mesh`: of the
+// stage.
 std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh) {
   return {{"tp", mesh.TpGroup()},
           {"ep", mesh.EpGroup()},
@@ -54,8 +55,8 @@ std::vector<std::pair<const char*, std::vector<int>>> GroupsOf(const Mesh& mesh)
           {"attn-tp", mesh.AttnTpGroup()}};
 }
 
-// Rows go from GPU to GPU. The lane announces them once the transfer is enqueued, so the host of the
-// next stage waits until this stage has launched its pass, and its stream waits for the pass.
+// Rows go from GPU to GPU. The lane announces them once the transfer is enqueued, so the host of
+// the next stage waits until this stage has launched its pass, and its stream waits for the pass.
 class CudaStageRows final : public StageRows {
  public:
   CudaStageRows(MessageLane& lane, cuda::RowRing& ring, cudaStream_t stream)

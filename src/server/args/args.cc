@@ -274,10 +274,9 @@ void AddMemoryFlags(CommandLine& app, EngineConfig& e) {
   app.Flag(
       "--priority-scheduling-preemption-threshold", e.preemption_threshold, kMemory,
       "A waiting request preempts a running one only if its priority is higher by more than this");
-  app.Switch(
-      "--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
-      "Plans a step only after the previous step has ended. By default a GPU computes a "
-      "step while the next step is planned and outputs are sent");
+  app.Switch("--disable-overlap-schedule", e.disable_overlap_schedule, kMemory,
+             "Plans a step only after the previous step has ended. By default a GPU computes a "
+             "step while the next step is planned and outputs are sent");
   app.Switch("--disable-radix-cache", e.disable_radix_cache, kMemory,
              "Disables the reuse of cached prefixes");
 }

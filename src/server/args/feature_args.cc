@@ -12,9 +12,10 @@
 namespace switchyard {
 
 void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group) {
-  app.Flag("--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, group,
-           "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs, or on GPUs "
-           "of one host");
+  app.Flag(
+      "--pp-size,--pp,--pipeline-parallel-size", e.mesh.pp, group,
+      "Pipeline stages of --tp-size ranks, each with a part of the layers; on CPUs, or on GPUs "
+      "of one host");
   app.Flag(
       "--pp-layer-partition", e.pp_layer_partition, group,
       "Numbers of layers of the pipeline stages, such as 12,12,13 (SGLANG_PP_LAYER_PARTITION). "

@@ -62,8 +62,8 @@ struct CollectiveOptions {
 // Collectives of `group`, enqueued on `stream`. All operations can be captured in a CUDA graph:
 // launches depend on sizes and addresses only, and no host code waits. `group`: ranks of `memory`,
 // ascending, which are numbered within the stage. Construction is a collective over comm.tp: every
-// rank of the stage constructs groups of the same kinds in the same order. Sums over peer memory are in group order: all members get
-// the same bits, for any message size.
+// rank of the stage constructs groups of the same kinds in the same order. Sums over peer memory
+// are in group order: all members get the same bits, for any message size.
 //
 // If any group of a kind has ranks on several hosts, all groups of this kind with several members
 // use NCCL alone (NcclGroup). Error kResource if a rank cannot use NCCL.

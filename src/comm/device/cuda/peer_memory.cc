@@ -43,8 +43,7 @@ const char* StageName(int32_t stage) {
   return "unknown stage";
 }
 
-[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, const PeerInfo& theirs,
-                                    const char* why) {
+[[noreturn]] void ThrowNoPeerAccess(const PeerInfo& mine, const PeerInfo& theirs, const char* why) {
   throw Error(
       ErrorKind::kResource,
       fmt::format("{} cannot access the GPU memory of {}: {}", Describe(mine), Describe(theirs),

@@ -61,14 +61,14 @@ struct PeerPointers {
   }
 };
 
-// One rank's access to the GPU memory of a group of ranks, usually those of its stage. Each rank owns `bytes` of GPU memory, zeroed,
-// and can read and write its peers' memory over NVLink or PCIe. Ranks that are threads of one
-// process use peer access, rank processes CUDA IPC. NVLink multicast is not used. Construction is a
-// collective over the group; the rank's thread calls it with its GPU current. Error kResource names
-// two GPUs without peer access.
+// One rank's access to the GPU memory of a group of ranks, usually those of its stage. Each rank
+// owns `bytes` of GPU memory, zeroed, and can read and write its peers' memory over NVLink or PCIe.
+// Ranks that are threads of one process use peer access, rank processes CUDA IPC. NVLink multicast
+// is not used. Construction is a collective over the group; the rank's thread calls it with its GPU
+// current. Error kResource names two GPUs without peer access.
 //
-// Ranks below are indices in the group; errors have ranks of the world. If the group spans hosts, a rank accesses memory of ranks on its own host only; NCCL connects the
-// others (collectives.h).
+// Ranks below are indices in the group; errors have ranks of the world. If the group spans hosts, a
+// rank accesses memory of ranks on its own host only; NCCL connects the others (collectives.h).
 //
 // Allocation is symmetric, as in SymmetricMemory. There is no free.
 class PeerMemory {
@@ -77,8 +77,8 @@ class PeerMemory {
   PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds timeout,
              int ranks_per_host = 0);
   // Of another group of `comm`, which outlives this object.
-  PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
-             std::chrono::milliseconds timeout, int ranks_per_host = 0);
+  PeerMemory(RankComm& comm, Communicator& members, size_t bytes, std::chrono::milliseconds timeout,
+             int ranks_per_host = 0);
   ~PeerMemory();  // collective: peers may still read
 
   int rank() const;

@@ -31,9 +31,7 @@ size_t RowRing::BytesPerRank(size_t place_bytes, int places) {
   return Stride(place_bytes) * static_cast<size_t>(places) + 2 * kAlignment;
 }
 
-size_t RowRing::PlaceOf(uint64_t message) const {
-  return ring_ + message % places_ * place_bytes_;
-}
+size_t RowRing::PlaceOf(uint64_t message) const { return ring_ + message % places_ * place_bytes_; }
 
 // The first messages wait for a negative count, so they do not wait.
 void RowRing::Send(std::span<const float> rows, cudaStream_t stream) {
@@ -67,8 +65,7 @@ void RowRing::Receive(std::span<float> rows, cudaStream_t stream) {
                    WaitStage::kStageRows, previous, stream),
         "wait for hidden rows");
   Check(StartCopyRows(place, rows.data(), rows.size(), limit, stream), "copy of hidden rows");
-  Check(StartRaise(reinterpret_cast<uint32_t*>(memory_.At(previous, read_)), number, limit,
-                   stream),
+  Check(StartRaise(reinterpret_cast<uint32_t*>(memory_.At(previous, read_)), number, limit, stream),
         "release of the place of hidden rows");
 }
 

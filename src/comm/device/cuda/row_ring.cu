@@ -1,6 +1,6 @@
 // Kernels of RowRing. Waiting and copying are separate kernels: a waiting kernel is one thread, so
-// ranks that share a GPU in tests do not block each other's kernels. Copies are kernels too, because
-// a copy engine that waits for its stream could delay the copies of such ranks.
+// ranks that share a GPU in tests do not block each other's kernels. Copies are kernels too,
+// because a copy engine that waits for its stream could delay the copies of such ranks.
 #include <algorithm>
 
 #include "comm/device/cuda/channel.cuh"

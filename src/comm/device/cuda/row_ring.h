@@ -61,8 +61,7 @@ cudaError_t StartAwait(const uint32_t* flag, uint32_t value, const WaitLimit& li
 cudaError_t StartCopyRows(const float* from, float* to, size_t count, const WaitLimit& limit,
                           cudaStream_t stream);
 // Raises the flag, unless a wait has failed.
-cudaError_t StartRaise(uint32_t* flag, uint32_t value, const WaitLimit& limit,
-                       cudaStream_t stream);
+cudaError_t StartRaise(uint32_t* flag, uint32_t value, const WaitLimit& limit, cudaStream_t stream);
 // Loads the kernels on the current device, as LoadAllReduce does.
 cudaError_t LoadRowRing();
 
