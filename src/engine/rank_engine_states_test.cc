@@ -132,7 +132,7 @@ TEST(RankEngineStates, LaunchedPassesRunAgainFromTheSameStates) {
       } catch (const Error&) {
         ++again;
       }
-      if (UniformDraw(3, step) < 0.3 && rig.engine.AbortPass(rig.engine.last_pass())) ++again;
+      if (UniformDraw(3, step) < 0.5 && rig.engine.AbortPass(rig.engine.last_pass())) ++again;
     }
     EXPECT_GT(again, 3);
     EXPECT_GT(rig.model.launched, 5);

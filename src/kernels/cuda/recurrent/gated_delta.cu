@@ -11,10 +11,9 @@
 // (cp.async), while it computes the rows before. All kernels are launched early (kernel_chain.cuh).
 // A decode step reads and writes each state once, and is bound by memory. A prompt is bound by the
 // instructions of its rows, one after another. The chunked form of the delta rule (Yang et al.,
-// "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", arXiv 2406.06484)
-// could take DeltaKernel's place for whole chunks at absolute multiples of their length: it has the
-// same inputs after PrepareKernel, and the same states before and after. Measured: not measured
-// yet.
+// arXiv 2406.06484) could take DeltaKernel's place for whole chunks at absolute multiples of their
+// length. It has the same inputs after PrepareKernel, and the same states before and after.
+// Measured: not measured yet.
 #include <cuda_pipeline_primitives.h>
 
 #include "kernels/cuda/device/kernel_chain.cuh"
