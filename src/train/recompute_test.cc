@@ -173,7 +173,9 @@ TEST_P(RecomputeTest, TheFormulaCountsWhatIsAllocated) {
         EXPECT_EQ(found.undropped, all.counted) << kind;
         EXPECT_LT(found.counted, all.counted) << kind;
         least = std::min(least, found.counted);
-        if (backward.recompute == Recompute::kLayer) EXPECT_EQ(found.counted, least);
+        if (backward.recompute == Recompute::kLayer) {
+          EXPECT_EQ(found.counted, least);
+        }
       }
       const Allocated separate = Allocate(config_, options, layout, threads, kSeparate);
       EXPECT_EQ(static_cast<int64_t>(separate.floats), separate.counted);
