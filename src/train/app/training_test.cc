@@ -175,7 +175,7 @@ TEST_F(TrainingTest, SharedMomentsAndRecomputationChangeNoBit) {
   for (const auto& entry : fs::directory_iterator(whole.checkpoint)) {
     const fs::path file = entry.path().filename();
     if (file != "trainer.json") {  // has times
-      
+
       EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
     }
   }
