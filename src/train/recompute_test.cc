@@ -46,7 +46,9 @@ Learned Learn(const ModelConfig& config, const LossOptions& options, ProductDtyp
 
 class RecomputeTest : public ::testing::TestWithParam<const char*> {
  protected:
-  const ModelConfig config_ = ParseModelConfig(testing::SmallConfig(GetParam()));
+  RecomputeTest() { config_.layers.resize(4, config_.layers.back()); }
+
+  ModelConfig config_ = ParseModelConfig(testing::SmallConfig(GetParam()));
 };
 
 TEST_P(RecomputeTest, ChangesNoBit) {
