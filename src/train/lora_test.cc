@@ -72,7 +72,9 @@ TEST_P(LoraTest, GradientsFollowFromThoseOfTheMergedWeights) {
       const double wanted = whole.Run(batch_, testing::SizeOf(batch_), true, &whole_pass).total();
       EXPECT_NEAR(loss, wanted, 1e-11 * wanted);
       for (const Parameter<double>* p : model.parameters()) {
-        if (!IsAdapter(p->name)) EXPECT_TRUE(p->gradient.empty()) << p->name;
+        if (!IsAdapter(p->name)) {
+          EXPECT_TRUE(p->gradient.empty()) << p->name;
+        }
         if (p->adapter.a == nullptr) continue;
         const auto& [a, b, scale] = p->adapter;
         const std::vector<double>& gradient = merged.at(p->name)->gradient;

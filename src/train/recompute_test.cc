@@ -46,7 +46,9 @@ Learned Learn(const ModelConfig& config, const LossOptions& options, ProductDtyp
 
 class RecomputeTest : public ::testing::TestWithParam<const char*> {
  protected:
-  const ModelConfig config_ = ParseModelConfig(testing::SmallConfig(GetParam()));
+  RecomputeTest() { config_.layers.resize(4, config_.layers.back()); }
+
+  ModelConfig config_ = ParseModelConfig(testing::SmallConfig(GetParam()));
 };
 
 TEST_P(RecomputeTest, ChangesNoBit) {
@@ -173,7 +175,9 @@ TEST_P(RecomputeTest, TheFormulaCountsWhatIsAllocated) {
         EXPECT_EQ(found.undropped, all.counted) << kind;
         EXPECT_LT(found.counted, all.counted) << kind;
         least = std::min(least, found.counted);
-        if (backward.recompute == Recompute::kLayer) EXPECT_EQ(found.counted, least);
+        if (backward.recompute == Recompute::kLayer) {
+          EXPECT_EQ(found.counted, least);
+        }
       }
       const Allocated separate = Allocate(config_, options, layout, threads, kSeparate);
       EXPECT_EQ(static_cast<int64_t>(separate.floats), separate.counted);

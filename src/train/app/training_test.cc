@@ -175,8 +175,10 @@ TEST_F(TrainingTest, SharedMomentsAndRecomputationChangeNoBit) {
   EXPECT_THAT(said_, HasSubstr("after step 2"));
   for (const auto& entry : fs::directory_iterator(whole.checkpoint)) {
     const fs::path file = entry.path().filename();
-    if (file != "trainer.json")  // has times
+    if (file != "trainer.json") {  // has times
+
       EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(whole.checkpoint / file)) << file;
+    }
   }
 }
 
