@@ -250,3 +250,23 @@ def test_modules_alone_need_a_model(folder, tmp_path):
     assert "--train-only mtp" in wrong and "--init-from" in wrong
     wrong = fails(*command(folder, tmp_path / "out", 2, "--train-only", "head"))
     assert "--train-only" in wrong and "mtp" in wrong
+
+
+def test_adapters_are_exported_alone_and_merged(folder, tmp_path):
+    """LoRA: adapter/ in PEFT's layout, final/ with the sum, which another run can start from."""
+    base, out = tmp_path / "base", tmp_path / "out"
+    lora = ["--bias-step", 0, "--lora-rank", 4, "--lora-targets", "q_proj", "up_proj"]
+    train(folder, base, 2)
+    assert "--lora-rank needs trained weights" in fails(*command(folder, out, 3, *lora))
+    train(folder, out, 3, *lora, "--init-from", base / "final")
+    config = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and config["r"] == 4 and config["lora_alpha"] == 8
+    assert config["target_modules"] == ["q_proj", "up_proj"]
+    tensors = (out / "adapter" / "adapter_model.safetensors").read_bytes()
+    header = json.loads(tensors[8:8 + int.from_bytes(tensors[:8], "little")])
+    layer = "base_model.model.model.layers.1.mlp.experts.3.up_proj"
+    assert header[f"{layer}.lora_A.weight"]["shape"] == [4, 48]
+    assert header[f"{layer}.lora_B.weight"]["shape"] == [32, 4]
+    assert not any("k_proj" in name or "down_proj" in name for name in header)
+    assert not (out / "final" / "lora.json").exists()
+    train(folder, tmp_path / "next", 1, "--init-from", out / "final")
