@@ -7,8 +7,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/host/test_rank_processes.h"
@@ -107,6 +109,7 @@ TEST_F(SparesTest, NoRankIsAbsentIfSparesSuffice) {
   AwaitReady(2);
   for (const pid_t pid : ChildrenOf(getpid()))
     if (Contents("/proc/" + std::to_string(pid) + "/comm") == "spare\n") kill(pid, SIGKILL);
+  AwaitReady(0);
   EXPECT_THAT(Lose({1}, others_serve), ElementsAre(1));
   EXPECT_THAT(ranks.Absent(), ElementsAre(1));
   while (!ranks.AbsentWait()) std::this_thread::sleep_for(milliseconds(1));
