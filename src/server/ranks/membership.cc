@@ -88,8 +88,8 @@ RestartOptions RestartOptions::Of(const ServerArgs& args, bool restarts) {
 }
 
 std::optional<Membership> Lead(const Launch& launch, const EngineConfig& config,
-                               const EnginePlan& plan, const FindSignal& find_signal,
-                               bool restart, const std::string& location) {
+                               const EnginePlan& plan, const FindSignal& find_signal, bool restart,
+                               const std::string& location) {
   EngineConfig of_epoch = config;
   if (!location.empty()) of_epoch.moe.init_expert_location = location;
   Membership membership{.job = EncodeRankSpec(of_epoch, plan)};

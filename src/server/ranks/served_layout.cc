@@ -126,8 +126,8 @@ std::unique_ptr<EngineRanks> ServedLayout::Start(EngineRanks::Events events,
       throw Error(ErrorKind::kResource, "the ranks cannot restart with changed weights" + changes);
     if (served_.launch.rejoins) {
       const auto stop = [&give_up] { return give_up() ? SIGTERM : 0; };
-      auto membership = Lead(served_.launch, job_.config, job_.plan, stop, /*restart=*/true,
-                             restart.location);
+      auto membership =
+          Lead(served_.launch, job_.config, job_.plan, stop, /*restart=*/true, restart.location);
       if (!membership) return nullptr;
       membership_ = *std::move(membership);
     }

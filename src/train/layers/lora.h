@@ -11,8 +11,8 @@
 
 namespace switchyard::train {
 
-// With adapters, a linear layer computes y = x · Wᵀ + alpha / rank · (x · Aᵀ) · Bᵀ. Only A and B are
-// trained: A [rank, inputs], B [outputs, rank]. All other parameters are frozen.
+// With adapters, a linear layer computes y = x · Wᵀ + alpha / rank · (x · Aᵀ) · Bᵀ. Only A and B
+// are trained: A [rank, inputs], B [outputs, rank]. All other parameters are frozen.
 struct LoraOptions {
   int64_t rank = 0;  // 0: no adapters, and all parameters are trained
   double alpha = 0;
