@@ -88,7 +88,7 @@ def test_a_cut_link_comes_back(expected, host):  # noqa: F811
         assert node1.wait() == 0, node1.text()
 
 
-def test_a_rank_of_another_node_is_named_and_the_end_is_told(expected, tmp_path):
+def test_a_rank_of_another_node_is_named_and_the_end_is_told(tmp_path):
     """A request that makes a rank of node 1 fail each time ends after two failures, as on one host. When node 0 ends the
     engine, node 1 does not try to reach it for a minute."""
     address = f"127.0.0.1:{free_port()}"
@@ -102,7 +102,6 @@ def test_a_rank_of_another_node_is_named_and_the_end_is_told(expected, tmp_path)
             assert metric(node0, "switchyard_rank_deaths_total") == 2, node0.text()
             (tmp_path / "1.enter.1999").unlink()
             assert node0.request("/generate", poison)[0] == 200
-            assert finish(start_batch(node0, BATCHES[0])) == expected[0]
             os.kill(node1.ranks()[0], signal.SIGKILL)
             serve_again(node0, 4)
             os.kill(node1.ranks()[0], signal.SIGKILL)

@@ -11,10 +11,9 @@ from elastic import (FLAGS, YARDLING, bodies, finish, kill, metric, ready_spares
 from server import Server, fails_to_start, free_port
 
 LAYOUTS = {
-    "sharded": ["--tp", 2, "--ep", 2],
     "whole": ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
               "--moe-a2a-backend", "deepep", "--elastic-ep-backend", "mooncake"],
-    "converted": ["--tp", 2, "--ep", 2, "--quantization", "w8a8_int8", "--speculative-algorithm", "NEXTN",
+    "sharded, converted": ["--tp", 2, "--ep", 2, "--quantization", "w8a8_int8", "--speculative-algorithm", "NEXTN",
                   "--speculative-num-steps", 2],
 }
 # The ranks that end, and how.

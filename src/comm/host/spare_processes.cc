@@ -184,11 +184,12 @@ std::vector<pid_t> SpareProcesses::pids() const {
 }
 
 SpareRanks SpareProcesses::state() const {
-  const int usable = ready();
+  const auto loads = [this](const Spare& spare) {
+    return !spare.retired && !arena_->SpareWaits(spare.process.slot);
+  };
   return {.wanted = wanted_,
-          .ready = usable,
-          .loading = static_cast<int>(std::ranges::count_if(
-              spares_, [](const Spare& s) { return !s.loaded && !s.retired; })),
+          .ready = ready(),
+          .loading = static_cast<int>(std::ranges::count_if(spares_, loads)),
           .used = counts_->used.load(),
           .failed = counts_->failed.load()};
 }
