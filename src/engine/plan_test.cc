@@ -408,7 +408,6 @@ TEST(Plan, GpusHaveTheMemoryOfTheirStage) {
   EngineConfig config = Fixture();
   config.device = "cuda";
   config.max_total_tokens = 0;
-  config.context_length = 4096;
   const auto plan_with = [&](int64_t bytes) {
     const Machine gpu{.cuda = true, .memory = {.total = bytes, .available = bytes}, .cpus = 4};
     return MakePlanOn(gpu, ReadModelConfig(config), config, config.mesh.world());
