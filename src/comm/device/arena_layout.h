@@ -16,11 +16,7 @@ namespace switchyard {
 
 inline constexpr uint64_t kArenaMagic = 0x414e455241445953;  // "SYDARENA"
 inline constexpr int kMaxRanksPerArena = 256;
-// Room for SharedArena::message of two epochs: a rank that loads may read the message of its epoch
-// while the parent writes that of the next one. Pages that hold no message are never touched.
-inline constexpr size_t kArenaMessageBytes = 2 * SharedArena::kMaxMessageBytes;
-
-// Header at the start of the mapping. After it come the epoch's message, one RequestRecord per
+// Header at the start of the mapping. After it come one RequestRecord per
 // rank, the ranks' arenas in rank order (page-aligned), and the ranks' kept memory (aligned to huge
 // pages). All processes run the same build, so the layout needs no version. Lock-free atomics work
 // across processes.
@@ -52,6 +48,9 @@ struct ArenaHeader {
   uint64_t world;
   uint64_t bytes_per_rank;
   uint64_t kept_per_rank;  // bytes of kept memory
+  // Room for SharedArena::message of one epoch. There is room for two: a rank that loads may read
+  // the message of its epoch while the parent writes that of the next one.
+  uint64_t max_message_bytes;
   alignas(64) std::atomic<uint32_t> abort_state;
   std::array<char, 1020> abort_reason;
   alignas(64) std::atomic<uint64_t> parent_beats;  // 0: no process watches the ranks
@@ -90,7 +89,7 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
-  char* message(uint32_t epoch) const;  // [SharedArena::kMaxMessageBytes]
+  char* message(uint32_t epoch) const;  // [max_message_bytes]
   ArenaHeader::SpareState& spare(int slot) const;
   RequestRecord& requests(int rank) const;
   std::byte* At(int rank, size_t offset) const;
@@ -115,6 +114,7 @@ struct SharedArena::Impl {
 // Bytes before the first rank's arena (a whole number of pages), and bytes of the whole mapping.
 // Error kInvalid if a size is out of range.
 size_t ArenaHeaderBytes(uint64_t world);
+// Without the messages.
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank = 0);
 
 }  // namespace switchyard

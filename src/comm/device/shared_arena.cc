@@ -31,7 +31,7 @@ size_t RoundUpToPage(size_t bytes) { return RoundUp(bytes, kPageBytes); }
 }  // namespace
 
 size_t ArenaHeaderBytes(uint64_t world) {
-  return RoundUpToPage(sizeof(ArenaHeader)) + kArenaMessageBytes + world * sizeof(RequestRecord);
+  return RoundUpToPage(sizeof(ArenaHeader)) + world * sizeof(RequestRecord);
 }
 
 size_t ArenaBytes(uint64_t world, uint64_t bytes_per_rank, uint64_t kept_per_rank) {
@@ -86,8 +86,8 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
 }
 
 char* SharedArena::Impl::message(uint32_t epoch) const {
-  return reinterpret_cast<char*>(base + RoundUpToPage(sizeof(ArenaHeader))) +
-         epoch % 2 * kMaxMessageBytes;
+  const size_t room = header().max_message_bytes;
+  return reinterpret_cast<char*>(base + mapped_bytes - (1 + epoch % 2) * room);
 }
 
 ArenaHeader::SpareState& SharedArena::Impl::spare(int slot) const {
@@ -155,9 +155,11 @@ SharedArena::SharedArena(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SharedArena::~SharedArena() = default;
 
 std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_rank,
-                                                 size_t kept_per_rank) {
+                                                 size_t kept_per_rank, bool messages) {
+  const size_t room = messages ? kMaxMessageBytes : 0;
   const size_t bytes =
-      ArenaBytes(static_cast<uint64_t>(std::max(world, 0)), bytes_per_rank, kept_per_rank);
+      ArenaBytes(static_cast<uint64_t>(std::max(world, 0)), bytes_per_rank, kept_per_rank) +
+      2 * room;
   auto impl = std::make_unique<Impl>();
   impl->fd = memfd_create("switchyard-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (impl->fd < 0) {
@@ -178,6 +180,7 @@ std::shared_ptr<SharedArena> SharedArena::Create(int world, size_t bytes_per_ran
   header->world = static_cast<uint64_t>(world);
   header->bytes_per_rank = impl->bytes_per_rank;
   header->kept_per_rank = kept_per_rank;
+  header->max_message_bytes = room;
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(impl)));
 }
 
@@ -193,8 +196,10 @@ std::shared_ptr<SharedArena> SharedArena::FromFd(int fd) {
   }
   impl->Map(static_cast<size_t>(status.st_size));
   const ArenaHeader& header = impl->header();
-  if (header.magic != kArenaMagic ||
-      ArenaBytes(header.world, header.bytes_per_rank, header.kept_per_rank) != impl->mapped_bytes) {
+  if (header.magic != kArenaMagic || header.max_message_bytes > kMaxMessageBytes ||
+      ArenaBytes(header.world, header.bytes_per_rank, header.kept_per_rank) +
+              2 * header.max_message_bytes !=
+          impl->mapped_bytes) {
     throw Invalid("descriptor {} is not an arena of shared memory", fd);
   }
   impl->world = static_cast<int>(header.world);
@@ -211,7 +216,8 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   CHECK(rank >= 0 && rank < world());
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
-  const size_t begin = impl_->mapped_bytes - stride * static_cast<size_t>(world() - rank);
+  const size_t end = impl_->mapped_bytes - 2 * impl_->header().max_message_bytes;
+  const size_t begin = end - stride * static_cast<size_t>(world() - rank);
   // Has no effect if the kernel does not allow huge pages for shared memory.
   madvise(impl_->base + begin, stride, MADV_HUGEPAGE);
   return {impl_->base + begin, impl_->kept_per_rank};
@@ -273,9 +279,9 @@ void SharedArena::BeginEpoch(std::string_view endpoint, std::span<const int> abs
                              std::string_view message) {
   ArenaHeader& header = impl_->header();
   CHECK(has_epochs() && endpoint.size() < header.endpoint.size());
-  if (message.size() > kMaxMessageBytes)
+  if (message.size() > header.max_message_bytes)
     throw Invalid("a message of {} bytes for the ranks: want at most {}", message.size(),
-                  kMaxMessageBytes);
+                  header.max_message_bytes);
   // Clears the notes and the ranks' arenas. The header and the kept memory keep their contents.
   impl_->Clear(ArenaHeaderBytes(0),
                ArenaBytes(static_cast<uint64_t>(world()), impl_->bytes_per_rank));
@@ -322,7 +328,7 @@ std::string SharedArena::endpoint() const {
 std::string SharedArena::message() const {
   const uint32_t present = epoch();
   const uint64_t bytes = impl_->header().message_bytes[present % 2].load();
-  return {impl_->message(present), std::min<uint64_t>(bytes, kMaxMessageBytes)};
+  return {impl_->message(present), std::min<uint64_t>(bytes, impl_->header().max_message_bytes)};
 }
 
 void SharedArena::ClearSpare(int slot) {

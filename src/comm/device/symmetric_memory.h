@@ -30,8 +30,9 @@ class RemoteRanks;
 class SharedArena {
  public:
   // Reserves world × (bytes_per_rank + kept_per_rank); pages are committed on first touch.
+  // `messages`: epochs may have messages.
   static std::shared_ptr<SharedArena> Create(int world, size_t bytes_per_rank,
-                                             size_t kept_per_rank = 0);
+                                             size_t kept_per_rank = 0, bool messages = false);
   // Maps the arena of an inherited descriptor in a rank process. Takes ownership of the descriptor.
   // Error kInvalid if it is not an arena.
   static std::shared_ptr<SharedArena> FromFd(int fd);
@@ -59,7 +60,7 @@ class SharedArena {
   // ranks. It calls BeginEpoch when each rank either waits or has ended. BeginEpoch clears the
   // memory of all ranks and marks them as not joined. Waiting ranks receive `endpoint`. All ranks
   // can read `message`, opaque bytes, which apply to this epoch only. Error kInvalid if the message
-  // has more than kMaxMessageBytes.
+  // has more than kMaxMessageBytes, or if the arena was created without messages.
   //
   // An epoch may run without the ranks `absent`, which load meanwhile. Then absent ranks take no
   // part, and SymmetricMemory numbers the other ranks from 0 without gaps.

@@ -92,7 +92,7 @@ TEST(SharedArenaTest, KeptMemoryOutlivesEpochs) {
 }
 
 TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
-  const auto arena = SharedArena::Create(2, 1000);
+  const auto arena = SharedArena::Create(2, 1000, /*kept_per_rank=*/0, /*messages=*/true);
   EXPECT_FALSE(arena->has_epochs());
   arena->EnableEpochs();
   {
@@ -126,7 +126,7 @@ TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
 }
 
 TEST(SharedArenaTest, AMessageBelongsToOneEpoch) {
-  const auto arena = SharedArena::Create(1, 1000);
+  const auto arena = SharedArena::Create(1, 1000, /*kept_per_rank=*/0, /*messages=*/true);
   arena->EnableEpochs();
   for (const std::string& message :
        {std::string("one"), std::string(SharedArena::kMaxMessageBytes, 'x'), std::string("two")}) {

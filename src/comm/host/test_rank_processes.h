@@ -63,7 +63,7 @@ class RankGroup {
             std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
             milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0,
             milliseconds load_timeout = {}, int spares = 0)
-      : arena_(SharedArena::Create(world, kBytes, kept_bytes)),
+      : arena_(SharedArena::Create(world, kBytes, kept_bytes, /*messages=*/epochs)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
                {.world = world,

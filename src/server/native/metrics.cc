@@ -18,7 +18,6 @@ namespace {
 using metrics::Page;
 
 void AddSpares(Page& page, const SpareRanks& spares) {
-  if (spares.wanted == 0) return;
   for (const auto& [state, count] :
        {std::pair("ready", spares.ready), std::pair("loading", spares.loading)})
     page.Gauge("switchyard_spare_ranks", "Spare processes of ranks (--spare-ranks)",
@@ -51,7 +50,7 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
                absent != history.absent_for.end() ? absent->second : 0);
   }
   const ElasticRanks* ranks = service.elastic;
-  if (ranks != nullptr) AddSpares(page, ranks->spares());
+  AddSpares(page, ranks != nullptr ? ranks->spares() : SpareRanks());
   const RankWeights* owner = service.weights;
   const WeightsState weights = owner != nullptr ? owner->weights_state() : WeightsState();
   page.Gauge("switchyard_rank_change_running",

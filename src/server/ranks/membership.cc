@@ -198,7 +198,8 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .spare_counts = restart.spare_counts};
   const bool keeps_pages = keeps_weights || job.config.disaggregated();
   auto arena = SharedArena::Create(job.config.mesh.world(), job.plan.symmetric_bytes_per_rank,
-                                   keeps_pages ? KeptPages::BytesPerRank(job.config, job.plan) : 0);
+                                   keeps_pages ? KeptPages::BytesPerRank(job.config, job.plan) : 0,
+                                   /*messages=*/keeps_weights);
   if (on_arena) on_arena(arena);
   if (!keeps_weights)
     return std::make_unique<ProcessHost>(std::move(arena), std::move(options), std::move(on_exit));
