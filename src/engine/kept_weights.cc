@@ -3,8 +3,10 @@
 #include "comm/device/test_faults.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/memory_plan.h"
 #include "engine/speculative/draft_model.h"
 #include "kernels/ops.h"
+#include "model/weights/expert_loader.h"
 
 namespace switchyard {
 
@@ -33,12 +35,28 @@ void KeptWeights::LoadDraft(const EngineConfig& config, const EnginePlan& plan, 
       common_draft.get());
 }
 
+namespace {
+
+bool ConvertsExperts(const ModelShard& shard) {
+  return shard.config.has_moe() &&
+         ExpertLoader(shard.dir, shard.config, shard.mesh, shard.load).Converts();
+}
+
+}  // namespace
+
 void KeptWeights::LoadCommon(const EngineConfig& config, const EnginePlan& plan,
                              const std::function<void()>& count_step) {
   kernels::SelectIsa(config.cpu_isa);
+  const bool copies = CopiesWeights(config, plan);
   const auto load = [&](ModelShard shard) {
     shard.load.progress = [&count_step](size_t, size_t) { count_step(); };
-    return std::make_unique<const CommonWeights>(shard.dir, shard.config, config.mesh, shard.load);
+    auto common =
+        std::make_unique<const CommonWeights>(shard.dir, shard.config, config.mesh, shard.load);
+    // Maps the pages of the experts of all ranks, so that any rank's own weights load faster.
+    const bool maps = !copies && !ConvertsExperts(shard);
+    for (int rank = 0; maps && rank < config.mesh.world(); ++rank)
+      common->Load(Mesh(config.mesh, rank), shard.load);
+    return common;
   };
   if (plan.draft) common_draft = load(DraftShard(config, plan, 0));
   common_model = load(TargetShard(config, plan, 0));

@@ -33,8 +33,8 @@ struct KeptWeights {
   // Loads the weights of the draft model, if the plan has one, unless there are any. Counts the
   // steps in `arena` (SharedArena::CountLoadStep).
   void LoadDraft(const EngineConfig& config, const EnginePlan& plan, int rank, SharedArena& arena);
-  // Loads what all ranks hold equally, before the rank of this process is known. Calls `count_step`
-  // for each step, on the calling thread.
+  // Loads what all ranks hold equally, before the rank of this process is known, and maps the pages
+  // of weights that are used as stored. Calls `count_step` for each step, on the calling thread.
   void LoadCommon(const EngineConfig& config, const EnginePlan& plan,
                   const std::function<void()>& count_step);
   bool has_common() const { return common_model != nullptr; }
