@@ -89,6 +89,7 @@ struct SharedArena::Impl {
   std::unique_ptr<RemoteRanks> remote;  // null if all ranks are on this host
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base); }
+  size_t kept_end() const;              // the offset after all kept memory
   char* message(uint32_t epoch) const;  // [max_message_bytes]
   ArenaHeader::SpareState& spare(int slot) const;
   RequestRecord& requests(int rank) const;

@@ -85,6 +85,8 @@ std::byte* SharedArena::Impl::At(int rank, size_t offset) const {
   return base + ArenaHeaderBytes(world) + static_cast<size_t>(rank) * bytes_per_rank + offset;
 }
 
+size_t SharedArena::Impl::kept_end() const { return mapped_bytes - 2 * header().max_message_bytes; }
+
 char* SharedArena::Impl::message(uint32_t epoch) const {
   const size_t room = header().max_message_bytes;
   return reinterpret_cast<char*>(base + mapped_bytes - (1 + epoch % 2) * room);
@@ -216,8 +218,7 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
   CHECK(rank >= 0 && rank < world());
   if (impl_->kept_per_rank == 0) return {};
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
-  const size_t end = impl_->mapped_bytes - 2 * impl_->header().max_message_bytes;
-  const size_t begin = end - stride * static_cast<size_t>(world() - rank);
+  const size_t begin = impl_->kept_end() - stride * static_cast<size_t>(world() - rank);
   // Has no effect if the kernel does not allow huge pages for shared memory.
   madvise(impl_->base + begin, stride, MADV_HUGEPAGE);
   return {impl_->base + begin, impl_->kept_per_rank};
@@ -226,7 +227,8 @@ std::span<std::byte> SharedArena::Kept(int rank) const {
 void SharedArena::ClearKept() {
   if (impl_->kept_per_rank == 0) return;
   const size_t stride = RoundUp(impl_->kept_per_rank, kHugePageBytes);
-  impl_->Clear(impl_->mapped_bytes - stride * static_cast<size_t>(world()), impl_->mapped_bytes);
+  const size_t end = impl_->kept_end();
+  impl_->Clear(end - stride * static_cast<size_t>(world()), end);
 }
 
 int SharedArena::joined() const {

@@ -89,6 +89,16 @@ TEST(SharedArenaTest, KeptMemoryOutlivesEpochs) {
   arena->ClearKept();
   for (const int rank : {0, 1}) EXPECT_TRUE(all_are(arena->Kept(rank), 0));
   EXPECT_TRUE(SharedArena::Create(2, 1000)->Kept(1).empty());
+
+  // Messages leave the kept memory unchanged, and the reverse.
+  const auto with_messages = SharedArena::Create(2, 1000, 5000, /*messages=*/true);
+  with_messages->EnableEpochs();
+  for (const int rank : {0, 1}) std::ranges::fill(with_messages->Kept(rank), std::byte(7 + rank));
+  for (const char* message : {"one", "two"}) with_messages->BeginEpoch("the front", {}, message);
+  for (const int rank : {0, 1}) EXPECT_TRUE(all_are(with_messages->Kept(rank), 7 + rank));
+  with_messages->ClearKept();
+  for (const int rank : {0, 1}) EXPECT_TRUE(all_are(with_messages->Kept(rank), 0));
+  EXPECT_EQ(with_messages->message(), "two");
 }
 
 TEST(SharedArenaTest, AnEpochBeginsWithClearedMemory) {
