@@ -181,7 +181,8 @@ def kill(server, ranks, sig):
 
 def spare_pids(server):
     """Pids of the processes of --spare-ranks."""
-    out = subprocess.run(["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    command = ["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="]
+    out = subprocess.run(command, capture_output=True, text=True).stdout
     return [int(line.split()[0]) for line in out.splitlines() if "::spare" in line]
 
 
