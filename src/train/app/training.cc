@@ -210,8 +210,8 @@ std::string ActivationsText(const TrainingOptions& options, const Learner& learn
       *std::ranges::max_element(ranks, {}, &Learner::ActivationMemory::bytes);
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   std::string text = fmt::format(
-      "activations: at most {:.2f} MiB on a rank, for {} micro-batches of {} tokens in flight",
-      mib(most.bytes), most.slots, tokens);
+      "activations: at most {:.2f} MiB on a rank, for {} micro-batch{} of {} tokens in flight",
+      mib(most.bytes), most.slots, most.slots == 1 ? "" : "es", tokens);
   if (options.recompute != Recompute::kNone) {
     text += fmt::format(" ({:.2f} MiB without --recompute {})", mib(most.unrecomputed),
                         Name(options.recompute));

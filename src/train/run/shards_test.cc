@@ -158,25 +158,24 @@ TEST_P(ShardedRuns, HaveTheBitsOfOtherRuns) {
     SCOPED_TRACE(layout.ToString());
     const LayoutResult whole = RunLayout(
         config_, batch,
-        {.layout = layout, .losses = losses, .steps = 4, .clip = 0.1, .save = dir_ / "whole"});
+        {.layout = layout, .losses = losses, .steps = 2, .clip = 0.1, .save = dir_ / "whole"});
     RunLayout(config_, batch,
               {.layout = layout,
                .losses = losses,
-               .steps = 2,
+               .steps = 1,
                .zero = true,
                .clip = 0.1,
                .save = dir_ / "half"});
     const LayoutResult rest = RunLayout(config_, batch,
                                         {.layout = layout,
                                          .losses = losses,
-                                         .steps = 2,
+                                         .steps = 1,
                                          .zero = true,
                                          .clip = 0.1,
                                          .resume = dir_ / "half",
                                          .save = dir_ / "shards"});
     EXPECT_EQ(rest.values, whole.values);
-    EXPECT_EQ(rest.norms[0], whole.norms[2]);
-    EXPECT_EQ(rest.norms[1], whole.norms[3]);
+    EXPECT_EQ(rest.norms[0], whole.norms[1]);
     EXPECT_EQ(OptimizerFiles(dir_ / "shards"), OptimizerFiles(dir_ / "whole"));
     for (size_t rank = 0; rank < whole.moment_bytes.size(); ++rank)
       EXPECT_LT(rest.moment_bytes[rank], whole.moment_bytes[rank]) << rank;
