@@ -302,7 +302,7 @@ TEST(NodeGroupTest, NodesOfAnEndedEngineAreDismissed) {
   for (Membership* member : {&one, &two})
     EXPECT_EQ(ErrorOf(std::move(*member), ErrorKind::kUnavailable),
               "node 0 has ended the engine: too many deaths");
-  NodeGroup::Dismiss(meeting.Options(0), "nobody comes", milliseconds(20));
+  NodeGroup::Dismiss(meeting.Options(0), "no node rejoins", milliseconds(20));
 }
 
 TEST_F(NewsTest, ALostNodeIsNamed) {
