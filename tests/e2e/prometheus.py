@@ -82,6 +82,14 @@ class Prometheus:
         assert data["resultType"] == "vector", data
         return [(sample["metric"], float(sample["value"][1])) for sample in data["result"]]
 
+    def wait_above(self, expression, bound, seconds=60):
+        """Waits until a query with a single result is above `bound`. Returns the value."""
+        end = time.time() + seconds
+        while not (result := self.query(expression)) or result[0][1] <= bound:
+            assert time.time() < end, f"{expression} is {result} after {seconds} s, not above {bound}"
+            time.sleep(0.2)
+        return result[0][1]
+
     def alerts(self):
         """Active alerts: {name: alert}."""
         return {alert["labels"]["alertname"]: alert for alert in self.get("alerts")["alerts"]}

@@ -212,6 +212,8 @@ def test_every_query_of_the_board_and_of_the_alerts_has_data(request):
             prometheus.Prometheus(server, router) as prom:
         with Load(server, router) as load:
             time.sleep(seconds / 4)
+            # The next ranks start with the placement that these reach, so they may have nothing to move.
+            moved = prom.wait_above("sum(switchyard_eplb_layers_moved_total)", 0)
             os.kill(server.ranks()[1], signal.SIGKILL)
             fired = prom.wait_alert("SwitchyardRankEnded", ["firing"])
             assert fired["labels"]["job"] == "switchyard" and fired["labels"]["severity"] == "ticket", fired
@@ -230,11 +232,9 @@ def test_every_query_of_the_board_and_of_the_alerts_has_data(request):
             for name, expression in asked + alerts:
                 if name in EMPTY_WITHOUT_FAULTS:
                     prom.query(expression)
-            moved = prom.query("sum(switchyard_eplb_layers_moved_total)")
             active = {name: alert["state"] for name, alert in prom.alerts().items()}
         print(f"{len(asked)} queries, {len(alerts)} alerts, responses {load.statuses}, active {active}, moved {moved}")
         assert not bad, "\n".join(bad)
-        assert moved[0][1] > 0, moved
         assert {200, 400, 404, 429} <= set(load.statuses), load.statuses
         assert server.stop() == 0, server.text()
         down = prom.wait_alert("SwitchyardDown", ["pending", "firing"])
