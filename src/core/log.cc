@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
@@ -36,12 +37,31 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   return spdlog::level::err;
 }
 
+// The text with escapes instead of control characters. A message may have parts from clients, such
+// as the path of a request, which must not add lines or terminal commands to the log.
+std::string OneLine(const std::string& text) {
+  constexpr auto is_control = [](char c) {
+    return (static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7f;
+  };
+  if (std::ranges::none_of(text, is_control)) return text;
+  std::string line;
+  for (const char c : text) {
+    if (c == '\n')
+      line += "\\n";
+    else if (is_control(c))
+      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    else
+      line += c;
+  }
+  return line;
+}
+
 }  // namespace
 
 bool Logs(LogLevel level) { return spdlog::default_logger_raw()->should_log(SpdlogLevel(level)); }
 
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args) {
-  spdlog::default_logger_raw()->log(SpdlogLevel(level), fmt::vformat(format, args));
+  spdlog::default_logger_raw()->log(SpdlogLevel(level), OneLine(fmt::vformat(format, args)));
 }
 
 void InitLog(const std::string& level, const std::string& who) {

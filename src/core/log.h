@@ -18,7 +18,8 @@ void InitLog(const std::string& level, const std::string& who = {});
 
 // Whether lines of `level` are written. Any thread may call it.
 bool Logs(LogLevel level);
-// Writes one line. Any thread may call it; lines of several threads do not mix.
+// Writes one line. Any thread may call it; lines of several threads do not mix. Control characters
+// are written as escapes, such as \n for the end of a line.
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
 
 // Redirects log lines to `to` during its lifetime. For tests; only one may exist at a time.

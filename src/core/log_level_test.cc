@@ -1,4 +1,6 @@
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+
+#include <sstream>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -6,6 +8,8 @@
 
 namespace switchyard {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(LogLevelTest, TheLevelChangesWhileTheProcessRuns) {
   SetLogLevel("error");
@@ -16,6 +20,17 @@ TEST(LogLevelTest, TheLevelChangesWhileTheProcessRuns) {
   EXPECT_THROW(SetLogLevel("loud"), Error);
   SetLogLevel("info");
   EXPECT_TRUE(Logs(LogLevel::kInfo));
+}
+
+TEST(LogTest, ControlCharactersOfAMessageAreEscaped) {
+  std::ostringstream lines;
+  {
+    const LogCapture capture(lines);
+    LOG_INFO("GET {} -> {}", "/a\nb\r\x1b[31m\x7f", 404);
+    LOG_INFO("tab\tand \xc3\xa9 stay");
+  }
+  EXPECT_THAT(lines.str(), HasSubstr("GET /a\\nb\\x0d\\x1b[31m\\x7f -> 404\n"));
+  EXPECT_THAT(lines.str(), HasSubstr("tab\tand \xc3\xa9 stay\n"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "model/stages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <ranges>
@@ -45,6 +46,21 @@ double LayerCost(const ModelConfig& model, int64_t index) {
   return attention + dense + hidden * (3 * width + static_cast<double>(moe.router.num_logits()));
 }
 
+// Tokens of the decode pass for which a split is made.
+constexpr double kDecodeTokens = 32;
+
+// Weights of a layer that a decode pass reads, if its tokens select experts at random. They take
+// most of the pass's time: unlike a prompt, it uses each weight for a few tokens only.
+double LayerReads(const ModelConfig& model, int64_t index) {
+  if (!model.layers[index].moe || !model.moe) return LayerCost(model, index);
+  const MoeModelConfig& moe = *model.moe;
+  const auto selected = static_cast<double>(moe.router.top_k);
+  const auto experts = static_cast<double>(std::max(moe.router.num_experts, moe.router.top_k));
+  const double read = experts * (1 - std::pow(1 - selected / experts, kDecodeTokens));
+  return LayerCost(model, index) + 3 * static_cast<double>(model.hidden) *
+                                       static_cast<double>(moe.intermediate) * (read - selected);
+}
+
 // Whether layer `layer`, which is not the first, needs the stage of the layer before.
 bool NeedsLayerBefore(const ModelConfig& model, int64_t layer) {
   return model.layers[layer - 1].shortcut || model.layers[layer].shared_index;
@@ -72,9 +88,16 @@ struct SplitCost {
 // Numbers of layers of the stages. best[s][n]: of the first n layers in s + 1 stages.
 std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
   const auto layers = static_cast<int>(model.num_layers());
+  const double head = static_cast<double>(model.hidden) * static_cast<double>(model.output_width());
+  double prompt = 0, decode = head;
+  for (int i = 0; i < layers; ++i) {
+    prompt += LayerCost(model, i);
+    decode += LayerReads(model, i);
+  }
   std::vector<double> sum(layers + 1, 0.0);  // of the first layers
-  for (int i = 0; i < layers; ++i) sum[i + 1] = sum[i] + LayerCost(model, i);
-  sum[layers] += static_cast<double>(model.hidden) * static_cast<double>(model.output_width());
+  for (int i = 0; i < layers; ++i)
+    sum[i + 1] = sum[i] + LayerCost(model, i) / prompt + LayerReads(model, i) / decode;
+  sum[layers] += head / decode;
   std::vector best(stages, std::vector<SplitCost>(layers + 1));
   for (int n = 1; n <= layers; ++n) best[0][n] = {sum[n], sum[n] * sum[n], n};
   for (int s = 1; s < stages; ++s) {

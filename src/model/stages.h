@@ -15,8 +15,10 @@ namespace switchyard {
 //
 // `sizes`: numbers of layers of the stages. If they do not fit the model, Error kInvalid names
 // `name`, the flag that set them. If `sizes` is empty, the ranges minimize the largest cost of a
-// stage. The cost of a layer is the number of weights that one token multiplies: of the selected
-// and shared experts, of the router and of attention. The head counts too.
+// stage. The cost of a layer is the sum of two shares. One is its share of the weights that a token
+// of a prompt multiplies: of the selected and shared experts, of the router and of attention. The
+// other is its share of the weights that a decode pass of 32 tokens reads. The head counts in
+// decode only, because one token of a prompt needs it.
 std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stages,
                                               std::span<const int> sizes = {},
                                               const std::string& name = "--pp-layer-partition");

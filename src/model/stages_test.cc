@@ -62,6 +62,23 @@ TEST(SplitLayers, CostCountsTheSelectedExpertsAndTheHead) {
   EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(7, 1));
 }
 
+// For one token, the head costs as much as 1.5 layers. But a prompt needs it for its last token
+// only. A decode pass of many tokens reads most experts, so a layer costs four times as much as the
+// head.
+TEST(SplitLayers, TheHeadCountsInDecodePassesOnly) {
+  ModelConfig model = Dense(8);
+  model.hidden = 2048;
+  model.attention = {.heads = 16, .kv_heads = 16, .head_dim = 128};
+  model.moe = MoeModelConfig{.router = {.num_experts = 64, .top_k = 8}, .intermediate = 1024};
+  for (LayerConfig& layer : model.layers) layer.moe = true;
+  model.vocab_size = 50'304;
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(4, 4));
+  EXPECT_THAT(SizesOf(SplitLayers(model, 4)), ElementsAre(2, 2, 2, 2));
+  // Now the head costs as much as four layers in decode.
+  model.vocab_size = 800'000;
+  EXPECT_THAT(SizesOf(SplitLayers(model, 2)), ElementsAre(5, 3));
+}
+
 // Checks the ratio against a count by hand.
 TEST(KeysOfWeights, ComparesAttentionWithWeights) {
   ModelConfig model = Dense(3);
