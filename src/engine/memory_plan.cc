@@ -49,7 +49,7 @@ std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
 
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   const ModelConfig& model = plan.model;
-  int64_t logit_rows = plan.max_running_requests + 1;
+  int64_t logit_rows = plan.max_running_requests + std::max(1, plan.state_chunk());
   // Logit rows of prompts: for prompt logprobs, which are counted on GPUs only, or for mean
   // pooling.
   if (plan.cuda || (model.pooling && model.pooling->type == Pooling::kMean))

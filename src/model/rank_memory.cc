@@ -233,7 +233,8 @@ class PassSizes {
     if (c_.has_states())
       attention = std::max(
           attention,
-          LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_));
+          LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
+                              o_.gpu && kernels::ChunksPrompts(c_.linear->key_dim)));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 

@@ -18,6 +18,7 @@ struct PrefillBudget {
   double keys = 0;
   double cost = 0;         // that is left
   int64_t least_rows = 0;  // of the first prompt of the step, whatever they cost
+  const KvCache* cache = nullptr;  // passes end between its chunks; null: anywhere
 };
 
 // The cost of `rows` rows after `before` rows of the same sequence. 0 if `keys` is 0.
