@@ -327,8 +327,8 @@ void BenchRecurrent(Bench& bench) {
     int64_t sequences, rows;
     bool chunked = false;
   };
-  for (const Case& c : {Case{1, 1}, {32, 1}, {128, 1}, {1, 4096}, {1, 4096, true}, {8, 512},
-                        {8, 512, true}}) {
+  for (const Case& c :
+       {Case{1, 1}, {32, 1}, {128, 1}, {1, 4096}, {1, 4096, true}, {8, 512}, {8, 512, true}}) {
     if (c.chunked && !chunks) continue;
     const int64_t sequences = c.sequences, rows = c.rows;
     // Each call uses other slots, while they suffice, so that states are not in the L2 cache.
@@ -351,21 +351,22 @@ void BenchRecurrent(Bench& bench) {
     const int64_t m = sequences * rows;
     const std::string shape = fmt::format("{} x {} rows", sequences, rows);
     const auto count = static_cast<double>(m), states_read = static_cast<double>(sequences);
-    if (!c.chunked) bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
-              [&](int i) {
-                ops.ShortConv({.x = x,
-                               .ldx = kMixed,
-                               .channels = kMixed,
-                               .width = kWidth,
-                               .weight = weight,
-                               .states = states,
-                               .state_stride = kInputs + kState,
-                               .sequences = spans[i % spans.size()],
-                               .num_sequences = sequences,
-                               .m = m,
-                               .y = mixed,
-                               .ldy = kMixed});
-              });
+    if (!c.chunked)
+      bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
+                [&](int i) {
+                  ops.ShortConv({.x = x,
+                                 .ldx = kMixed,
+                                 .channels = kMixed,
+                                 .width = kWidth,
+                                 .weight = weight,
+                                 .states = states,
+                                 .state_stride = kInputs + kState,
+                                 .sequences = spans[i % spans.size()],
+                                 .num_sequences = sequences,
+                                 .m = m,
+                                 .y = mixed,
+                                 .ldy = kMixed});
+                });
     bench.Run("gated-delta", shape + (c.chunked ? " in chunks" : ""),
               4 * (kMixed + kValues) * count + 8 * kState * states_read, 6 * kState * count,
               c.chunked ? bench.machine.bf16 : bench.machine.f32, [&](int i) {

@@ -269,7 +269,10 @@ class FakeForward : public ForwardFunction {
 
   // Chunks begin at their multiples, and so do the copies of states.
   void CheckChunks(const kernels::StateSpan& span, int32_t position) const {
-    if (options_.state_chunk == 0) return EXPECT_EQ(span.chunked, 0);
+    if (options_.state_chunk == 0) {
+      EXPECT_EQ(span.chunked, 0);
+      return;
+    }
     EXPECT_EQ(span.chunked % options_.state_chunk, 0);
     EXPECT_LE(span.chunked, span.rows);
     if (span.chunked > 0) {

@@ -38,10 +38,10 @@ void Add(const RankMemory& draft, RankMemory* memory) {
 std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
                            const EnginePlan& plan) {
   if (plan.num_states == 0) return "";
+  const double slot = memory.states / kMiB / static_cast<double>(plan.num_states);
   return fmt::format(
-      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request{}), ",
-      memory.states / kMiB, plan.num_states,
-      memory.states / kMiB / static_cast<double>(plan.num_states),
+      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request: {:.2f}{}), ",
+      memory.states / kMiB, plan.num_states, slot, 2 * slot,
       config.disable_radix_cache ? "" : ", the others for cached prefixes");
 }
 

@@ -7,9 +7,9 @@
 // number of threads, or on the pass that computed an earlier state. A GPU may compute the rows of a
 // prompt in chunks of kDeltaChunk at absolute positions instead (StateSpan::chunked). Their sums
 // have another order, so which rows are chunked must depend on the sequence only (engine/kv_cache).
-// The columns of a state are independent of each other. A kernel keeps a block of them in the L1 cache (on a GPU: in
-// registers) for all rows of a chunk, so the time of a prompt grows linearly, and its states are
-// read and written once for each chunk.
+// The columns of a state are independent of each other. A kernel keeps a block of them in the L1
+// cache (on a GPU: in registers) for all rows of a chunk, so the time of a prompt grows linearly,
+// and its states are read and written once for each chunk.
 #pragma once
 
 #include <cstdint>

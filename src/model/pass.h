@@ -105,7 +105,7 @@ class Pass {
   const kernels::StateSpan* states = nullptr;  // [num_states] ForwardBatch::states
   int64_t num_states = 0;
   bool has_chunked_rows = false;  // whether a span of states has some; recorded passes have none
-  PaddedBatch padded;  // if the batch is padded
+  PaddedBatch padded;             // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each

@@ -52,9 +52,10 @@ void CheckStages(const EngineConfig& c) {
   if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {
       if (rows > 0 && rows < kernels::kDeltaChunk)
-        throw Invalid("{} {}: GPUs compute prompts with recurrent states in chunks of {} rows; "
-                      "want at least {}",
-                      flag, rows, kernels::kDeltaChunk, kernels::kDeltaChunk);
+        throw Invalid(
+            "{} {}: GPUs compute prompts with recurrent states in chunks of {} rows; "
+            "want at least {}",
+            flag, rows, kernels::kDeltaChunk, kernels::kDeltaChunk);
     };
     check(c.chunked_prefill_size, "--chunked-prefill-size");
     check(c.max_prefill_tokens, "--max-prefill-tokens");

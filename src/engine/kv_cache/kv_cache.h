@@ -58,9 +58,10 @@ struct SequencePages {
 //
 // Chunked rows of a prompt (kernels/recurrent.h) have other bits than rows that are computed one by
 // one. So the form of a row depends only on its position and on the length of its request's prompt:
-// rows up to the last whole chunk of the prompt are chunked, all others are not, also if the request
-// was retracted. Only pages and states of chunked rows are published, and chunks and checkpoints
-// begin at multiples of the chunk. So a prefix has the same bits whichever request computed it.
+// rows up to the last whole chunk of the prompt are chunked, all others are not, also if the
+// request was retracted. Only pages and states of chunked rows are published, and chunks and
+// checkpoints begin at multiples of the chunk. So a prefix has the same bits whichever request
+// computed it.
 class KvCache {
  public:
   // Slots of recurrent states, and the maximum number of running sequences. 0 slots: the model has
@@ -151,7 +152,7 @@ class KvCache {
 
   const int32_t page_size_;
   const int32_t chunk_;
-  const int64_t unit_;           // checkpoints are at multiples of it: of pages, and of chunks
+  const int64_t unit_;          // checkpoints are at multiples of it: of pages, and of chunks
   PageRecords* const records_;  // or null
   std::optional<StateSlots> states_;
   PageAllocator allocator_;

@@ -54,9 +54,8 @@ void Scheduler::ReserveImports() {
 }
 
 bool Scheduler::TryReserve(Sequence& sequence) {
-  const int64_t cached =
-      cache_.Borrow(sequence.prompt(), sequence.cache, sequence.request.cache_salt,
-                    sequence.prompt_length);
+  const int64_t cached = cache_.Borrow(sequence.prompt(), sequence.cache,
+                                       sequence.request.cache_salt, sequence.prompt_length);
   const bool alone = running_.empty() && held_.empty() && ready_.empty();
   const int64_t kept_free = alone ? 0 : Reserved() + ReservedPages(sequence);
   const int64_t pages = cache_.PagesFor(sequence.length() + 1);

@@ -1,8 +1,9 @@
-// Tensor core attention for head sizes 64, 128 and 256, and for keys of 192 with values of 128, with
-// mma.sync. Algorithm and source (FlashAttention): attention_tile.cuh; grid: attention_start.cuh.
-// Decode tiles: 16 query rows by 64 keys, four warps that partition the keys and value columns.
-// Prefill tiles: 64 rows by 64 keys, four warps of 16 rows each (heads of 256: two warps for each 16
-// rows), or the wgmma tiles of attention_hopper.cu, which exist for heads of 64 and 128.
+// Tensor core attention for head sizes 64, 128 and 256, and for keys of 192 with values of 128,
+// with mma.sync. Algorithm and source (FlashAttention): attention_tile.cuh; grid:
+// attention_start.cuh. Decode tiles: 16 query rows by 64 keys, four warps that partition the keys
+// and value columns. Prefill tiles: 64 rows by 64 keys, four warps of 16 rows each (heads of 256:
+// two warps for each 16 rows), or the wgmma tiles of attention_hopper.cu, which exist for heads of
+// 64 and 128.
 #include "kernels/cuda/attention/attention_start.cuh"
 
 namespace switchyard::cuda {

@@ -11,7 +11,7 @@
 // (cp.async), while it computes the rows before. All kernels are launched early (kernel_chain.cuh).
 // A decode step reads and writes each state once, and is bound by memory. A prompt is bound by the
 // instructions of its rows, one after another. The chunked rows of a span (StateSpan::chunked) are
-// computed by gated_delta_chunks.cu before DeltaKernel, which takes the rows after them.
+// computed by delta_chunks.cuh before DeltaKernel, which takes the rows after them.
 // Measured: not measured yet.
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
@@ -205,8 +205,8 @@ class StatePart {
   float s_[kQuads][4];
 };
 
-// The rows of a span that are computed one by one. If others are chunked, the state after them is in
-// slot `to`, and copies of it have been made.
+// The rows of a span that are computed one by one. If others are chunked, the state after them is
+// in slot `to`, and copies of it have been made.
 __device__ __forceinline__ StateSpan RowByRow(const GatedDeltaParams& p, int64_t sequence) {
   StateSpan span = p.sequences[sequence];
   if (!p.chunked || span.chunked == 0) return span;

@@ -1,226 +1,26 @@
-// Problem: the gated delta rule over chunks of kDeltaChunk rows (kernels/recurrent.h), with the
-// products of a chunk on tensor cores. Source: Yang, Kautz and Hatamizadeh (arXiv 2412.06464,
-// section 3.3), after Yang et al. (arXiv 2406.06484, section 3). With r_ij the product of the decays
-// of rows j + 1 to i of a chunk, r_i that of rows 0 to i, and S the state before the chunk:
-//   A_ij = β_i r_ij (k_i · k_j) for j < i,   T = (I + A)⁻¹ diag(β),   P_ij = r_ij (q_i · k_j), j ≤ i
-//   U = T (V − diag(r_i) K S),   O = diag(r_i) Q S + P U,   S ← r_last S + Kᵀ diag(r_last,i) U
-// Tiling: two kernels.
-//   ChunkMatricesKernel  a block takes a chunk and a value head: T and P into scratch. A warp takes
-//                        16 rows of the products, and a thread a column of the inverse. Grid:
-//                        windows of kDeltaChunk rows × heads; at most one chunk begins in a window
-//   ChunkRowsKernel      a block takes one sequence, one value head and kColumns columns of its
-//                        state, for all chunks in turn. A pair of warps takes 16 columns; each keeps
-//                        half of their keys in registers, as the result of mma.sync, which is also
-//                        the form of a left operand. The warps of a pair add their partial K S and
-//                        Q S and exchange their rows of U through shared memory, lane by lane.
-//                        Grid: sequences × heads · blocks of columns
-// Precision: split_products.cuh. States, sums, decays and the inverse are float32.
-// Pipeline: four further warps of ChunkRowsKernel copy the next chunk (cp.async) during the products
-// of the present one. Both kernels are launched early (kernel_chain.cuh).
-// The order of additions depends on neither the number of chunks nor on columns or sequences.
-// Measured: not measured yet.
+// Problem: the rows and states of the gated delta rule, chunk by chunk (delta_chunks.cuh).
+// Tiling: a block takes one sequence, one value head and kColumns columns of its state, for all
+// chunks in turn. A pair of warps takes 16 columns. Each keeps half of their keys in registers, as
+// the result of mma.sync, which is also the form of a left operand. The warps of a pair add their
+// partial K S and Q S and exchange their rows of U through shared memory, lane by lane. Grid:
+// sequences × heads · blocks of columns.
+// Pipeline: four further warps copy the next chunk (cp.async) during the products of the present
+// one. Launched early (kernel_chain.cuh). Measured: not measured yet.
 #include <cuda_pipeline_primitives.h>
-#include <cuda_runtime_api.h>
 
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/elementwise/ops_elements.cuh"
+#include "kernels/cuda/recurrent/delta_chunks.cuh"
 #include "kernels/cuda/recurrent/ops_recurrent.h"
-#include "kernels/cuda/recurrent/split_products.cuh"
 
 namespace switchyard::cuda::ops {
 namespace {
 
-using kernels::GatedDeltaParams;
+using namespace delta;  // NOLINT(google-build-using-namespace)
 using kernels::StateSpan;
 
-constexpr int kChunk = kernels::kDeltaChunk;
-constexpr int kKeys = static_cast<int>(kernels::kMaxChunkKeyDim);
-constexpr int kTiles = kChunk / 8;    // of rows, as right operands
-constexpr int kBlocks = kChunk / 16;  // of rows, as dimension of sums
-static_assert(kChunk == 64 && kKeys == 128);
-
-// T and P of a row and head, and its two factors: r_i and r_last,i.
-struct Scratch {
-  __device__ explicit Scratch(const GatedDeltaParams& p) : p(p) {}
-  __device__ float* Matrices(int64_t row, int64_t head) const {
-    return p.chunk_scratch + (row * p.value_heads + head) * 2 * kChunk;
-  }
-  __device__ float* Factors(int64_t row, int64_t head) const {
-    return p.chunk_scratch + p.m * p.value_heads * 2 * kChunk + (row * p.value_heads + head) * 2;
-  }
-  const GatedDeltaParams& p;
-};
-
-// The first row of the chunk that begins in window `window`; −1: none. A chunk that begins in a
-// window contains its last row.
-__device__ __forceinline__ int64_t ChunkOfWindow(const GatedDeltaParams& p, int64_t window) {
-  const int64_t row = window * kChunk + kChunk - 1;
-  int64_t low = 0, high = p.num_sequences;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (p.sequences[middle].row_begin <= row ? low : high) = middle;
-  }
-  const StateSpan& span = p.sequences[low];
-  const int64_t at = row - span.row_begin;
-  return at < 0 || at >= span.chunked ? -1 : span.row_begin + at / kChunk * kChunk;
-}
-
-// Starts copies of a chunk's rows of q or k, by `count` threads. Columns after key_dim are left.
-template <bool kAligned>
-__device__ __forceinline__ void CopyKeys(const GatedDeltaParams& p, const float* from, float* to,
-                                         int thread, int count) {
-  for (int i = thread; i < kChunk * (kKeys / 4); i += count) {
-    const int row = i / (kKeys / 4), key = i % (kKeys / 4) * 4;
-    CopyFour<kAligned>(to + Swizzled<kKeys>(row, key), from + row * p.ld + key, p.key_dim - key);
-  }
-}
-__device__ __forceinline__ void ClearKeys(const GatedDeltaParams& p, float* to, int thread,
-                                          int count) {
-  if (p.key_dim == kKeys) return;
-  for (int i = thread; i < kChunk * kKeys; i += count)
-    if (i % kKeys >= p.key_dim) to[Swizzled<kKeys>(i / kKeys, i % kKeys)] = 0.0f;
-}
-
-// Two adjacent columns, from an even one on.
-template <int kWidth>
-__device__ __forceinline__ SplitPair RowPair(const float* matrix, int row, int column) {
-  const float2 x = *reinterpret_cast<const float2*>(matrix + Swizzled<kWidth>(row, column));
-  return Split(x.x, x.y);
-}
-
-// --- T and P ---
-
-constexpr int kMatrixThreads = 128;
-constexpr int kMatrixStride = kChunk + 8;  // rows of results of mma.sync are in different banks
-
-struct MatrixMemory {
-  float q[kChunk * kKeys], k[kChunk * kKeys];
-  float a[kChunk][kMatrixStride];
-  float ratios[kChunk][kMatrixStride];  // r_ij, zeros for j > i
-  float decays[kChunk], steps[kChunk];
-};
-
-// A column of (I + A)⁻¹, by forward substitution.
-__device__ __forceinline__ void InvertColumn(const MatrixMemory& memory, int column,
-                                             float (&inverse)[kChunk]) {
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    float4 sums = {0, 0, 0, 0};
-#pragma unroll
-    for (int j = 0; j < i; j += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(&memory.a[i][j]);
-      sums.x = __fmaf_rn(a.x, inverse[j], sums.x);
-      if (j + 1 < i) sums.y = __fmaf_rn(a.y, inverse[j + 1], sums.y);
-      if (j + 2 < i) sums.z = __fmaf_rn(a.z, inverse[j + 2], sums.z);
-      if (j + 3 < i) sums.w = __fmaf_rn(a.w, inverse[j + 3], sums.w);
-    }
-    inverse[i] = __fsub_rn(i == column ? 1.0f : 0.0f, (sums.x + sums.y) + (sums.z + sums.w));
-  }
-}
-
-// Rows [16 · warp, 16 · warp + 16) of A into shared memory, and of P into scratch.
-__device__ __forceinline__ void MultiplyRows(MatrixMemory& memory, const Scratch& scratch,
-                                             int64_t first, int64_t head) {
-  const int warp = threadIdx.x / kWarp, g = threadIdx.x % kWarp / 4, t = threadIdx.x % 4;
-  const int row = 16 * warp + g;
-  float kk[kTiles][4] = {}, qk[kTiles][4] = {};
-  for (int key = 2 * t; key < kKeys; key += 16) {
-    SplitLeft q, k;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const int r = row + pair % 2 * 8, c = key + pair / 2 * 8;
-      q.Set(pair, RowPair<kKeys>(memory.q, r, c));
-      k.Set(pair, RowPair<kKeys>(memory.k, r, c));
-    }
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block > warp) continue;
-      const int tile = 2 * block;
-      SplitRight b[2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        b[i / 2].Set(i % 2, RowPair<kKeys>(memory.k, 8 * (tile + i / 2) + g, key + i % 2 * 8));
-      float* const to[] = {kk[tile], qk[tile], kk[tile + 1], qk[tile + 1]};
-      const SplitLeft* const left[] = {&k, &q, &k, &q};
-      const SplitRight right[] = {b[0], b[0], b[1], b[1]};
-      AddProducts<4>(to, left, right);
-    }
-  }
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    if (tile / 2 > warp) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = row + 8 * half, j = 8 * tile + 2 * t;
-      const float2 ratio = *reinterpret_cast<const float2*>(&memory.ratios[i][j]);
-      const float x = kk[tile][2 * half] * ratio.x, y = kk[tile][2 * half + 1] * ratio.y;
-      const float step = memory.steps[i];
-      memory.a[i][j] = j < i ? step * x : 0.0f;
-      memory.a[i][j + 1] = j + 1 < i ? step * y : 0.0f;
-      float2* const to =
-          reinterpret_cast<float2*>(scratch.Matrices(first + i, head) + kChunk + j);
-      *to = {qk[tile][2 * half] * ratio.x, qk[tile][2 * half + 1] * ratio.y};
-    }
-  }
-}
-
-template <bool kAligned>
-__global__ void __launch_bounds__(kMatrixThreads) ChunkMatricesKernel(const GatedDeltaParams p) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  MatrixMemory& memory = *reinterpret_cast<MatrixMemory*>(shared);
-  LaunchDependents();
-  const int64_t first = ChunkOfWindow(p, blockIdx.x);  // sequences: uploaded by the host
-  WaitForPriorKernels();
-  if (first < 0) return;
-  const int thread = threadIdx.x;
-  const int64_t head = blockIdx.y, key_head = head / (p.value_heads / p.key_heads);
-  const Scratch scratch(p);
-  CopyKeys<kAligned>(p, p.q + first * p.ld + key_head * p.q_stride, memory.q, thread,
-                     kMatrixThreads);
-  CopyKeys<kAligned>(p, p.k + first * p.ld + key_head * p.k_stride, memory.k, thread,
-                     kMatrixThreads);
-  __pipeline_commit();
-  ClearKeys(p, memory.q, thread, kMatrixThreads);
-  ClearKeys(p, memory.k, thread, kMatrixThreads);
-  if (thread < kChunk) {
-    const float* gates = p.gates + ((first + thread) * p.value_heads + head) * 2;
-    memory.decays[thread] = gates[0];
-    memory.steps[thread] = gates[1];
-  }
-  __syncthreads();
-  // Products of decays instead of differences of logarithms: exact enough for any decay, and zero
-  // if they vanish.
-  if (thread < kChunk) {
-    float ratio = 0.0f;
-    for (int i = 0; i < kChunk; ++i) {
-      ratio = i == thread ? 1.0f : ratio * memory.decays[i];
-      memory.ratios[i][thread] = ratio;
-    }
-    scratch.Factors(first + thread, head)[1] = ratio;
-  } else if (thread == kChunk) {
-    float ratio = 1.0f;
-    for (int i = 0; i < kChunk; ++i) {
-      ratio *= memory.decays[i];
-      scratch.Factors(first + i, head)[0] = ratio;
-    }
-  }
-  __pipeline_wait_prior(0);
-  __syncthreads();
-  MultiplyRows(memory, scratch, first, head);
-  __syncthreads();
-  if (thread >= kChunk) return;
-  float inverse[kChunk];
-  InvertColumn(memory, thread, inverse);
-  const float step = memory.steps[thread];
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    scratch.Matrices(first + i, head)[thread] = inverse[i] * step;
-}
-
-// --- Rows and states ---
-
-constexpr int kPairs = 2;             // of warps, of a block
+constexpr int kPairs = 2;  // of warps, of a block
 constexpr int kColumns = 16 * kPairs;
 constexpr int kConsumers = 2 * kPairs;  // warps that multiply
 constexpr int kProducerThreads = 128;
@@ -306,8 +106,8 @@ class ColumnPair {
     for (int i = 0; i < 4 * kTiles; ++i) memory_.ks[warp_][i][lane_] = ks[i / 4][i % 4];
 #pragma unroll
     for (int i = 0; i < 4 * kOwnTiles; ++i)
-      memory_.qs[warp_][i][lane_] = half_ == 0 ? qs[OwnTile(1, i / 4)][i % 4]
-                                               : qs[OwnTile(0, i / 4)][i % 4];
+      memory_.qs[warp_][i][lane_] =
+          half_ == 0 ? qs[OwnTile(1, i / 4)][i % 4] : qs[OwnTile(0, i / 4)][i % 4];
     SyncPair();
     // V − diag(r_i) K S
 #pragma unroll
@@ -355,8 +155,8 @@ class ColumnPair {
   // [16 columns, 64 rows] of v, as results of mma.sync.
   __device__ __forceinline__ void ReadValues(int64_t first, float (&v)[kTiles][4]) const {
     const int64_t group = p_.value_heads / p_.key_heads;
-    const float* from = p_.v + first * p_.ld + head_ / group * p_.v_stride +
-                        head_ % group * p_.value_dim + column_;
+    const float* from =
+        p_.v + first * p_.ld + head_ / group * p_.v_stride + head_ % group * p_.value_dim + column_;
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
       const int row = 8 * (i / 4) + 2 * t_ + i % 2, right = i % 4 / 2 * 8;
@@ -473,7 +273,8 @@ __global__ void __launch_bounds__(kRowsThreads, 1)
   const int block = static_cast<int>(blockIdx.y);
   const int64_t head = block / blocks_each, first = span.row_begin;
   const int64_t column = int64_t{block % blocks_each} * kColumns;
-  const int warp = threadIdx.x / kWarp, producer = static_cast<int>(threadIdx.x) - kConsumers * kWarp;
+  const int warp = threadIdx.x / kWarp,
+            producer = static_cast<int>(threadIdx.x) - kConsumers * kWarp;
   WaitForPriorKernels();
   if (span.chunked == 0) return;
   if (producer >= 0) {
@@ -511,35 +312,34 @@ __global__ void __launch_bounds__(kRowsThreads, 1)
 
 template <bool kAligned>
 cudaError_t Start(const GatedDeltaParams& p, const PdlStream& chain) {
+  static SharedMemoryOptIn setup;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  static SharedMemoryOptIn matrices_setup, rows_setup;
-  error = matrices_setup.On(device, ChunkMatricesKernel<kAligned>, sizeof(MatrixMemory));
-  if (error != cudaSuccess) return error;
-  error = rows_setup.On(device, ChunkRowsKernel<kAligned>, sizeof(RowsMemory));
-  if (error != cudaSuccess) return error;
-  const auto heads = static_cast<unsigned>(p.value_heads);
-  const dim3 windows(static_cast<unsigned>(p.m / kChunk), heads);
-  error = LaunchWithPdl(ChunkMatricesKernel<kAligned>, windows, kMatrixThreads,
-                        sizeof(MatrixMemory), chain, p);
+  error = setup.On(device, ChunkRowsKernel<kAligned>, sizeof(RowsMemory));
   if (error != cudaSuccess) return error;
   const auto blocks_each = static_cast<int>(CeilDiv(p.value_dim, kColumns));
-  const dim3 grid(static_cast<unsigned>(p.num_sequences), heads * static_cast<unsigned>(blocks_each));
+  const dim3 grid(static_cast<unsigned>(p.num_sequences),
+                  static_cast<unsigned>(p.value_heads * blocks_each));
   return LaunchWithPdl(ChunkRowsKernel<kAligned>, grid, kRowsThreads, sizeof(RowsMemory), chain, p,
                        blocks_each);
 }
 
 }  // namespace
 
+cudaError_t StartChunkRows(const GatedDeltaParams& p, bool aligned, const PdlStream& chain) {
+  return aligned ? Start<true>(p, chain) : Start<false>(p, chain);
+}
+
 cudaError_t GatedDeltaChunks(const GatedDeltaParams& p, const PdlStream& chain) {
   if (p.key_dim > kernels::kMaxChunkKeyDim || p.chunk_scratch == nullptr ||
       !Aligned16(p.chunk_scratch))
     return cudaErrorInvalidValue;
   if (p.m < kChunk) return cudaSuccess;
-  const bool aligned = RowsAligned(p.q, p.ld, p.key_dim) && p.q_stride % 4 == 0 &&
-                       Aligned16(p.k) && p.k_stride % 4 == 0;
-  return aligned ? Start<true>(p, chain) : Start<false>(p, chain);
+  const bool aligned = RowsAligned(p.q, p.ld, p.key_dim) && p.q_stride % 4 == 0 && Aligned16(p.k) &&
+                       p.k_stride % 4 == 0;
+  const cudaError_t error = StartChunkMatrices(p, aligned, chain);
+  return error == cudaSuccess ? StartChunkRows(p, aligned, chain) : error;
 }
 
 }  // namespace switchyard::cuda::ops
