@@ -84,9 +84,9 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
-  CHECK_GE(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
-                         options.context_length),
-           std::min<int64_t>(options.state_chunk, options.context_length));
+  CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
+                      options.context_length) >=
+        std::min<int64_t>(options.state_chunk, options.context_length));
   CHECK(options.num_states == 0 ||
         (!options.drafter && options.max_forced == 0 && model.passes_in_flight() == 1));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
