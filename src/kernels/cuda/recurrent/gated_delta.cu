@@ -218,7 +218,7 @@ __device__ __forceinline__ StateSpan RowByRow(const GatedDeltaParams& p, int64_t
 }
 
 template <bool kAligned, int kKeys>
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, kKeys <= 128 ? 4 : 2)
     DeltaKernel(const GatedDeltaParams p, int blocks_each) {
   __shared__ __align__(16) Stage<kKeys> stages[2];
   LaunchDependents();
