@@ -1,6 +1,6 @@
 // Attention on one GPU, decode and prefill, with the head counts of Qwen3-30B-A3B, gpt-oss,
-// MiMo-V2-Flash and DeepSeek-V3, and the sparse attention of DeepSeek-V3.2. The reported bytes are
-// those of keys, values, queries and outputs.
+// Qwen3-Next-80B, MiMo-V2-Flash and DeepSeek-V3, and the sparse attention of DeepSeek-V3.2. The
+// reported bytes are those of keys, values, queries and outputs.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -230,6 +230,7 @@ void SelectCase(int batch, int rows, int keys, const GpuMachine& machine, Report
 void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
   const Shape qwen = {"qwen3-30b 32/4 x 128", 32, 4, 128, 128};
   const Shape oss = {"gpt-oss 64/8 x 64", 64, 8, 64, 64};
+  const Shape next = {"qwen3-next 16/2 x 256", 16, 2, 256, 256};
   const Shape mimo = {"mimo-v2-flash 64/4 x 192, 128", 64, 4, 192, 128};
   const Shape mla = {"deepseek-v3 128 heads", 128, 1, 576, 512, true};
   const Shape mla8 = {"deepseek-v3 16 heads", 16, 1, 576, 512, true};
@@ -250,10 +251,13 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
           std::tuple{1, 8192, 8192}})
       Case(s, batch, rows, keys, false, machine, report);
   }
-  for (const auto [batch, rows, keys] :
-       {std::tuple{1, 1, 4096}, std::tuple{32, 1, 4096}, std::tuple{256, 1, 2048},
-        std::tuple{1, 4096, 4096}, std::tuple{16, 512, 512}})
-    Case(mimo, batch, rows, keys, false, machine, report);
+  for (const Shape& s : {next, mimo}) {
+    for (const auto [batch, rows, keys] :
+         {std::tuple{1, 1, 1024}, std::tuple{1, 1, 4096}, std::tuple{1, 1, 131072},
+          std::tuple{32, 1, 4096}, std::tuple{256, 1, 2048}, std::tuple{1, 4096, 4096},
+          std::tuple{16, 512, 512}, std::tuple{1, 2048, 32768}})
+      Case(s, batch, rows, keys, false, machine, report);
+  }
   for (const auto [batch, rows, keys] :
        {std::tuple{1, 1, 8192}, std::tuple{1, 1, 65536}, std::tuple{32, 1, 8192},
         std::tuple{32, 1, 65536}, std::tuple{1, 2048, 8192}}) {

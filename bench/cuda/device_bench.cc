@@ -305,7 +305,8 @@ void BenchAddNorm(Bench& bench) {
   });
 }
 
-// The convolution and the delta rule of Qwen3-Next-80B, for decode batches and for one prompt.
+// The convolution and the delta rule of Qwen3-Next-80B, for decode batches and for prompts, whose
+// rows are computed one by one and in chunks.
 void BenchRecurrent(Bench& bench) {
   constexpr int64_t kHeads = 32, kKeyHeads = 16, kDim = 128, kWidth = 4, kSlots = 256;
   constexpr int64_t kMixed = (2 * kKeyHeads + kHeads) * kDim, kValues = kHeads * kDim;
@@ -319,8 +320,17 @@ void BenchRecurrent(Bench& bench) {
   const float* zeros = bench.Floats(kHeads);
   float* states = bench.Floats(kSlots * (kInputs + kState));
   kernels::RecurrentOps& ops = *bench.device.recurrent();
-  for (const auto& [s, r] : {std::pair(1, 1), {32, 1}, {128, 1}, {1, 4096}}) {
-    const int64_t sequences = s, rows = r;
+  const bool chunks = ops.ChunksRows(kDim);
+  float* chunk_scratch =
+      bench.Floats(chunks ? kMaxTokens * kHeads * kernels::kDeltaChunkFloats : 1);
+  struct Case {
+    int64_t sequences, rows;
+    bool chunked = false;
+  };
+  for (const Case& c :
+       {Case{1, 1}, {32, 1}, {128, 1}, {1, 4096}, {1, 4096, true}, {8, 512}, {8, 512, true}}) {
+    if (c.chunked && !chunks) continue;
+    const int64_t sequences = c.sequences, rows = c.rows;
     // Each call uses other slots, while they suffice, so that states are not in the L2 cache.
     std::vector<const kernels::StateSpan*> spans;
     for (int64_t call = 0; call < 8; ++call) {
@@ -330,7 +340,8 @@ void BenchRecurrent(Bench& bench) {
         of_call.push_back({.row_begin = static_cast<int32_t>(i * rows),
                            .rows = static_cast<int32_t>(rows),
                            .from = slot,
-                           .to = slot + 1});
+                           .to = slot + 1,
+                           .chunked = c.chunked ? static_cast<int32_t>(rows) : 0});
       }
       const size_t bytes = of_call.size() * sizeof(kernels::StateSpan);
       bench.memory.push_back(bench.device.Allocate(bytes));
@@ -340,23 +351,25 @@ void BenchRecurrent(Bench& bench) {
     const int64_t m = sequences * rows;
     const std::string shape = fmt::format("{} x {} rows", sequences, rows);
     const auto count = static_cast<double>(m), states_read = static_cast<double>(sequences);
-    bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
-              [&](int i) {
-                ops.ShortConv({.x = x,
-                               .ldx = kMixed,
-                               .channels = kMixed,
-                               .width = kWidth,
-                               .weight = weight,
-                               .states = states,
-                               .state_stride = kInputs + kState,
-                               .sequences = spans[i % spans.size()],
-                               .num_sequences = sequences,
-                               .m = m,
-                               .y = mixed,
-                               .ldy = kMixed});
-              });
-    bench.Run("gated-delta", shape, 4 * (kMixed + kValues) * count + 8 * kState * states_read,
-              6 * kState * count, bench.machine.f32, [&](int i) {
+    if (!c.chunked)
+      bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
+                [&](int i) {
+                  ops.ShortConv({.x = x,
+                                 .ldx = kMixed,
+                                 .channels = kMixed,
+                                 .width = kWidth,
+                                 .weight = weight,
+                                 .states = states,
+                                 .state_stride = kInputs + kState,
+                                 .sequences = spans[i % spans.size()],
+                                 .num_sequences = sequences,
+                                 .m = m,
+                                 .y = mixed,
+                                 .ldy = kMixed});
+                });
+    bench.Run("gated-delta", shape + (c.chunked ? " in chunks" : ""),
+              4 * (kMixed + kValues) * count + 8 * kState * states_read, 6 * kState * count,
+              c.chunked ? bench.machine.bf16 : bench.machine.f32, [&](int i) {
                 ops.GatedDelta({.q = mixed,
                                 .k = mixed + kKeyHeads * kDim,
                                 .v = mixed + 2 * kKeyHeads * kDim,
@@ -382,7 +395,9 @@ void BenchRecurrent(Bench& bench) {
                                 .m = m,
                                 .gates = gates,
                                 .out = out,
-                                .ldo = kValues});
+                                .ldo = kValues,
+                                .chunked = c.chunked,
+                                .chunk_scratch = chunk_scratch});
               });
   }
 }

@@ -15,6 +15,7 @@
 #include "engine/speculative/options.h"
 #include "eplb/manager_options.h"
 #include "eplb/recorder_options.h"
+#include "kernels/recurrent.h"
 #include "model/model.h"
 #include "schedule/serve.h"
 
@@ -145,6 +146,13 @@ struct EnginePlan {
   // Maxima over the pipeline stages.
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
   std::vector<schedule::LayerRange> stages;  // the layers of each pipeline stage
+
+  // RankEngine::Options::state_chunk
+  int32_t state_chunk() const {
+    return cuda && model.has_states() && kernels::ChunksPrompts(model.linear->key_dim)
+               ? kernels::kDeltaChunk
+               : 0;
+  }
 };
 
 // The layers of each pipeline stage. Error kInvalid names the flag.

@@ -33,6 +33,7 @@ class FakeForward : public ForwardFunction {
     bool launches = false;  // samples tokens and runs passes ahead, as a GPU rank does
     Pooling pooling = Pooling::kNone;
     int64_t states = 0;  // slots of recurrent states; each holds the hash of all tokens before it
+    int32_t state_chunk = 0;  // rows of chunked prompts; a chunked row has another hash
   };
   explicit FakeForward(Options options)
       : options_(options),
@@ -98,8 +99,11 @@ class FakeForward : public ForwardFunction {
     for (int64_t row = 0; row < batch.num_tokens(); ++row) {
       CheckSlot(batch.slots[row]);
       EXPECT_GE(tokens[row], -1);
-      store_[batch.slots[row]] = {tokens[row], batch.positions[row]};
+      store_[batch.slots[row]] = {tokens[row], batch.positions[row], false};
     }
+    for (const auto& span : batch.states)
+      for (int32_t row = span.row_begin; row < span.row_begin + span.chunked; ++row)
+        store_[batch.slots[row]].chunked = true;
     Recur(batch, tokens);
     routed_.clear();
     if (batch.routed_experts)
@@ -169,8 +173,10 @@ class FakeForward : public ForwardFunction {
  private:
   struct Entry {
     int32_t token, position;
+    bool chunked;
   };
-  static constexpr Entry kNothing = {-1, -1};
+  static constexpr Entry kNothing = {-1, -1, false};
+  static constexpr int32_t kChunked = 1 << 20;  // added to the token of a chunked row
   static constexpr uint64_t kSeed = 0x9e3779b97f4a7c15u;
 
   int64_t SlotOf(std::span<const int32_t> pages, int64_t position) const {
@@ -236,6 +242,7 @@ class FakeForward : public ForwardFunction {
       State state{kSeed, 0};
       if (span.from >= 0) state = states_.at(span.from);
       ASSERT_EQ(state.position, sequence.kv_len - sequence.rows) << "another position's state";
+      CheckChunks(span, state.position);
       read.insert(span.from);
       const auto write = [&](int32_t slot) {
         EXPECT_TRUE(written.insert(slot).second);
@@ -248,7 +255,8 @@ class FakeForward : public ForwardFunction {
           write(span.copies[copy++].slot);
           ++state_copies;
         }
-        state.hash = Mix(state.hash, tokens[span.row_begin + row], state.position++);
+        const int32_t token = tokens[span.row_begin + row] + (row < span.chunked ? kChunked : 0);
+        state.hash = Mix(state.hash, token, state.position++);
       }
       EXPECT_TRUE(copy == 2 || span.copies[copy].slot < 0);
       write(span.to);
@@ -259,6 +267,23 @@ class FakeForward : public ForwardFunction {
     next_states_.clear();
   }
 
+  // Chunks begin at their multiples, and so do the copies of states.
+  void CheckChunks(const kernels::StateSpan& span, int32_t position) const {
+    if (options_.state_chunk == 0) {
+      EXPECT_EQ(span.chunked, 0);
+      return;
+    }
+    EXPECT_EQ(span.chunked % options_.state_chunk, 0);
+    EXPECT_LE(span.chunked, span.rows);
+    if (span.chunked > 0) {
+      EXPECT_EQ(position % options_.state_chunk, 0);
+    }
+    for (const auto& copy : span.copies) {
+      EXPECT_EQ(copy.rows % options_.state_chunk, 0);
+      EXPECT_LE(copy.rows, span.chunked);
+    }
+  }
+
   uint64_t History(const kernels::SequenceSpan& sequence, int32_t length) {
     uint64_t hash = kSeed;
     poisoned_ = false;
@@ -266,7 +291,7 @@ class FakeForward : public ForwardFunction {
       const Entry& entry = store_.at(sequence.SlotOf(i, options_.page_size));
       EXPECT_EQ(entry.position, i) << "the page table points to another position's token";
       poisoned_ |= entry.token == poison;
-      hash = Mix(hash, entry.token, i);
+      hash = Mix(hash, entry.token + (entry.chunked ? kChunked : 0), i);
     }
     return hash;
   }

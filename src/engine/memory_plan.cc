@@ -38,10 +38,10 @@ void Add(const RankMemory& draft, RankMemory* memory) {
 std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
                            const EnginePlan& plan) {
   if (plan.num_states == 0) return "";
+  const double slot = memory.states / kMiB / static_cast<double>(plan.num_states);
   return fmt::format(
-      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request{}), ",
-      memory.states / kMiB, plan.num_states,
-      memory.states / kMiB / static_cast<double>(plan.num_states),
+      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request: {:.2f}{}), ",
+      memory.states / kMiB, plan.num_states, slot, 2 * slot,
       config.disable_radix_cache ? "" : ", the others for cached prefixes");
 }
 
@@ -49,7 +49,7 @@ std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
 
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   const ModelConfig& model = plan.model;
-  int64_t logit_rows = plan.max_running_requests + 1;
+  int64_t logit_rows = plan.max_running_requests + std::max(1, plan.state_chunk());
   // Logit rows of prompts: for prompt logprobs, which are counted on GPUs only, or for mean
   // pooling.
   if (plan.cuda || (model.pooling && model.pooling->type == Pooling::kMean))

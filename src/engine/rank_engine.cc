@@ -52,7 +52,10 @@ Scheduler::Options SchedulerOptions(const RankEngine::Options& options, int64_t 
           .chunk_rows = MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                                       options.context_length),
           .whole_prompts = whole,
-          .max_logit_rows = options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(width),
+          // Prompts with many logit rows also advance by whole chunks.
+          .max_logit_rows = std::max<int64_t>(
+              options.max_logit_rows ? options.max_logit_rows : MaxLogitRows(width),
+              options.state_chunk > 0 ? options.max_running_requests + options.state_chunk : 0),
           .policy = options.policy,
           .conservativeness = options.conservativeness,
           .priorities = options.priorities,
@@ -72,7 +75,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       vocab(model.vocab_size()),
       width(model.output_width()),
       cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records,
-            {.slots = options.num_states, .running = options.max_running_requests}),
+            {options.num_states, options.max_running_requests, options.state_chunk}),
       scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
@@ -81,6 +84,9 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
+  CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
+                      options.context_length) >=
+        std::min<int64_t>(options.state_chunk, options.context_length));
   CHECK(options.num_states == 0 ||
         (!options.drafter && options.max_forced == 0 && model.passes_in_flight() == 1));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host

@@ -106,6 +106,9 @@ class RankEngine {
     // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts and several
     // passes in flight.
     int64_t num_states = 0;
+    // Rows of a chunk, if rows of prompts are chunked (KvCache). A step has room for a chunk. 0:
+    // no.
+    int32_t state_chunk = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;
     int64_t max_prefill_tokens = 0;  // --max-prefill-tokens; 0: no second limit

@@ -21,13 +21,14 @@ struct Workload {
   int64_t logit_rows = 0;
   bool overlaps = false;  // passes are launched ahead
   int64_t states = 0;     // slots of recurrent states
+  int32_t state_chunk = 0;
 
   // The name of a test contains this text.
   friend void PrintTo(const Workload& w, std::ostream* out) {
     *out << fmt::format(
-        "pages {} x {} chunk {} radix {} running {} logit rows {} overlaps {} states {}",
+        "pages {} x {} chunk {} radix {} running {} logit rows {} overlaps {} states {} in {}",
         w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.logit_rows, w.overlaps,
-        w.states);
+        w.states, w.state_chunk);
   }
 };
 
@@ -69,6 +70,7 @@ RankEngine::Options OptionsOf(const Workload& w) {
   return {.page_size = w.page_size,
           .num_pages = w.num_pages,
           .num_states = w.states,
+          .state_chunk = w.state_chunk,
           .max_running_requests = w.max_running,
           .chunked_prefill_size = w.chunk,
           .enable_radix_cache = w.radix,
@@ -191,6 +193,15 @@ INSTANTIATE_TEST_SUITE_P(States, RandomWorkload,
                                            Workload{1, 110, 16, true, 12, 0, true, 30},
                                            Workload{4, 30, 7, true, 16, 0, true, 33},
                                            Workload{4, 30, 64, false, 16, 1, true, 32}));
+
+// Chunks of states that are several pages, a page, a part of a page, and no multiple of a page.
+INSTANTIATE_TEST_SUITE_P(ChunkedStates, RandomWorkload,
+                         ::testing::Values(Workload{1, 110, 16, true, 12, 0, false, 30, 8},
+                                           Workload{4, 30, 8, true, 16, 1, false, 33, 8},
+                                           Workload{4, 60, 23, true, 5, 0, true, 100, 6},
+                                           Workload{16, 10, 64, true, 8, 1, true, 16, 16},
+                                           Workload{16, 20, 9, true, 8, 0, false, 16, 4},
+                                           Workload{4, 30, 64, false, 16, 1, true, 32, 8}));
 
 INSTANTIATE_TEST_SUITE_P(Overlapped, RandomWorkload,
                          ::testing::Values(Workload{1, 128, 1, true, 8, 0, true},

@@ -160,6 +160,41 @@ TEST(RankEngineStates, SuperfluousPassesLeaveTheLastCheckpoint) {
   EXPECT_EQ(rig.Run(Greedy(3, Count(18), 1)).cached_tokens, 16);
 }
 
+// Rows after the last whole chunk of a prompt have another form than in a longer prompt, so neither
+// they nor outputs are shared.
+TEST(RankEngineStates, OnlyWholeChunksOfPromptsAreReused) {
+  RankEngine::Options options = WithStates(Roomy(), 4, 8);
+  options.state_chunk = 8;
+  const auto alone = [&](const EngineRequest& request) {
+    return Rig(options).Run(request).new_tokens;
+  };
+  Rig rig(options);
+  const EngineRequest first = Greedy(1, Count(21), 12);
+  EXPECT_EQ(rig.Run(first).new_tokens, alone(first));
+  EXPECT_NE(rig.seen[1].new_tokens, Alone(first));  // the fake model distinguishes the forms
+  const Ids longer = Joined(Joined(Count(21), rig.seen[1].new_tokens), {1, 2, 3});
+  for (const auto& [id, cached] : {std::pair<uint64_t, int>(2, 16), {3, 32}}) {
+    const EngineRequest next = Greedy(id, longer, 5);
+    EXPECT_EQ(rig.Run(next).cached_tokens, cached);
+    EXPECT_EQ(rig.seen[id].new_tokens, alone(next));
+  }
+}
+
+TEST(RankEngineStates, PassesEndBetweenChunks) {
+  RankEngine::Options options = WithStates(Roomy(), 4, 8);
+  options.state_chunk = 8;
+  options.chunked_prefill_size = 21;
+  Rig rig(options);
+  rig.Tell({Greedy(1, Count(50), 1), Greedy(2, Count(50, 7), 1)});
+  int64_t passes = 0;
+  while (rig.engine.HasWork()) {
+    rig.Step();
+    ++passes;
+  }
+  EXPECT_EQ(passes, 6);  // each prompt: 16, 16 and 18 rows
+  EXPECT_EQ(rig.model.most_rows, 18);
+}
+
 TEST(RankEngineStates, AFlushDropsAllCheckpoints) {
   Rig rig(WithStates(Roomy(), 4, 4));
   rig.Run(Greedy(1, Count(18), 4));

@@ -73,6 +73,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .num_states = plan.num_states,
+          .state_chunk = plan.state_chunk(),
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
           .max_prefill_tokens = config.max_prefill_tokens,

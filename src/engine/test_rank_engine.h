@@ -31,7 +31,8 @@ class Rig {
                .page_size = options.page_size,
                .launches = launches,
                .pooling = pooling,
-               .states = options.num_states}),
+               .states = options.num_states,
+               .state_chunk = options.state_chunk}),
         engine(options, model) {
     model.drafts = options.drafter != nullptr || options.max_forced > 0;
   }

@@ -4,10 +4,12 @@
 //
 // The rows of a sequence are computed one after another, in the order of positions. So the bits of
 // a row and of a state depend only on the tokens before them: not on chunks, on the batch, on the
-// number of threads, or on the pass that computed an earlier state. The columns of a state are
-// independent of each other. A kernel keeps a block of them in the L1 cache (on a GPU: in
-// registers) for all rows of a chunk, so the time of a prompt grows linearly, and its states are
-// read and written once for each chunk.
+// number of threads, or on the pass that computed an earlier state. A GPU may compute the rows of a
+// prompt in chunks of kDeltaChunk at absolute positions instead (StateSpan::chunked). Their sums
+// have another order, so which rows are chunked must depend on the sequence only (engine/kv_cache).
+// The columns of a state are independent of each other. A kernel keeps a block of them in the L1
+// cache (on a GPU: in registers) for all rows of a chunk, so the time of a prompt grows linearly,
+// and its states are read and written once for each chunk.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +36,15 @@ struct StateSpan {
     int32_t rows = 0, slot = -1;
   };
   Copy copies[2] = {};
+  // This number of leading rows, a multiple of kDeltaChunk, may be computed in chunks. The first of
+  // them is at a position that is a multiple too, and so are the rows of copies among them. CPUs
+  // compute all rows one by one. Not 0: the span has a slot `to`.
+  int32_t chunked = 0;
 };
+constexpr int32_t kDeltaChunk = 64;
+// Whether engines on Hopper GPUs compute prompts in chunks. The kernels of both forms are tested.
+// Their speed was not measured yet, so the form without chunks is the default.
+constexpr bool kChunksPrompts = false;
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
 //   y[t, c] = silu(Σ_j weight[j, c] · x[t − width + 1 + j, c])
@@ -80,7 +90,17 @@ struct GatedDeltaParams {
   float* gates = nullptr;  // scratch [m, value_heads, 2]: decay and step
   float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
   int64_t ldo = 0;
+  // Whether a span may have chunked rows. If so, `chunk_scratch` has kDeltaChunkFloats floats for
+  // each row and value head, at a multiple of 16 bytes.
+  bool chunked = false;
+  float* chunk_scratch = nullptr;
 };
+constexpr int64_t kDeltaChunkFloats = 2 * kDeltaChunk + 2;
+constexpr int64_t kMaxChunkKeyDim = 128;  // the largest key_dim whose rows may be chunked
+// Whether engines let GPUs chunk the rows of prompts.
+constexpr bool ChunksPrompts(int64_t key_dim) {
+  return kChunksPrompts && key_dim <= kMaxChunkKeyDim;
+}
 constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
 // The largest key_dim of GPUs, which keep whole columns of a state in registers.
 constexpr int64_t kMaxGpuKeyDim = 256;
@@ -102,6 +122,8 @@ struct GatedNormParams {
 class RecurrentOps {
  public:
   virtual ~RecurrentOps() = default;
+  // Whether this device can compute rows in chunks. If not, it ignores StateSpan::chunked.
+  virtual bool ChunksRows(int64_t key_dim) const = 0;
   virtual void ShortConv(const ShortConvParams& p) = 0;
   virtual void GatedDelta(const GatedDeltaParams& p) = 0;
   virtual void GatedNorm(const GatedNormParams& p) = 0;

@@ -95,7 +95,7 @@ struct RecurrentLayer {
   // The arrays of a call for rows [first, first + m).
   struct Arrays {
     const float *input, *ba, *conv, *rate, *bias, *norm;
-    float *y, *scratch, *out;
+    float *y, *scratch, *out, *chunks;
   };
   Arrays Place(ArrayCopies& copies, int64_t first, int64_t m) const {
     const auto zeros = [&](int64_t count) { return copies.Of(std::vector<float>(count)); };
@@ -107,7 +107,8 @@ struct RecurrentLayer {
             .norm = copies.Of(norm),
             .y = zeros(m * key_heads * channels),
             .scratch = zeros(m * key_heads * group * 2),
-            .out = zeros(m * key_heads * group * value_dim)};
+            .out = zeros(m * key_heads * group * value_dim),
+            .chunks = zeros(chunked ? m * key_heads * group * kDeltaChunkFloats : 0)};
   }
 
   // Starts the ops. `spans` [count] and `states` are in the same memory as the arrays.
@@ -153,7 +154,9 @@ struct RecurrentLayer {
                     .m = m,
                     .gates = a.scratch,
                     .out = a.out,
-                    .ldo = values});
+                    .ldo = values,
+                    .chunked = chunked,
+                    .chunk_scratch = a.chunks});
     ops.GatedNorm({.x = a.out,
                    .ldx = values,
                    .weight = a.norm,
@@ -174,10 +177,12 @@ struct RecurrentLayer {
   int64_t rows, key_heads, group, key_dim, value_dim, width, channels, head_floats, conv_floats,
       slot_floats;
   std::vector<float> x, gates, conv, rate, bias, norm;
+  bool chunked = false;  // whether spans may have chunked rows
 };
 
 class ReferenceRecurrentOps final : public RecurrentOps {
  public:
+  bool ChunksRows(int64_t) const override { return false; }
   void ShortConv(const ShortConvParams& p) override { reference::ShortConv(p); }
   void GatedDelta(const GatedDeltaParams& p) override { reference::GatedDelta(p); }
   void GatedNorm(const GatedNormParams& p) override { reference::GatedNorm(p); }

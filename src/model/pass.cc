@@ -102,6 +102,7 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
 void Pass::SetStates(const std::vector<kernels::StateSpan>& spans) {
   states = spans.data();
   num_states = std::ssize(spans);
+  has_chunked_rows = std::ranges::any_of(spans, [](const auto& span) { return span.chunked > 0; });
   if (!states_) return;
   CHECK_LE(num_states, max_tokens_);
   if (!spans.empty())

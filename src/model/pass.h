@@ -104,7 +104,8 @@ class Pass {
   std::unique_ptr<kernels::PassSequences> sequences;
   const kernels::StateSpan* states = nullptr;  // [num_states] ForwardBatch::states
   int64_t num_states = 0;
-  PaddedBatch padded;  // if the batch is padded
+  bool has_chunked_rows = false;  // whether a span of states has some; recorded passes have none
+  PaddedBatch padded;             // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each

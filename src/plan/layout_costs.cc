@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "engine/pipeline/stage_links.h"
 #include "model/stages.h"
+#include "model/state_storage.h"
 #include "plan/search.h"
 
 namespace switchyard::plan {
@@ -70,7 +71,11 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
       in_flight_(PassesInFlight(ConfigOf(layout, q.config))),
       hidden_bytes_(static_cast<double>(q.model.hidden) * sizeof(float)) {
   if (q.model.has_states())
-    throw Invalid("{}: there are no costs of layers with recurrent states", q.model.architecture);
+    throw Invalid(
+        "{}: there are no costs of layers with recurrent states; a running request has two states "
+        "of {:.2f} MiB on each rank",
+        q.model.architecture,
+        static_cast<double>(StateStorage::BytesPerSlot(q.model, Mesh(layout.mesh, 0))) / (1 << 20));
   for (ModelConfig& model : ModelsOfStages(q, layout, plan))
     stages_.push_back(std::make_unique<Stage>(std::move(model), *this, q.load.imbalance));
   for (int stage = 1; stage < stages(); ++stage)

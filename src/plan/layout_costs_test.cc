@@ -170,7 +170,8 @@ TEST(LayoutCosts, RefuseRecurrentStates) {
   const Question q = FamilyQuestion("qwen3_next");
   const Layout layout = ParseLayout("tp1");
   const std::string want =
-      "Qwen3NextForCausalLM: there are no costs of layers with recurrent states";
+      "Qwen3NextForCausalLM: there are no costs of layers with recurrent states; a running request "
+      "has two states of ";
   EXPECT_THAT(ErrorOf([&] { Evaluate(q, layout); }), HasSubstr(want));  // of `plan`
   const EnginePlan plan = Admit(q, layout).plan;
   EXPECT_GT(plan.num_states, 0);

@@ -102,11 +102,14 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
                                               plan.num_pages * config.page_size);
   Line(&text, "memory", "of each rank: weights {:.2f} GiB{}",
        static_cast<double>(plan.weight_bytes_per_rank) / kGiB, cache);
-  if (plan.num_states > 0)
-    Line(&text, "states", "{} slots of {:.2f} MiB on each rank, two for each running request",
-         plan.num_states,
-         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0))) /
-             (1 << 20));
+  if (plan.num_states > 0) {
+    const double slot_mib =
+        static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0))) /
+        (1 << 20);
+    Line(&text, "states",
+         "{} slots of {:.2f} MiB on each rank, two for each running request ({:.2f} MiB)",
+         plan.num_states, slot_mib, 2 * slot_mib);
+  }
   Line(&text, "limits", "context {}, {} running requests of each attention group",
        plan.context_length, plan.max_running_requests);
   if (launch.node == 0)

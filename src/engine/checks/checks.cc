@@ -142,6 +142,17 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+  if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
+    const auto check = [](int64_t rows, const char* flag) {
+      if (rows > 0 && rows < kernels::kDeltaChunk)
+        throw Invalid(
+            "{} {}: GPUs compute prompts with recurrent states in chunks of {} rows; "
+            "want at least {}",
+            flag, rows, kernels::kDeltaChunk, kernels::kDeltaChunk);
+    };
+    check(c.chunked_prefill_size, "--chunked-prefill-size");
+    check(c.max_prefill_tokens, "--max-prefill-tokens");
+  }
   if (gpus && model.linear->key_dim > kernels::kMaxGpuKeyDim)
     throw Invalid("linear_key_head_dim={} exceeds the CUDA limit of {}; use --device cpu",
                   model.linear->key_dim, kernels::kMaxGpuKeyDim);

@@ -1,5 +1,7 @@
 #include "engine/kv_cache/kv_cache.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -10,6 +12,8 @@ namespace switchyard {
 KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
                  const StateCounts& states)
     : page_size_(page_size),
+      chunk_(states.chunk),
+      unit_(chunk_ > 0 ? std::lcm(page_size, chunk_) : page_size),
       records_(reuse_prefixes && states.slots == 0 ? records : nullptr),
       states_(states.slots > 0
                   ? std::make_optional<StateSlots>(states.slots, num_pages, states.running)
@@ -34,14 +38,19 @@ void KvCache::Restore() {
 }
 
 int64_t KvCache::Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
-                        const std::string& salt) {
+                        const std::string& salt, int64_t prompt) {
   CHECK(sequence.pages.empty());
+  if (chunk_ > 0) {
+    sequence.states.chunked = prompt / unit_ * unit_;
+    tokens = tokens.first(std::min(std::ssize(tokens), sequence.states.chunked));
+  }
   if (!tree_) return 0;
   RadixCache::Match match = tree_->Find(tokens, salt);
   if (states_) {
-    sequence.states.matched = std::ssize(match.pages) * page_size_;
+    const int64_t matched = std::ssize(match.pages) * page_size_;
+    sequence.states.matched = matched / unit_ * unit_;
     const int64_t found = WithState(match.pages);
-    if (found < sequence.states.matched) match = tree_->Find(tokens.first(found), salt);
+    if (found < matched) match = tree_->Find(tokens.first(found), salt);
     if (found > 0) {
       const int32_t slot = sequence.states.current = states_->OfPage(match.pages.back());
       states_->Share(slot);
@@ -87,7 +96,7 @@ bool KvCache::Grow(int64_t tokens, SequencePages& sequence) {
 }
 
 void KvCache::Publish(std::span<const int32_t> computed, SequencePages& sequence) {
-  const auto whole = static_cast<int64_t>(computed.size()) / page_size_;
+  const int64_t whole = Publishable(std::ssize(computed), sequence.states) / page_size_;
   if (!tree_ || whole <= sequence.borrowed) return;
   const auto tokens = computed.first(whole * page_size_);
   const int64_t present =

@@ -28,6 +28,9 @@ struct SequenceStates {
   };
   Mark branch, boundary, next_branch, next_boundary, ahead;
   int64_t matched = 0;  // tokens of the cached prefix at Borrow
+  // With StateCounts::chunk: the number of leading tokens whose rows are chunked. Other sequences
+  // may use only their pages and states.
+  int64_t chunked = 0;
 };
 
 // The pages of one sequence, in order of position. The first `borrowed` pages belong to the radix
@@ -52,12 +55,20 @@ struct SequencePages {
 // With recurrent states, a prefix is reused only up to a page whose end has a checkpoint, and there
 // are no records, since a process does not keep the states of the one before. Pages after the
 // checkpoint stay in the tree; a sequence computes them again and then shares the tree's copies.
+//
+// Chunked rows of a prompt (kernels/recurrent.h) have other bits than rows that are computed one by
+// one. So the form of a row depends only on its position and on the length of its request's prompt:
+// rows up to the last whole chunk of the prompt are chunked, all others are not, also if the
+// request was retracted. Only pages and states of chunked rows are published, and chunks and
+// checkpoints begin at multiples of the chunk. So a prefix has the same bits whichever request
+// computed it.
 class KvCache {
  public:
   // Slots of recurrent states, and the maximum number of running sequences. 0 slots: the model has
-  // no such states.
+  // no such states. `chunk`: the rows of a chunk, if rows of prompts are chunked; else 0.
   struct StateCounts {
     int64_t slots = 0, running = 0;
+    int32_t chunk = 0;
   };
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
           const StateCounts& states);
@@ -73,9 +84,10 @@ class KvCache {
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
   // Gives an empty sequence the longest cached prefix of `tokens` among sequences of the same
-  // `salt`; returns its length in tokens.
+  // `salt`; returns its length in tokens. `prompt`: the length of its prompt, which matters only if
+  // rows are chunked.
   int64_t Borrow(std::span<const int32_t> tokens, SequencePages& sequence,
-                 const std::string& salt = {});
+                 const std::string& salt = {}, int64_t prompt = 0);
   // Of the tokens that `sequence` has borrowed, the number that `request` itself computed, in an
   // earlier epoch.
   int64_t ComputedBy(uint64_t request, const SequencePages& sequence) const;
@@ -108,6 +120,10 @@ class KvCache {
   // Undoes AdvanceStatesAhead, if PrepareStates has not been called since. `computed`: without the
   // rows of the pass.
   void RevertStates(int64_t computed, SequencePages& sequence);
+  // Of the `rows` after `computed`, the number that a pass may have: fewer if it would end within a
+  // chunk. Possibly 0, if `rows` is less than a chunk.
+  int64_t WholeChunks(const SequencePages& sequence, int64_t computed, int64_t rows) const;
+  int32_t chunk() const { return chunk_; }  // StateCounts::chunk
   // The slots of the prepared pass. `row_begin`, `rows`: as in SequenceSpan.
   static kernels::StateSpan SpanOf(const SequencePages& sequence, int64_t computed,
                                    int32_t row_begin, int32_t rows);
@@ -131,7 +147,12 @@ class KvCache {
   // Makes checkpoints of the marks within `pages`, which are in the tree.
   void PublishStates(std::span<const int32_t> pages, SequenceStates& states);
 
+  // The number of leading tokens, of the `computed` ones, whose pages and states may be published.
+  int64_t Publishable(int64_t computed, const SequenceStates& states) const;
+
   const int32_t page_size_;
+  const int32_t chunk_;
+  const int64_t unit_;          // checkpoints are at multiples of it: of pages, and of chunks
   PageRecords* const records_;  // or null
   std::optional<StateSlots> states_;
   PageAllocator allocator_;

@@ -57,7 +57,8 @@ void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& seque
   DropSlot(states.before);
   states.next = states_->Take();
   if (!tree_) return;
-  const int64_t end = computed + rows, boundary = end / page_size_ * page_size_;
+  const int64_t end = computed + rows;
+  const int64_t boundary = Publishable(end, states) / unit_ * unit_;
   // A state at `end` is that of `next` (AdvanceStates).
   if (states.matched > computed && states.matched < end)
     TryMark(states.matched, states.next_branch);
@@ -92,7 +93,7 @@ void KvCache::Advance(int64_t computed, bool keep, SequenceStates::Mark& boundar
   };
   replace(states.branch, states.next_branch);
   replace(boundary, states.next_boundary);
-  if (!tree_ || computed % page_size_ != 0) return;
+  if (!tree_ || computed % unit_ != 0 || Publishable(computed, states) < computed) return;
   SequenceStates::Mark& mark = computed == states.matched ? states.branch : boundary;
   if (keep && &mark == &boundary) return;
   DropMark(mark);
@@ -128,11 +129,23 @@ void KvCache::PublishStates(std::span<const int32_t> pages, SequenceStates& stat
   }
 }
 
+int64_t KvCache::Publishable(int64_t computed, const SequenceStates& states) const {
+  return chunk_ > 0 ? std::min(computed, states.chunked) : computed;
+}
+
+int64_t KvCache::WholeChunks(const SequencePages& sequence, int64_t computed, int64_t rows) const {
+  const int64_t end = computed + rows;
+  if (chunk_ == 0 || end >= sequence.states.chunked) return rows;
+  return end / chunk_ * chunk_ - computed;
+}
+
 kernels::StateSpan KvCache::SpanOf(const SequencePages& sequence, int64_t computed,
                                    int32_t row_begin, int32_t rows) {
   const SequenceStates& states = sequence.states;
   kernels::StateSpan span{
       .row_begin = row_begin, .rows = rows, .from = states.current, .to = states.next};
+  const int64_t chunked = std::min<int64_t>(states.chunked - computed, rows);
+  span.chunked = static_cast<int32_t>(std::max<int64_t>(chunked, 0));
   size_t count = 0;
   for (const SequenceStates::Mark* mark : {&states.next_branch, &states.next_boundary})
     if (mark->slot >= 0)

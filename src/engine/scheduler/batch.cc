@@ -147,6 +147,7 @@ uint64_t Fingerprint(const ForwardBatch& batch, int32_t page_size) {
   for (const kernels::StateSpan& states : batch.states) {
     hash.Add(static_cast<uint32_t>(states.from));
     hash.Add(static_cast<uint32_t>(states.to));
+    hash.Add(static_cast<uint32_t>(states.chunked));
     for (const auto& copy : states.copies) {
       hash.Add(static_cast<uint32_t>(copy.rows));
       hash.Add(static_cast<uint32_t>(copy.slot));

@@ -23,7 +23,10 @@ double ChunkCost(int64_t before, int64_t rows, double keys) {
   return n + n * (static_cast<double>(before) + n / 2) / keys;
 }
 
-int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
+namespace {
+
+// The rows that fit the budget, if a pass may end anywhere.
+int64_t RowsInBudget(const Sequence& sequence, const PrefillBudget& budget) {
   int64_t rows = std::min(sequence.pending(), budget.rows);
   if (budget.keys > 0 && std::isfinite(budget.keys))
     rows = std::min(rows, RowsOfCost(sequence.computed, budget));
@@ -34,6 +37,14 @@ int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
   if (!sequence.needs_many_rows()) return rows - 1;
   // Rows before the first logit row do not count against the budget.
   return sequence.LogitRows(rows).first - sequence.computed + budget.logit_rows;
+}
+
+}  // namespace
+
+int64_t PromptChunk(const Sequence& sequence, const PrefillBudget& budget) {
+  const int64_t rows = RowsInBudget(sequence, budget);
+  if (budget.cache == nullptr) return rows;
+  return budget.cache->WholeChunks(sequence.cache, sequence.computed, rows);
 }
 
 void Spend(const Sequence& sequence, int64_t rows, PrefillBudget& budget) {

@@ -16,8 +16,9 @@ struct PrefillBudget {
   // later chunk of a long prompt has fewer rows. The cost of a row is that of its weights, 1, and
   // that of its attention, one for each `keys` keys before it. 0: costs are not limited.
   double keys = 0;
-  double cost = 0;         // that is left
-  int64_t least_rows = 0;  // of the first prompt of the step, whatever they cost
+  double cost = 0;                 // that is left
+  int64_t least_rows = 0;          // of the first prompt of the step, whatever they cost
+  const KvCache* cache = nullptr;  // passes end between its chunks; null: anywhere
 };
 
 // The cost of `rows` rows after `before` rows of the same sequence. 0 if `keys` is 0.

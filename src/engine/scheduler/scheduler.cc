@@ -54,8 +54,8 @@ void Scheduler::ReserveImports() {
 }
 
 bool Scheduler::TryReserve(Sequence& sequence) {
-  const int64_t cached =
-      cache_.Borrow(sequence.prompt(), sequence.cache, sequence.request.cache_salt);
+  const int64_t cached = cache_.Borrow(sequence.prompt(), sequence.cache,
+                                       sequence.request.cache_salt, sequence.prompt_length);
   const bool alone = running_.empty() && held_.empty() && ready_.empty();
   const int64_t kept_free = alone ? 0 : Reserved() + ReservedPages(sequence);
   const int64_t pages = cache_.PagesFor(sequence.length() + 1);
@@ -205,12 +205,15 @@ PrefillBudget Scheduler::PlanRunning() {
       options_.chunk_rows + options_.max_running_requests + options_.max_draft_rows - decoding;
   const int64_t rows = std::min(options_.chunk_rows, room);
   PrefillBudget budget{
-      .rows = decoding > 0 || others_decode_ ? std::min(rows, prefill_limit_) : rows,
+      .rows = decoding > 0 || others_decode_
+                  ? std::min(rows, std::max<int64_t>(prefill_limit_, cache_.chunk()))
+                  : rows,
       .logit_rows = std::max<int64_t>(1, options_.max_logit_rows - decoding),
       .whole_prompts = options_.whole_prompts,
       .keys = options_.chunk_keys,
       .cost = ChunkCost(0, options_.chunk_rows, options_.chunk_keys),
-      .least_rows = std::max<int64_t>(1, options_.chunk_rows / 8),
+      .least_rows = std::max<int64_t>({1, cache_.chunk(), options_.chunk_rows / 8}),
+      .cache = &cache_,
   };
   for (Sequence* sequence : decoding_) plan_.push_back({sequence, rows_of(sequence)});
   for (Sequence* sequence : running_) {
@@ -238,7 +241,7 @@ bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   if (sequence.unknown > 0) return false;  // retracted in this step: its last token is not known
   sequence.computed =
       cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
-                    sequence.cache, sequence.request.cache_salt);
+                    sequence.cache, sequence.request.cache_salt, sequence.prompt_length);
   sequence.settled = sequence.draft_computed = sequence.computed;
   const int64_t rows = PromptChunk(sequence, budget);
   int64_t reserved = 0;  // a single request needs no reserve: it has no competitors

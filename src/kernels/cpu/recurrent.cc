@@ -112,6 +112,8 @@ class CpuRecurrentOps final : public RecurrentOps {
  public:
   explicit CpuRecurrentOps(ThreadPool& pool) : pool_(pool) {}
 
+  bool ChunksRows(int64_t) const override { return false; }
+
   void ShortConv(const ShortConvParams& p) override {
     CHECK(p.width >= 1 && p.width <= kMaxConvWidth);
     const KernelTable* kernels = cpu::ActiveKernels();

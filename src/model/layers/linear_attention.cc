@@ -12,18 +12,23 @@ LinearAttention::LinearAttention(const LayerContext& context)
     : c_(context),
       l_(*context.config.linear),
       heads_(LinearKeyHeads(l_, context.mesh).size()),
-      at_(l_, heads_) {
+      at_(l_, heads_),
+      chunks_(kernels::ChunksPrompts(l_.key_dim) && c_.device.recurrent() != nullptr &&
+              c_.device.recurrent()->ChunksRows(l_.key_dim)) {
   CHECK(c_.device.recurrent() != nullptr);
 }
 
-int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens) {
+int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens,
+                            bool chunks) {
   const LinearLayout at(linear, heads);
-  return LayerScratch::Floats({tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width,
-                               tokens * at.gates_width, tokens * heads * at.values});
+  return LayerScratch::Floats(
+      {tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width, tokens * at.gates_width,
+       tokens * heads * at.values,
+       chunks ? tokens * heads * linear.group() * kernels::kDeltaChunkFloats : 0});
 }
 
 int64_t LinearAttention::ScratchFloats(int64_t max_tokens) const {
-  return LinearScratchFloats(l_, heads_, max_tokens);
+  return LinearScratchFloats(l_, heads_, max_tokens, chunks_);
 }
 
 LinearAttention::Arrays LinearAttention::TakeArrays(Pass& pass) const {
@@ -36,6 +41,7 @@ LinearAttention::Arrays LinearAttention::TakeArrays(Pass& pass) const {
   a.ba = scratch.Take(tokens * at_.gates_width);
   a.gates = scratch.Take(tokens * at_.gates_width);
   a.attended = scratch.Take(tokens * heads_ * at_.values);
+  if (chunks_) a.chunks = scratch.Take(tokens * heads_ * l_.group() * kernels::kDeltaChunkFloats);
   return a;
 }
 
@@ -138,7 +144,9 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
                                      .m = pass.rows.tokens,
                                      .gates = a.gates,
                                      .out = a.attended,
-                                     .ldo = heads_ * at_.values});
+                                     .ldo = heads_ * at_.values,
+                                     .chunked = chunks_ && pass.has_chunked_rows,
+                                     .chunk_scratch = a.chunks});
 }
 
 }  // namespace switchyard

@@ -32,6 +32,7 @@ class LinearAttention {
     float* ba;         // [T, gates_width]
     float* gates;      // [T, value heads, 2]
     float* attended;   // [T, value heads · value_dim]
+    float* chunks;     // GatedDeltaParams::chunk_scratch; null: rows are not chunked
   };
   Arrays TakeArrays(Pass& pass) const;
   void Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
@@ -43,9 +44,12 @@ class LinearAttention {
   const LinearAttentionConfig& l_;
   const int64_t heads_;  // key heads of this rank
   const LinearLayout at_;
+  const bool chunks_;  // whether rows may be chunked
 };
 
-// The result of ScratchFloats. `heads`: key heads of the rank.
-int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens);
+// The result of ScratchFloats. `heads`: key heads of the rank. `chunks`: whether its device may
+// chunk rows.
+int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, int64_t tokens,
+                            bool chunks);
 
 }  // namespace switchyard

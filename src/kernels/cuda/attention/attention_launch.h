@@ -37,11 +37,12 @@ struct AttentionLaunch {
   bool hopper = false;  // the device supports wgmma
 };
 
-// Whether the tensor core kernels have tiles for these sizes: heads of 64 or 128, keys of 192 with
-// values of 128, and latents of 512 + 64.
+// Whether the tensor core kernels have tiles for these sizes: heads of 64, 128 or 256, keys of 192
+// with values of 128, and latents of 512 + 64.
 inline bool HasAttentionTiles(int qk_dim, int v_dim, bool latent) {
   if (latent) return qk_dim == 576 && v_dim == 512;
-  return qk_dim == v_dim ? qk_dim == 64 || qk_dim == 128 : qk_dim == 192 && v_dim == 128;
+  if (qk_dim != v_dim) return qk_dim == 192 && v_dim == 128;
+  return qk_dim == 64 || qk_dim == 128 || qk_dim == 256;
 }
 
 // Launches the kernel with float32 products, for any head size and cache dtype.

@@ -46,7 +46,7 @@ AttentionShape RandomShape(Random& random) {
   AttentionShape shape;
   shape.kv_heads = random.Pick<int64_t>({1, 2, 3});
   shape.heads = shape.kv_heads * random.Pick<int64_t>({1, 2, 4, 5, 8, 16});
-  shape.head_dim = random.Pick<int64_t>({64, 80, 96, 128, 192, 64, 128});
+  shape.head_dim = random.Pick<int64_t>({64, 80, 96, 128, 192, 64, 128, 256});
   shape.page_size = random.Pick<int32_t>({1, 16, 64, 48});
   shape.dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kBF16});
   shape.window = random.Pick<int32_t>({0, 0, 1, 50, 300});
@@ -106,6 +106,8 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
         .window = 128,
         .sinks = true,
         .value_dim = 128},
+        AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256},
+        AttentionShape{.heads = 3, .kv_heads = 1, .head_dim = 256, .window = 90, .sinks = true},
         AttentionShape{.heads = 40, .head_dim = 576, .rope = 64}}) {
     const AttentionSequences sequences(random, shape, {150, 530});
     // The last rows are in one chunk of 130 positions, which begins within a block of keys.
@@ -199,7 +201,8 @@ TEST_F(CudaAttentionTest, ManyShortSequencesHaveTheBitsOfTheirPrompts) {
         .window = 130,
         .sinks = true},
         AttentionShape{.heads = 9, .kv_heads = 3, .head_dim = 128, .page_size = 48, .window = 300},
-        AttentionShape{.heads = 16, .head_dim = 64, .page_size = 32}})
+        AttentionShape{.heads = 16, .head_dim = 64, .page_size = 32},
+        AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256}})
     ExpectBitsOfPrompts(shape, random);
 }
 
@@ -250,6 +253,8 @@ TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
         .value_dim = 128,
         .value_scale = 0.707f},
         AttentionShape{.heads = 32, .kv_heads = 2, .head_dim = 192, .value_dim = 128},
+        AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256, .page_size = 16},
+        AttentionShape{.heads = 40, .kv_heads = 2, .head_dim = 256, .window = 200, .sinks = true},
         AttentionShape{.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF16}}) {
     ExpectSameBitsInAnyChunks(shape, false, random);
     ExpectSameBitsInAnyChunks(shape, true, random);

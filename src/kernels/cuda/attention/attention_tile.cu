@@ -1,8 +1,9 @@
-// Tensor core attention for head sizes 64 and 128, and for keys of 192 with values of 128, with
-// mma.sync. Algorithm and source (FlashAttention): attention_tile.cuh; grid: attention_start.cuh.
-// Decode tiles: 16 query rows by 64 keys, four warps that partition the keys and value columns.
-// Prefill tiles: 64 rows by 64 keys, four warps of 16 rows each, or the wgmma tiles of
-// attention_hopper.cu, which exist for equal widths only.
+// Tensor core attention for head sizes 64, 128 and 256, and for keys of 192 with values of 128,
+// with mma.sync. Algorithm and source (FlashAttention): attention_tile.cuh; grid:
+// attention_start.cuh. Decode tiles: 16 query rows by 64 keys, four warps that partition the keys
+// and value columns. Prefill tiles: 64 rows by 64 keys, four warps of 16 rows each (heads of 256:
+// two warps for each 16 rows), or the wgmma tiles of attention_hopper.cu, which exist for heads of
+// 64 and 128.
 #include "kernels/cuda/attention/attention_start.cuh"
 
 namespace switchyard::cuda {
@@ -11,10 +12,10 @@ namespace {
 template <int kQkDim, int kVDim = kQkDim>
 cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
   using Small = TileShape<kQkDim, kVDim, false, 1, 4, 2>;
-  using Large = TileShape<kQkDim, kVDim, false, 4, 1, 2>;
+  using Large = TileShape<kQkDim, kVDim, false, 4, kVDim <= 128 ? 1 : 2, 2>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
   return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {
-    return launch.hopper && kQkDim == kVDim
+    return launch.hopper && kQkDim == kVDim && kQkDim <= 128
                ? StartHopperAttention(launch, min_rows, chain)
                : StartTiles<Large>(launch, min_rows, INT_MAX, 1, chain);
   });
@@ -30,6 +31,8 @@ cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& 
       return Start<64>(launch, chain);
     case 128:
       return Start<128>(launch, chain);
+    case 256:
+      return Start<256>(launch, chain);
     default:
       return Start<192, 128>(launch, chain);
   }

@@ -213,12 +213,16 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
     cuda::SelectKeys(p, TableOf(sequences), exact(), stream_.get(), AttentionScratch());
   }
 
+  bool ChunksRows(int64_t key_dim) const override {
+    return hopper_ && key_dim <= kernels::kMaxChunkKeyDim;
+  }
   void ShortConv(const kernels::ShortConvParams& p) override {
     CHECK(p.width >= 1 && p.width <= kernels::kMaxConvWidth);
     Check(ops::ShortConv(p, chain()), "ShortConv");
   }
   void GatedDelta(const kernels::GatedDeltaParams& p) override {
     CHECK_LE(p.key_dim, kernels::kMaxGpuKeyDim);  // CheckOptions rejects larger ones
+    CHECK(!p.chunked || ChunksRows(p.key_dim));
     Check(ops::GatedDelta(p, chain()), "GatedDelta");
   }
   void GatedNorm(const kernels::GatedNormParams& p) override {

@@ -10,15 +10,13 @@
 // Pipeline: DeltaKernel copies q, k, v and gates of kRows rows at a time to shared memory
 // (cp.async), while it computes the rows before. All kernels are launched early (kernel_chain.cuh).
 // A decode step reads and writes each state once, and is bound by memory. A prompt is bound by the
-// instructions of its rows, one after another. The chunked form of the delta rule (Yang et al.,
-// arXiv 2406.06484) could take DeltaKernel's place for whole chunks at absolute multiples of their
-// length. It has the same inputs after PrepareKernel, and the same states before and after.
+// instructions of its rows, one after another. The chunked rows of a span (StateSpan::chunked) are
+// computed by delta_chunks.cuh before DeltaKernel, which takes the rows after them.
 // Measured: not measured yet.
-#include <cuda_pipeline_primitives.h>
-
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/elementwise/ops_norm.cuh"
 #include "kernels/cuda/recurrent/ops_recurrent.h"
+#include "kernels/cuda/recurrent/split_products.cuh"
 
 namespace switchyard::cuda::ops {
 namespace {
@@ -68,17 +66,6 @@ struct Stage {
   float v[kRows][kColumns];
   float gates[kRows][2];
 };
-
-// Starts the copy of four floats, of which `count` exist. kAligned: all four of them, or none.
-template <bool kAligned>
-__device__ __forceinline__ void CopyFour(float* to, const float* from, int64_t count) {
-  if constexpr (kAligned) {
-    if (count > 0) __pipeline_memcpy_async(to, from, 4 * sizeof(float));
-  } else {
-    for (int i = 0; i < 4 && i < count; ++i)
-      __pipeline_memcpy_async(to + i, from + i, sizeof(float));
-  }
-}
 
 // The rows of one sequence, for one head and one block of columns.
 template <bool kAligned, int kKeys>
@@ -218,12 +205,24 @@ class StatePart {
   float s_[kQuads][4];
 };
 
+// The rows of a span that are computed one by one. If others are chunked, the state after them is
+// in slot `to`, and copies of it have been made.
+__device__ __forceinline__ StateSpan RowByRow(const GatedDeltaParams& p, int64_t sequence) {
+  StateSpan span = p.sequences[sequence];
+  if (!p.chunked || span.chunked == 0) return span;
+  span.row_begin += span.chunked;
+  span.rows -= span.chunked;
+  span.from = span.to;
+  for (StateSpan::Copy& copy : span.copies) copy.rows -= span.chunked;
+  return span;
+}
+
 template <bool kAligned, int kKeys>
-__global__ void __launch_bounds__(kDeltaThreads)
+__global__ void __launch_bounds__(kDeltaThreads, kKeys <= 128 ? 4 : 2)
     DeltaKernel(const GatedDeltaParams p, int blocks_each) {
   __shared__ __align__(16) Stage<kKeys> stages[2];
   LaunchDependents();
-  const StateSpan span = p.sequences[blockIdx.x];  // uploaded by the host
+  const StateSpan span = RowByRow(p, blockIdx.x);  // uploaded by the host
   const int block = static_cast<int>(blockIdx.y);
   const int64_t first_column = int64_t{block % blocks_each} * kColumns;
   const int lane = threadIdx.x % kWarp, slice = lane / kWarpColumns;
@@ -302,8 +301,9 @@ cudaError_t GatedDelta(const GatedDeltaParams& p, const PdlStream& chain) {
                             Aligned16(p.k) && p.k_stride % 4 == 0;
   const bool aligned = keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) && p.v_stride % 4 == 0;
   const auto prepare = keys_aligned ? PrepareKernel<true> : PrepareKernel<false>;
-  const cudaError_t error =
+  cudaError_t error =
       LaunchWithPdl(prepare, WarpBlocks(2 * p.m * p.key_heads), kNormThreads, 0, chain, p);
+  if (error == cudaSuccess && p.chunked) error = GatedDeltaChunks(p, chain);
   if (error != cudaSuccess) return error;
   return aligned ? StartDelta<true>(p, chain) : StartDelta<false>(p, chain);
 }
