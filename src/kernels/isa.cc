@@ -64,6 +64,12 @@ bool DetectAvx512Vnni() {
          (c & bit_AVX512VNNI) != 0;
 }
 
+bool DetectAvx512Vbmi() {
+  uint32_t a, b, c, d;
+  return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (c & bit_AVX512VBMI) != 0;
+}
+
 bool DetectAvx512BF16() {
   uint32_t a, b, c, d;
   return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
@@ -83,6 +89,11 @@ Isa ActiveIsa() { return Chosen().load(std::memory_order_relaxed); }
 
 bool cpu::HasAvx512Vnni() {
   static const bool has = DetectAvx512Vnni();
+  return has;
+}
+
+bool cpu::HasAvx512Vbmi() {
+  static const bool has = DetectAvx512Vbmi();
   return has;
 }
 
