@@ -109,9 +109,10 @@ std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
 // Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
-// this CPU has bfloat16 multiply instructions (for FP8 weights too), and int8 rows for 4-bit
-// weights. On GPUs, MakePlanOn disables the int8 rows. `--cpu-weight-layout auto` keeps the stored
-// layout for elastic ranks and spares, which take over mapped weights within milliseconds.
+// this CPU has bfloat16 multiply instructions (for FP8 weights if HasFp8Products), and int8 rows
+// for 4-bit weights. On GPUs, MakePlanOn disables the rows of FP8 and 4-bit weights.
+// `--cpu-weight-layout auto` keeps the stored layout for elastic ranks and spares, which take over
+// mapped weights within milliseconds.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // Replicas and placement of the draft model's experts. Not the default only in epochs without some

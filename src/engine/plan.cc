@@ -285,6 +285,8 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
     model.quantization.bfloat16_rows = true;
   if (may_round && kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa)))
     model.quantization.int8_group_rows = true;
+  model.quantization.fp8_bfloat16_rows =
+      may_round && kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
   const bool takes_over = config.elastic_ep_backend != "none" || config.spare_ranks > 0;
   // Weights of GGUF files are packed in any case.
   if (config.quantization.layout == "auto" && takes_over && !FindGguf(config.model_path))
@@ -380,7 +382,7 @@ bool RoundsAllRows(const QuantizationConfig& quantization) {
     const bool fp8 =
         (scheme.format == WeightFormat::kFp8Block || scheme.format == WeightFormat::kFp8Channel) &&
         scheme.activation == ActivationFormat::kNone;
-    return scheme.packing == Packing::kPlain || (fp8 && quantization.fp8_bfloat16_rows()) ||
+    return scheme.packing == Packing::kPlain || (fp8 && quantization.fp8_bfloat16_rows) ||
            (TakesInt8Groups(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
   };
   const auto rounded = [&](const SchemeRule& rule) { return is_rounded(rule.scheme); };
@@ -408,7 +410,10 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
   plan.model = model;
-  if (plan.cuda) plan.model.quantization.int8_group_rows = false;
+  if (plan.cuda) {
+    plan.model.quantization.int8_group_rows = false;
+    plan.model.quantization.fp8_bfloat16_rows = false;
+  }
   const RankPlaces places = {.gpus = plan.cuda,
                              .several_hosts = ranks_of_host < config.mesh.world(),
                              .shared_memory = machine.shared_memory};

@@ -10,6 +10,7 @@
 #include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
+#include "kernels/ops.h"
 #include "model/options.h"
 #include "model/state_storage.h"
 
@@ -198,9 +199,11 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
   config.quantization.method = "w8a8_int8";  // defines its rows
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
-  for (const char* fp8 : {"fp8", "w8a8_fp8"}) {  // their rows are bfloat16
+  for (const char* fp8 : {"fp8", "w8a8_fp8"}) {  // their rows are bfloat16 on some CPUs
     config.quantization.method = fp8;
-    EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16) << fp8;
+    const bool rounds = kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
+    EXPECT_EQ(ReadModelConfig(config).quantization.fp8_bfloat16_rows, rounds);
+    EXPECT_EQ(MakePlan(config).kv_dtype, rounds ? DType::kBF16 : DType::kF32) << fp8;
   }
   config.quantization.method = "int4";  // its rows are int8
   EXPECT_TRUE(ReadModelConfig(config).quantization.int8_group_rows);

@@ -299,6 +299,10 @@ bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.
 bool HasBFloat16Products(Isa isa);
+// Whether `isa` has products of FP8 weights and bfloat16 rows that are faster than float32 ones: on
+// AMD's CPUs with AVX512_BF16 and AVX512_VBMI. On Intel's Sapphire Rapids float32 products were
+// faster.
+bool HasFp8Products(Isa isa);
 // Whether `isa` multiplies 4-bit weights with kInt8Group rows as integers. The reference multiplies
 // the rounded rows as float32.
 bool HasFourBitProducts(Isa isa);

@@ -87,14 +87,13 @@ struct QuantizationConfig {
   // Activation rows of linears with 4-bit weights are rounded to kInt8Group, unless the checkpoint
   // defines their format. Routers and MLA's absorbed products keep float32 rows. CPUs only.
   bool int8_group_rows = false;
+  // Activation rows of linears with FP8 weights are rounded to bfloat16, unless the checkpoint
+  // defines their format. CPUs only.
+  bool fp8_bfloat16_rows = false;
   // Matrices that a safetensors checkpoint stores in 4 bits stay in the order of its files, which
   // ranks of a host map together (--cpu-weight-layout). Else they are packed into panels
   // (quant/panels.h) if rows are int8.
   bool stored_layout = false;
-
-  // Rows of linears with FP8 weights are rounded to bfloat16 too, unless the checkpoint defines
-  // their format: CPUs round rows by default, and have bfloat16 products.
-  bool fp8_bfloat16_rows() const { return bfloat16_rows && int8_group_rows; }
 
   bool none() const {
     return method.empty() && rules.empty() && chosen.empty() && stored.empty();

@@ -36,7 +36,7 @@ WeightView Parts::Matrix(const MatrixRequest& request) {
   WeightView view = source_.Matrix(request);
   const bool fp8 =
       view.format == WeightFormat::kFp8Block || view.format == WeightFormat::kFp8Channel;
-  if (fp8 && config().quantization.fp8_bfloat16_rows() &&
+  if (fp8 && config().quantization.fp8_bfloat16_rows &&
       view.activation == ActivationFormat::kNone) {
     view.activation = ActivationFormat::kBFloat16;
   }

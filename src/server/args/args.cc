@@ -44,12 +44,13 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "quantized, the name must match its format");
   app.Flag("--quantization-config", e.quantization.rules, kModel,
            "JSON text or file: formats by module name, which override --quantization; CPUs only");
-  app.Flag(
-         "--quantize-activations", e.quantization.activations, kModel,
-         "Format of activations in matrix products. never: float32. always: rounded as on GPUs "
-         "(FP8, int8, bfloat16). auto: int8 if the checkpoint has int8 activations; on CPUs with "
-         "--dtype auto or bfloat16, int8 for 4-bit weights, and bfloat16 for bfloat16 and FP8 "
-         "weights if the CPU has AVX512_BF16 or AMX; float32 in all other cases")
+  app.Flag("--quantize-activations", e.quantization.activations, kModel,
+           "Format of activations in matrix products. never: float32. always: rounded as on GPUs "
+           "(FP8, int8, bfloat16). auto: int8 if the checkpoint has int8 activations; on CPUs with "
+           "--dtype auto or bfloat16, int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
+           "the CPU has AVX512_BF16 or AMX, and for FP8 weights on AMD's with AVX512_BF16; float32 "
+           "in "
+           "all other cases")
       .OneOf({"auto", "always", "never"});
   app.Flag(
          "--cpu-weight-layout", e.quantization.layout, kModel,
