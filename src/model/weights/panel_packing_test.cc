@@ -1,6 +1,8 @@
 // 4-bit checkpoints that are packed into panels while they are loaded hold the numbers that they
 // hold in their stored layout, and products have the same bits.
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -262,6 +264,40 @@ TEST(PanelPacking, CheckpointsHoldTheSameWeights) {
     EXPECT_EQ(Dequantize(loaded.weights.up), Dequantize(expert.up));
     EXPECT_EQ(w.bytes_mapped, WeightBytesPerRank(config, mesh));
   }
+}
+
+// Bytes of the process's mappings of a file that are in memory.
+size_t ResidentBytes(const std::filesystem::path& file) {
+  std::ifstream smaps("/proc/self/smaps");
+  bool of_file = false;
+  size_t kilobytes = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find('-') < line.find(' ')) of_file = line.ends_with(file.string());
+    if (of_file && line.starts_with("Rss:")) kilobytes += std::stoul(line.substr(4));
+  }
+  return kilobytes << 10;
+}
+
+TEST(PanelPacking, PagesOfTheFileLeaveTheProcess) {
+  constexpr int64_t kRows = 1024, kColumns = 2048;
+  constexpr size_t kBytes = kRows * kColumns / 2;
+  Random random(3);
+  const Stored stored{{.packing = Packing::kMxfp4, .format = W::kMxfp4}};
+  TempDir dir;
+  const std::filesystem::path file = dir.path() / "model.safetensors";
+  testing::WriteSafetensors(file, Tensors(random, stored, kRows, kColumns));
+  const MatrixRequest all{.name = "m.weight",
+                          .n = kRows,
+                          .k = kColumns,
+                          .rows = {0, kRows},
+                          .cols = {0, kColumns},
+                          .scheme = stored.scheme};
+  const Checkpoint checkpoint(dir.path());
+  const WeightView panels = Load(checkpoint, Int8Rows(false), all);
+  EXPECT_LT(ResidentBytes(file), kBytes / 4);
+  const WeightView rows = Load(checkpoint, Int8Rows(true), all);
+  EXPECT_GT(ResidentBytes(file), kBytes / 2);
+  EXPECT_EQ(StoredBytes(panels), StoredBytes(rows));
 }
 
 // The checks of values are those of the stored layout.
