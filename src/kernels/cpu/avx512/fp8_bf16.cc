@@ -22,8 +22,8 @@ constexpr int64_t kStep = 64;  // columns whose codes are one cache line
 constexpr int64_t kHalf = sizeof(uint16_t);
 constexpr int kMagnitudes = 128;
 // Rows of x of a tile of converted weights, which are used from three rows on: the tables for codes
-// take 6 registers, so a tile of three rows and codes would not fit. 12 sums of blocks, 12 totals,
-// 4 weight vectors and one x vector use 29 of 32 registers.
+// take 6 registers, so a tile of three rows and codes would not fit. 12 sums of blocks and 12
+// totals take 24 of 32 registers.
 constexpr int kTileRows = 3;
 
 // The bfloat16 numbers of the codes 0 to 127, as low and high bytes.
@@ -127,12 +127,12 @@ struct CodeRows {
   }
 };
 
-// Tile of M rows of x and N weight rows. weights(c, j, left, first, second) sets the numbers of
-// weight row c in columns [j, j + 64), of which `left` exist.
+// Tile of M rows of x and N weight rows. Weights: Start(j, left) prepares columns [j, j + 64), of
+// which `left` exist. Get(c, half) has those of weight row c in the given half of 32 columns.
 template <int M, int N, class Weights>
 [[gnu::always_inline]] inline void Multiply(const LinearTask& t, int64_t i, int64_t n,
                                             int64_t count, const RowScales (&scales)[N],
-                                            const Weights& weights) {
+                                            Weights weights) {
   const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
   __m512 total[M][N];
@@ -148,27 +148,27 @@ template <int M, int N, class Weights>
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) sums[r][c] = _mm512_setzero_ps();
     }
+    const auto add = [&](int64_t j, int half) __attribute__((always_inline)) {
+      __m512i w[N];
+#pragma GCC unroll 4
+      for (int c = 0; c < N; ++c) {
+        w[c] = weights.Get(c, half);
+        if (M > 1) asm("" : "+v"(w[c]));  // prevents a reload for each product
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < M; ++r) {
+        __m512i xv = _mm512_loadu_si512(x[r] + j * kHalf);
+        if (N > 1) asm("" : "+v"(xv));
+#pragma GCC unroll 4
+        for (int c = 0; c < N; ++c) AddPairs(sums[r][c], w[c], xv);
+      }
+    };
     const int64_t end = block + kFp8BlockSize < t.w.k ? block + kFp8BlockSize : t.w.k;
     for (int64_t j = block; j < end; j += kStep) {
-      const int64_t left = t.w.k - j;
+      weights.Start(j, t.w.k - j);
+      add(j, 0);
       // Rows of x are padded to whole vectors, not to whole steps.
-      const bool both = left > kStep / 2;
-      __m512i first[N], second[N];
-#pragma GCC unroll 4
-      for (int c = 0; c < N; ++c) weights(c, j, left, first[c], second[c]);
-#pragma GCC unroll 4
-      for (int r = 0; r < M; ++r) {
-        const __m512i xv = _mm512_loadu_si512(x[r] + j * kHalf);
-#pragma GCC unroll 4
-        for (int c = 0; c < N; ++c) AddPairs(sums[r][c], first[c], xv);
-      }
-      if (!both) break;
-#pragma GCC unroll 4
-      for (int r = 0; r < M; ++r) {
-        const __m512i xv = _mm512_loadu_si512(x[r] + (j + kStep / 2) * kHalf);
-#pragma GCC unroll 4
-        for (int c = 0; c < N; ++c) AddPairs(sums[r][c], second[c], xv);
-      }
+      if (t.w.k - j > kStep / 2) add(j + kStep / 2, 1);
     }
 #pragma GCC unroll 4
     for (int c = 0; c < N; ++c) {
@@ -180,6 +180,35 @@ template <int M, int N, class Weights>
   simd::FinishTile<Vec, M, N>(t, i, n, count, total);
 }
 
+// Weights of Multiply: codes, which are converted once for all rows of x.
+template <int N, class Prefetch>
+struct Codes {
+  const Decoder& decode;
+  const CodeRows<N>& rows;
+  const Prefetch& ahead;
+  __m512i bits[N][2];
+
+  [[gnu::always_inline]] void Start(int64_t j, int64_t left) {
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) {
+      if constexpr (N > 1) __builtin_prefetch(rows.w[c] + j + ahead.Of(j), 0, 2);
+      decode(LoadCodes(rows.w[c] + j, left), bits[c][0], bits[c][1]);
+    }
+  }
+  [[gnu::always_inline]] __m512i Get(int c, int half) const { return bits[c][half]; }
+};
+
+// Weights of Multiply: bfloat16 numbers that Convert has written.
+struct Converted {
+  const char* first;
+  const char* step;
+
+  [[gnu::always_inline]] void Start(int64_t j, int64_t) { step = first + ConvertedAt(j, 0); }
+  [[gnu::always_inline]] __m512i Get(int c, int half) const {
+    return _mm512_load_si512(step + ConvertedAt(0, c) + half * kStep);
+  }
+};
+
 // Converts codes within the product, for all M rows of the task. With one row of x, weight rows are
 // processed one after another, as in bf16_rows.cc.
 template <int M, int N>
@@ -190,13 +219,7 @@ template <int M, int N>
     const CodeRows<N> rows(t, n, count);
     const simd::WeightPrefetch<Vec, N, N == 1 ? 0 : kPrefetchBytes> ahead(
         t.w.k, simd::RowStride<Vec>(t.w, kBits), t.end - n, rows.w[0], t.next);
-    Multiply<M, N>(
-        t, 0, n, count, rows.scales,
-        [&](int c, int64_t j, int64_t left, __m512i& first, __m512i& second)
-            __attribute__((always_inline)) {
-              if constexpr (N > 1) __builtin_prefetch(rows.w[c] + j + ahead.Of(j), 0, 2);
-              decode(LoadCodes(rows.w[c] + j, left), first, second);
-            });
+    Multiply<M, N>(t, 0, n, count, rows.scales, Codes<N, decltype(ahead)>{decode, rows, ahead, {}});
   }
 }
 
@@ -222,14 +245,7 @@ template <int M, int N>
 template <int M>
 [[gnu::noinline]] void ConvertedTile(const LinearTask& t, int64_t i, int64_t n, int64_t count,
                                      const CodeRows<kTileCols>& rows, const char* converted) {
-  Multiply<M, kTileCols>(
-      t, i, n, count, rows.scales,
-      [&](int c, int64_t j, int64_t, __m512i& first, __m512i& second)
-          __attribute__((always_inline)) {
-            const char* from = converted + ConvertedAt(j, c);
-            first = _mm512_load_si512(from);
-            second = _mm512_load_si512(from + kStep);
-          });
+  Multiply<M, kTileCols>(t, i, n, count, rows.scales, Converted{converted, converted});
 }
 
 }  // namespace
