@@ -142,8 +142,9 @@ float Value(const WeightView& w, const PanelRow& row, int64_t j) {
     case WeightFormat::kQ4KPanels:
     case WeightFormat::kQ5KPanels: {
       const int code = w.format == WeightFormat::kQ4KPanels ? Nibble(row, j) : FiveBits(row, j);
-      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(s[j / kBlock]);
-      const float min = Half(s + 2 * kBlocks + 2) * static_cast<float>(s[kBlocks + j / kBlock]);
+      const int64_t block = j / kBlock;
+      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(s[block]);
+      const float min = Half(s + 2 * kBlocks + 2) * static_cast<float>(s[kBlocks + block]);
       return scale * static_cast<float>(code) - min;
     }
     default: {  // kQ6KPanels

@@ -125,7 +125,7 @@ float ScaleOf(const Int4Matrix& m, int64_t row, int64_t group, const ScaleCheck&
 
 // `factors` [k]: factors of the columns; undefined: none.
 WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
-                      const ScaleCheck& check, std::vector<int32_t> column_groups,
+                      const ScaleCheck& check, const std::vector<int32_t>& column_groups,
                       const Tensor& factors) {
   const int64_t group_size = r.scheme.group_size > 0 ? r.scheme.group_size : r.k;
   return Expand(in, r, [m, check, group_size, factors, column_groups](int64_t row, float* out) {
