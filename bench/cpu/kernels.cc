@@ -253,6 +253,7 @@ void CpuKernels(const Options& options, Report& report) {
   const Formats formats[] = {{W::kBF16},
                              {W::kBF16, ActivationFormat::kBFloat16},
                              {W::kFp8Block},
+                             {W::kFp8Block, ActivationFormat::kBFloat16},
                              {W::kFp8Block, ActivationFormat::kFp8Group},
                              {W::kFp8Channel},
                              {W::kInt8Channel},
@@ -265,10 +266,12 @@ void CpuKernels(const Options& options, Report& report) {
                              {W::kNvfp4, ActivationFormat::kInt8Group},
                              {W::kInt4ZeroPanels, ActivationFormat::kInt8Group},
                              {W::kMxfp4Panels, ActivationFormat::kInt8Group},
+                             {W::kNvfp4Panels, ActivationFormat::kInt8Group},
                              {W::kQ8_0Panels, ActivationFormat::kInt8Group},
                              {W::kQ4KPanels, ActivationFormat::kInt8Group},
                              {W::kQ5KPanels, ActivationFormat::kInt8Group},
                              {W::kQ6KPanels, ActivationFormat::kInt8Group},
+                             {W::kIQ4XSPanels, ActivationFormat::kInt8Group},
                              {W::kF32}};
   for (const Formats& f : formats) {
     for (const int64_t m : {1, 8, 32, 512}) {

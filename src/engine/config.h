@@ -37,7 +37,7 @@ struct EngineConfig {
   // --kv-cache-dtype: auto | float32 | bfloat16 | float16, and on CPUs also fp8_e4m3 | int8. auto:
   // bfloat16 if activation rows are rounded to bfloat16, else float32.
   std::string kv_cache_dtype = "auto";
-  QuantizationFlags quantization;    // --quantization, --quantize-activations
+  QuantizationFlags quantization;    // --quantization, --quantize-activations, --cpu-weight-layout
   PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format
   // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size, --pp-size
@@ -110,8 +110,10 @@ std::string EncodeConfig(const EngineConfig& config);
 EngineConfig DecodeConfig(std::string_view bytes);
 
 // Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
-// this CPU has bfloat16 multiply instructions, and int8 rows for 4-bit weights. On GPUs, MakePlanOn
-// disables the int8 rows.
+// this CPU has bfloat16 multiply instructions (for FP8 weights if HasFp8Products), and int8 rows
+// for 4-bit weights. On GPUs, MakePlanOn disables the rows of FP8 and 4-bit weights.
+// `--cpu-weight-layout auto` keeps the stored layout for elastic ranks and spares, which take over
+// mapped weights within milliseconds.
 ModelConfig ReadModelConfig(const EngineConfig& config);
 
 // Replicas and placement of the draft model's experts. Not the default only in epochs without some

@@ -20,7 +20,7 @@ void Fields(Codec& codec, T& o) {
 }
 template <typename Codec, OneOf<QuantizationFlags> T>
 void Fields(Codec& codec, T& q) {
-  codec(q.method, q.rules, q.activations);
+  codec(q.method, q.rules, q.activations, q.layout);
 }
 template <typename Codec, OneOf<PoolingFlags> T>
 void Fields(Codec& codec, T& p) {

@@ -9,6 +9,7 @@
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
+#include "model/weights/source.h"
 
 namespace switchyard {
 namespace {
@@ -87,6 +88,7 @@ bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
   const std::string& method = plan.model.quantization.method;
   return plan.cuda || config.load_format == "dummy" || !config.quantization.method.empty() ||
          !config.quantization.rules.empty() || method == "gptq" || method == "awq" ||
+         PacksStoredWeights(plan.model.quantization) ||
          (!method.empty() && FindGguf(config.model_path));
 }
 

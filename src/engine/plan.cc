@@ -9,6 +9,7 @@
 #include "core/cpus.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/gguf_files.h"
 #include "core/log.h"
 #include "engine/active_layout.h"
 #include "engine/checks/checks.h"
@@ -25,6 +26,7 @@
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
 #include "kernels/ops.h"
+#include "model/weights/source.h"
 #include "moe/rows.h"
 
 namespace switchyard {
@@ -173,7 +175,8 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
         return rule.scheme.packing == Packing::kWhileLoading;
       };
       const bool packs = std::ranges::any_of(q.rules, is_packed) ||
-                         std::ranges::any_of(q.chosen, is_packed) || !q.stored.empty();
+                         std::ranges::any_of(q.chosen, is_packed) || !q.stored.empty() ||
+                         PacksStoredWeights(q);
       bytes += static_cast<double>(WeightBytesPerRank(*plan.draft, Mesh())) * (packs ? ranks : 1);
     }
     need.weights = std::min(need.weights, bytes);
@@ -282,6 +285,12 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
     model.quantization.bfloat16_rows = true;
   if (may_round && kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa)))
     model.quantization.int8_group_rows = true;
+  model.quantization.fp8_bfloat16_rows =
+      may_round && kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
+  const bool takes_over = config.elastic_ep_backend != "none" || config.spare_ranks > 0;
+  // Weights of GGUF files are packed in any case.
+  if (config.quantization.layout == "auto" && takes_over && !FindGguf(config.model_path))
+    model.quantization.stored_layout = true;
   return model;
 }
 
@@ -366,11 +375,14 @@ Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
 
 namespace {
 
-// Whether the rows of every linear of a layer are rounded, to bfloat16 or to int8 groups.
+// Whether the rows of every linear of a layer are rounded by default, to bfloat16 or int8 groups.
 bool RoundsAllRows(const QuantizationConfig& quantization) {
   if (!quantization.bfloat16_rows) return false;
   const auto is_rounded = [&](const LinearScheme& scheme) {
-    return scheme.packing == Packing::kPlain ||
+    const bool fp8 =
+        (scheme.format == WeightFormat::kFp8Block || scheme.format == WeightFormat::kFp8Channel) &&
+        scheme.activation == ActivationFormat::kNone;
+    return scheme.packing == Packing::kPlain || (fp8 && quantization.fp8_bfloat16_rows) ||
            (TakesInt8Groups(scheme.format) && !scheme.act_order && quantization.int8_group_rows);
   };
   const auto rounded = [&](const SchemeRule& rule) { return is_rounded(rule.scheme); };
@@ -398,7 +410,10 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
   plan.model = model;
-  if (plan.cuda) plan.model.quantization.int8_group_rows = false;
+  if (plan.cuda) {
+    plan.model.quantization.int8_group_rows = false;
+    plan.model.quantization.fp8_bfloat16_rows = false;
+  }
   const RankPlaces places = {.gpus = plan.cuda,
                              .several_hosts = ranks_of_host < config.mesh.world(),
                              .shared_memory = machine.shared_memory};

@@ -10,6 +10,7 @@
 #include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
+#include "kernels/ops.h"
 #include "model/options.h"
 #include "model/state_storage.h"
 
@@ -52,6 +53,29 @@ TEST(Plan, FillsInWhatFollows) {
   EXPECT_EQ(plan.kv_bytes_per_rank,
             KvStorage::BytesPerToken(plan.model, Mesh(config.mesh, 0), plan.kv_dtype) * 63 * 16);
   EXPECT_GT(plan.weight_bytes_per_rank, 0u);
+}
+
+// Panels are copies of each rank. Ranks that take over others' experts map the files instead.
+TEST(Plan, FourBitCheckpointsArePackedUnlessRanksTakeOver) {
+  EngineConfig config = Fixture();
+  config.model_path = fs::path(SWITCHYARD_TEST_DATA) / "fixtures/gpt_oss";
+  if (!ReadModelConfig(config).quantization.int8_group_rows) GTEST_SKIP() << "no int8 products";
+  const auto copies = [&] {
+    EnginePlan plan;
+    plan.model = ReadModelConfig(config);
+    return CopiesWeights(config, plan);
+  };
+  EXPECT_TRUE(copies());
+  config.spare_ranks = 1;
+  EXPECT_FALSE(copies());
+  config.quantization.layout = "panels";
+  EXPECT_TRUE(copies());
+  config.spare_ranks = 0;
+  config.quantization.layout = "stored";
+  EXPECT_FALSE(copies());
+  config.quantization.layout = "auto";
+  config.elastic_ep_backend = "mooncake";
+  EXPECT_FALSE(copies());
 }
 
 TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {
@@ -173,14 +197,20 @@ TEST(Plan, ProductsOfBFloat16MakeRowsAndCacheInItTheDefault) {
     GTEST_SKIP() << e.what();
   }
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
-  config.quantization.method = "fp8";  // its rows are float32
+  config.quantization.method = "w8a8_int8";  // defines its rows
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
+  for (const char* fp8 : {"fp8", "w8a8_fp8"}) {  // their rows are bfloat16 on some CPUs
+    config.quantization.method = fp8;
+    const bool rounds = kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
+    EXPECT_EQ(ReadModelConfig(config).quantization.fp8_bfloat16_rows, rounds);
+    EXPECT_EQ(MakePlan(config).kv_dtype, rounds ? DType::kBF16 : DType::kF32) << fp8;
+  }
   config.quantization.method = "int4";  // its rows are int8
   EXPECT_TRUE(ReadModelConfig(config).quantization.int8_group_rows);
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
   config.quantization.rules = R"({"rules": [{"targets": ["lm_head"], "method": "w8a8_int8"}]})";
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kBF16);
-  config.quantization.rules = R"({"rules": [{"targets": ["self_attn"], "method": "fp8"}]})";
+  config.quantization.rules = R"({"rules": [{"targets": ["self_attn"], "method": "int8"}]})";
   EXPECT_EQ(MakePlan(config).kv_dtype, DType::kF32);
   config.quantization.rules = "";
   config.quantization.method = "";

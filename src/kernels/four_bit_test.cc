@@ -38,7 +38,12 @@ constexpr Kind kKinds[] = {{WeightFormat::kInt4Group, 32},
                            {WeightFormat::kInt4ZeroPanels, 32, false},
                            {WeightFormat::kInt4ZeroPanels, 64, false},
                            {WeightFormat::kInt4ZeroPanels, 128, false},
+                           {WeightFormat::kInt4HalfPanels, 32},
+                           {WeightFormat::kInt4HalfPanels, 128},
+                           {WeightFormat::kInt4HalfZeroPanels, 64, false},
                            {WeightFormat::kMxfp4Panels},
+                           {WeightFormat::kNvfp4Panels},
+                           {WeightFormat::kIQ4XSPanels},
                            {WeightFormat::kQ4_0Panels},
                            {WeightFormat::kQ8_0Panels},
                            {WeightFormat::kQ4KPanels},
@@ -75,8 +80,21 @@ WeightView MakePanels(Random& random, const Kind& kind, int64_t rows, int64_t co
           for (int64_t i = 0; i < groups; ++i)
             s[2 * groups + i] = static_cast<uint8_t>(random.Below(17));
           break;
+        case WeightFormat::kInt4HalfPanels:
+        case WeightFormat::kInt4HalfZeroPanels:
+          for (int64_t i = 0; i < groups; ++i) put(s + 2 * i, ToF16(scale()));
+          for (int64_t i = 0; i < groups; ++i)
+            s[2 * groups + i] = static_cast<uint8_t>(random.Below(17));
+          break;
         case WeightFormat::kMxfp4Panels:
           for (int i = 0; i < 4; ++i) s[i] = static_cast<uint8_t>(118 + random.Below(6));
+          break;
+        case WeightFormat::kNvfp4Panels:  // not the NaN codes 0x7f and 0xff
+          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(0x7f));
+          break;
+        case WeightFormat::kIQ4XSPanels:
+          for (int i = 0; i < 4; ++i) s[i] = static_cast<uint8_t>(random.Below(64) - 32);
+          put(s + 4, ToF16(scale()));
           break;
         case WeightFormat::kQ4_0Panels:
         case WeightFormat::kQ8_0Panels:
@@ -99,6 +117,7 @@ WeightView MakePanels(Random& random, const Kind& kind, int64_t rows, int64_t co
   return {.format = kind.format,
           .data = panels->data(),
           .group_size = kind.group,
+          .global_scale = kind.format == WeightFormat::kNvfp4Panels ? 0.0037f : 1.0f,
           .stored_k = columns,
           .owner = panels};
 }
@@ -221,6 +240,13 @@ Numbers NumbersOfPanels(const WeightView& w, int64_t row, int64_t column) {
   switch (w.format) {
     case WeightFormat::kMxfp4Panels:
       return {.scale = 0.5f * FromE8M0(s[j / 32])};
+    case WeightFormat::kNvfp4Panels:
+      return {.scale = 0.5f * (ToFloat(F8E4M3{s[j / 16]}) * w.global_scale)};
+    case WeightFormat::kIQ4XSPanels:
+      return {.scale = half(4) * static_cast<float>(static_cast<int8_t>(s[j / 32]))};
+    case WeightFormat::kInt4HalfPanels:
+    case WeightFormat::kInt4HalfZeroPanels:
+      return {.scale = half(j / w.group_size * 2)};
     case WeightFormat::kQ4_0Panels:
     case WeightFormat::kQ8_0Panels:
       return {.scale = half(j / 32 * 2)};

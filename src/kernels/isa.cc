@@ -64,6 +64,17 @@ bool DetectAvx512Vnni() {
          (c & bit_AVX512VNNI) != 0;
 }
 
+bool IsAmd() {
+  uint32_t a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_AMD_ebx;
+}
+
+bool DetectAvx512Vbmi() {
+  uint32_t a, b, c, d;
+  return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (c & bit_AVX512VBMI) != 0;
+}
+
 bool DetectAvx512BF16() {
   uint32_t a, b, c, d;
   return DetectVectors() == Isa::kAvx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
@@ -86,6 +97,11 @@ bool cpu::HasAvx512Vnni() {
   return has;
 }
 
+bool cpu::HasAvx512Vbmi() {
+  static const bool has = DetectAvx512Vbmi();
+  return has;
+}
+
 bool cpu::HasAvx512BF16() {
   static const bool has = DetectAvx512BF16();
   return has;
@@ -93,6 +109,11 @@ bool cpu::HasAvx512BF16() {
 
 bool HasBFloat16Products(Isa isa) {
   return isa >= Isa::kAmx || (isa == Isa::kAvx512 && cpu::HasAvx512BF16());
+}
+
+bool HasFp8Products(Isa isa) {
+  static const bool is_amd = IsAmd();
+  return is_amd && isa >= Isa::kAvx512 && cpu::HasAvx512BF16() && cpu::HasAvx512Vbmi();
 }
 
 bool HasFourBitProducts(Isa isa) { return isa != Isa::kReference; }

@@ -9,9 +9,10 @@
 // multiply as int8 with exact int32 sums, bit-identical on every instruction set. 4-bit weights
 // with kInt8Group or kInt8Token rows multiply as integers if HasFourBitProducts: the sum of the
 // columns that share a scale is exact, and bits are the same on every instruction set. Groups that
-// do not divide into 32, 64 or 128 columns multiply as float32. kBF16 weights with kBFloat16 rows
-// use bfloat16 products where the instruction set has them, otherwise float32 products of the
-// rounded rows.
+// do not divide into 32, 64 or 128 columns multiply as float32. kBF16 and FP8
+// weights with kBFloat16 rows use bfloat16 products where the instruction set has them, otherwise
+// float32 products of the rounded rows. Views of kFp8Block that begin within a block of columns use
+// float32 products, too.
 //
 // Reduction order: each output element is bit-identical for any number of rows in the call, any
 // tile sizes and any number of threads. Every kernel sums along K in one order, which depends only
@@ -298,6 +299,10 @@ bool HasAmx();
 // Whether `isa` has bfloat16 products that are faster than float32 ones: AMX tiles, or AVX-512 on
 // CPUs with AVX512_BF16.
 bool HasBFloat16Products(Isa isa);
+// Whether `isa` has products of FP8 weights and bfloat16 rows that are faster than float32 ones: on
+// AMD's CPUs with AVX512_BF16 and AVX512_VBMI. On Intel's Sapphire Rapids float32 products were
+// faster.
+bool HasFp8Products(Isa isa);
 // Whether `isa` multiplies 4-bit weights with kInt8Group rows as integers. The reference multiplies
 // the rounded rows as float32.
 bool HasFourBitProducts(Isa isa);

@@ -176,6 +176,11 @@ ModelConfig LoadGguf(const std::filesystem::path& file, std::string_view overrid
         "--quantization-config: {} is a GGUF file, whose weights keep their format; leave the flag "
         "out",
         files.name());
+  if (flags.layout != "auto")
+    throw Invalid(
+        "--cpu-weight-layout {}: {} is a GGUF file, whose weights are always packed; leave the "
+        "flag out",
+        flags.layout, files.name());
   const GgufConfig texts = ReadGgufConfig(files);
   const std::string config =
       overrides.empty() ? texts.config : Override(texts.config, files.name(), overrides);

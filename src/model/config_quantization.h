@@ -87,6 +87,13 @@ struct QuantizationConfig {
   // Activation rows of linears with 4-bit weights are rounded to kInt8Group, unless the checkpoint
   // defines their format. Routers and MLA's absorbed products keep float32 rows. CPUs only.
   bool int8_group_rows = false;
+  // Activation rows of linears with FP8 weights are rounded to bfloat16, unless the checkpoint
+  // defines their format. CPUs only.
+  bool fp8_bfloat16_rows = false;
+  // Matrices that a safetensors checkpoint stores in 4 bits stay in the order of its files, which
+  // ranks of a host map together (--cpu-weight-layout). Else they are packed into panels
+  // (quant/panels.h) if rows are int8.
+  bool stored_layout = false;
 
   bool none() const {
     return method.empty() && rules.empty() && chosen.empty() && stored.empty();
@@ -108,6 +115,9 @@ struct QuantizationFlags {
   // weights, including bfloat16 rows for linears in bfloat16 (not for routers, embedding and head).
   // never: float32.
   std::string activations = "auto";
+  // --cpu-weight-layout: auto, panels or stored. Layout of 4-bit weights of safetensors checkpoints
+  // on CPUs. ReadModelConfig (engine/config.h) describes auto.
+  std::string layout = "auto";
 };
 
 // Reads `quantization_config`. Error kInvalid names the key and value of unsupported settings.

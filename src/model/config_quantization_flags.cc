@@ -77,6 +77,9 @@ void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config) {
   if (choice != "auto" && choice != "always" && choice != "never") {
     throw Invalid("--quantize-activations {}: want auto, always or never", choice);
   }
+  if (flags.layout != "auto" && flags.layout != "panels" && flags.layout != "stored")
+    throw Invalid("--cpu-weight-layout {}: want auto, panels or stored", flags.layout);
+  config->stored_layout = flags.layout == "stored";
   config->bfloat16_rows = choice == "always";
   if (!flags.method.empty()) ApplyMethod(flags.method, config);
   if (!flags.rules.empty()) config->chosen = ReadQuantizationRules(flags.rules);

@@ -39,6 +39,7 @@ struct Variant {
   std::string fixture;
   std::string method;                // --quantization
   std::string load_format = "auto";  // --load-format
+  bool int8_rows = false;            // 4-bit weights are panels, and their rows int8
 };
 
 class OneModel {
@@ -49,7 +50,9 @@ class OneModel {
         kv_(model_.MakeCache(4, 4, DType::kF32)) {}
 
   static ModelConfig ConfigOf(const Variant& variant) {
-    return LoadModelConfig(Fixture(variant.fixture), {}, {.method = variant.method});
+    ModelConfig config = LoadModelConfig(Fixture(variant.fixture), {}, {.method = variant.method});
+    config.quantization.int8_group_rows = variant.int8_rows;
+    return config;
   }
   static ModelOptions OptionsOf(const Variant& variant) {
     ModelOptions options{.dtype = DType::kF32, .max_tokens = 16};
@@ -113,9 +116,9 @@ void OnRanks(const Variant& variant, const std::function<void(OneModel&, RankCom
 }
 
 TEST(MovableLayers, LogitsDoNotDependOnThePlacement) {
-  for (const Variant& variant :
-       {Variant{"qwen3_moe"}, Variant{"deepseek_v3_fp8"}, Variant{"gpt_oss"},
-        Variant{"qwen2_moe", "int4"}, Variant{"mixtral", "", "dummy"}}) {
+  for (const Variant& variant : {Variant{"qwen3_moe"}, Variant{"deepseek_v3_fp8"},
+                                 Variant{"gpt_oss"}, Variant{"gpt_oss", "", "auto", true},
+                                 Variant{"qwen2_moe", "int4"}, Variant{"mixtral", "", "dummy"}}) {
     SCOPED_TRACE(variant.fixture);
     OnRanks(variant, [](OneModel& model, RankComm&) {
       const std::vector<float> want = model.Logits();

@@ -118,6 +118,7 @@ std::string SharedFlags(const EngineConfig& c, const Layout& layout) {
   if (!c.quantization.method.empty()) flags += " --quantization " + c.quantization.method;
   if (!c.quantization.rules.empty())
     flags += fmt::format(" --quantization-config '{}'", c.quantization.rules);
+  if (c.quantization.layout != "auto") flags += " --cpu-weight-layout " + c.quantization.layout;
   if (!c.model_override_args.empty())
     flags += fmt::format(" --json-model-override-args '{}'", c.model_override_args);
   if (c.context_length > 0) flags += fmt::format(" --context-length {}", c.context_length);

@@ -20,8 +20,8 @@ constexpr double kFloat = sizeof(float);
 // The format in cost tables: panels take about the time of a format of the same size.
 WeightFormat FormatInTables(WeightFormat format) {
   if (!HasPanels(format)) return format;
-  if (format == WeightFormat::kInt4Panels || format == WeightFormat::kInt4ZeroPanels)
-    return WeightFormat::kInt4Group;
+  if (IsInt4Panels(format)) return WeightFormat::kInt4Group;
+  if (format == WeightFormat::kNvfp4Panels) return WeightFormat::kNvfp4;
   return format == WeightFormat::kQ8_0Panels ? WeightFormat::kInt8Channel : WeightFormat::kMxfp4;
 }
 

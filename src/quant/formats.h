@@ -35,18 +35,27 @@ enum class WeightFormat : uint8_t {
   kNvfp4,
   // Panels of sixteen interleaved rows (quant/panels.h), which hold codes, scales and zero points.
   // Loaders on CPUs convert weights to panels: kInt4Group with bfloat16 scales to kInt4Panels
-  // (without zero points) or kInt4ZeroPanels, kMxfp4 to kMxfp4Panels, and ggml's types
+  // (without zero points) or kInt4ZeroPanels, with float16 scales to kInt4HalfPanels or
+  // kInt4HalfZeroPanels, kMxfp4 to kMxfp4Panels, kNvfp4 to kNvfp4Panels, and ggml's types
   // (quant/ggml_blocks.h) to the others.
   kInt4Panels,
   kInt4ZeroPanels,
+  kInt4HalfPanels,
+  kInt4HalfZeroPanels,
+  kNvfp4Panels,
   kMxfp4Panels,
   kQ4_0Panels,
   kQ8_0Panels,
   kQ4KPanels,
   kQ5KPanels,
   kQ6KPanels,
+  kIQ4XSPanels,
 };
 constexpr bool HasPanels(WeightFormat format) { return format >= WeightFormat::kInt4Panels; }
+// Panels of kInt4Group, in groups of the view's group_size.
+constexpr bool IsInt4Panels(WeightFormat format) {
+  return format >= WeightFormat::kInt4Panels && format <= WeightFormat::kInt4HalfZeroPanels;
+}
 
 // Format to which input rows are rounded before a product. A checkpoint that was quantized for
 // rounded rows defines the format. The rounding is that of GPU kernels for the same format.
@@ -56,7 +65,7 @@ enum class ActivationFormat : uint8_t {
   kFp8Token,   // e4m3, one scale per row: amax / 448
   kFp8Tensor,  // e4m3, static scale: the checkpoint's input_scale
   kInt8Token,  // int8, symmetric, one scale per row: amax / 127
-  kBFloat16,   // bfloat16, ties to even: for bfloat16 products with bfloat16 weights
+  kBFloat16,   // bfloat16, ties to even: for products with bfloat16 and FP8 weights
   // int8, symmetric, one scale per 128 columns of each row: amax / 127. Used on CPUs only, with
   // weight formats for which TakesInt8Groups is true.
   kInt8Group,
@@ -73,6 +82,10 @@ constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The sixteen values of e2m1 (sign, two exponent bits, one mantissa bit).
 constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// The values of ggml's non-linear 4-bit codes (IQ4_NL and IQ4_XS).
+constexpr int8_t kNonLinear4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                    1,    13,   25,  38,  53,  69,  89,  113};
 
 // e8m0: 2^(code - 127); 255 is NaN. Code 0 is the subnormal 2^-127.
 constexpr float FromE8M0(uint8_t code) {

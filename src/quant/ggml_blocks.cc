@@ -15,10 +15,6 @@ constexpr int kSuperBlock = 256;  // elements of a block of the K types
 constexpr GgmlTypeId kReadable[] = {kGgmlF32,  kGgmlF16,  kGgmlBF16, kGgmlQ8_0,   kGgmlQ4_0,
                                     kGgmlQ4_K, kGgmlQ5_K, kGgmlQ6_K, kGgmlIQ4_XS, kGgmlMXFP4};
 
-// The values of IQ4_NL and IQ4_XS.
-constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                   1,    13,   25,  38,  53,  69,  89,  113};
-
 template <typename T>
 T Load(const uint8_t* data) {
   T value;
@@ -98,8 +94,8 @@ void IQ4_XS(const uint8_t* b, float* out) {
     const float dl = d * static_cast<float>(scale - 32);
     const uint8_t* q = b + 8 + 16 * j;
     for (int i = 0; i < 16; ++i) {
-      out[32 * j + i] = dl * static_cast<float>(kNonLinear[q[i] & 15]);
-      out[32 * j + i + 16] = dl * static_cast<float>(kNonLinear[q[i] >> 4]);
+      out[32 * j + i] = dl * static_cast<float>(kNonLinear4[q[i] & 15]);
+      out[32 * j + i + 16] = dl * static_cast<float>(kNonLinear4[q[i] >> 4]);
     }
   }
 }

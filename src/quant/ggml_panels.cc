@@ -10,7 +10,7 @@ namespace switchyard {
 namespace {
 
 constexpr int kBlock = 32;        // columns of a block of Q4_0, Q8_0 and MXFP4
-constexpr int kSuperBlock = 256;  // columns of a block of the K types
+constexpr int kSuperBlock = 256;  // columns of a block of the K types and IQ4_XS
 constexpr int kColumns = kPanelColumns;
 
 // Packs the low nibbles of the codes [kColumns] into out->codes, two per byte.
@@ -63,6 +63,20 @@ void PutQ6K(const uint8_t* block, int half, PanelRow* out) {
   std::memcpy(out->scales + 8, block + 208, 2);
 }
 
+// Converts half `half` of a block of IQ4_XS.
+void PutIQ4XS(const uint8_t* block, int half, PanelRow* out) {
+  constexpr int kGroups = kColumns / kBlock;
+  uint16_t high;  // high two bits of the scales
+  std::memcpy(&high, block + 2, sizeof high);
+  for (int i = 0; i < kGroups; ++i) {
+    const int group = half * kGroups + i;
+    const int low = block[4 + group / 2] >> (group % 2 * 4) & 15;
+    out->scales[i] = static_cast<uint8_t>((low | (high >> 2 * group & 3) << 4) - 32);
+    ReorderGgmlNibbles(block + 8 + group * (kBlock / 2), out->codes + i * (kBlock / 2));
+  }
+  std::memcpy(out->scales + kGroups, block, 2);  // d
+}
+
 // Converts a block of 32 columns, which is block i of its part.
 void PutBlock(uint32_t type, const uint8_t* block, int i, PanelRow* out) {
   switch (type) {
@@ -94,6 +108,8 @@ WeightFormat PanelFormatOfGgml(const GgmlType& type) {
       return WeightFormat::kQ5KPanels;
     case kGgmlQ6_K:
       return WeightFormat::kQ6KPanels;
+    case kGgmlIQ4_XS:
+      return WeightFormat::kIQ4XSPanels;
     case kGgmlMXFP4:
       return WeightFormat::kMxfp4Panels;
     default:
@@ -109,6 +125,7 @@ PanelRow PanelRowOfGgml(const GgmlType& type, const uint8_t* row, int64_t begin,
     if (type.id == kGgmlQ4_K) PutKGroups(block, nullptr, block + 16, half, &out);
     if (type.id == kGgmlQ5_K) PutKGroups(block, block + 16, block + 48, half, &out);
     if (type.id == kGgmlQ6_K) PutQ6K(block, half, &out);
+    if (type.id == kGgmlIQ4_XS) PutIQ4XS(block, half, &out);
     return out;
   }
   const auto blocks = static_cast<int>(CeilDiv(std::min<int64_t>(end - begin, kColumns), kBlock));

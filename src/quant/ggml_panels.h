@@ -8,8 +8,8 @@
 
 namespace switchyard {
 
-// The panel format of the type: kQ4_0Panels, kQ8_0Panels, kQ4KPanels, kQ5KPanels, kQ6KPanels or
-// kMxfp4Panels. kF32 for types without panels.
+// The panel format of the type: kQ4_0Panels, kQ8_0Panels, kQ4KPanels, kQ5KPanels, kQ6KPanels,
+// kIQ4XSPanels or kMxfp4Panels. kF32 for types without panels.
 WeightFormat PanelFormatOfGgml(const GgmlType& type);
 
 // Converts columns [begin, min(begin + 128, end)) of a row. `row`: the blocks of the row. `begin`

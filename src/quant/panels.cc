@@ -30,9 +30,13 @@ struct Arrays {
 Arrays ArraysOf(WeightFormat format, int64_t group_size) {
   switch (format) {
     case WeightFormat::kInt4Panels:
+    case WeightFormat::kInt4HalfPanels:
       return {kNibbleBytes, {{{kPanelColumns / group_size, 2}}}};
     case WeightFormat::kInt4ZeroPanels:
+    case WeightFormat::kInt4HalfZeroPanels:
       return {kNibbleBytes, {{{kPanelColumns / group_size, 2}, {kPanelColumns / group_size, 1}}}};
+    case WeightFormat::kNvfp4Panels:
+      return {kNibbleBytes, {{{2 * kBlocks, 1}}}};
     case WeightFormat::kMxfp4Panels:
       return {kNibbleBytes, {{{kBlocks, 1}}}};
     case WeightFormat::kQ4_0Panels:
@@ -45,6 +49,8 @@ Arrays ArraysOf(WeightFormat format, int64_t group_size) {
       return {kNibbleBytes + kPanelColumns / 8, {{{kBlocks, 1}, {kBlocks, 1}, {1, 2}, {1, 2}}}};
     case WeightFormat::kQ6KPanels:
       return {kNibbleBytes + kPanelColumns / 4, {{{2 * kBlocks, 1}, {1, 2}}}};
+    case WeightFormat::kIQ4XSPanels:
+      return {kNibbleBytes, {{{kBlocks, 1}, {1, 2}}}};
     default:
       CheckFailed(__FILE__, __LINE__, "a weight format without panels");
   }
@@ -103,27 +109,42 @@ int Byte(const PanelRow& row, int64_t j) {
   return row.codes[j / 8 * 8 + j % 2 * kPiece + j % 8 / 2] - 128;
 }
 
-// Dequantizes column j of a row of a part.
-float Value(WeightFormat format, int64_t group_size, const PanelRow& row, int64_t j) {
+// Dequantizes column j of a row of int4 panels.
+float Int4Value(WeightFormat format, int64_t group_size, const PanelRow& row, int64_t j) {
+  const int64_t group = j / group_size;
+  const bool zeros =
+      format == WeightFormat::kInt4ZeroPanels || format == WeightFormat::kInt4HalfZeroPanels;
+  const bool half =
+      format == WeightFormat::kInt4HalfPanels || format == WeightFormat::kInt4HalfZeroPanels;
+  const int zero = zeros ? row.scales[kPanelColumns / group_size * 2 + group] : kInt4Zero;
+  const uint8_t* scale = row.scales + group * 2;
+  return static_cast<float>(Nibble(row, j) - zero) * (half ? Half(scale) : BFloat(scale));
+}
+
+// Dequantizes column j of a row of a part of the matrix w.
+float Value(const WeightView& w, const PanelRow& row, int64_t j) {
+  if (IsInt4Panels(w.format)) return Int4Value(w.format, w.group_size, row, j);
   const uint8_t* s = row.scales;
-  switch (format) {
-    case WeightFormat::kInt4Panels:
-      return static_cast<float>(Nibble(row, j) - kInt4Zero) * BFloat(s + j / group_size * 2);
-    case WeightFormat::kInt4ZeroPanels: {
-      const int zero = s[kPanelColumns / group_size * 2 + j / group_size];
-      return static_cast<float>(Nibble(row, j) - zero) * BFloat(s + j / group_size * 2);
-    }
+  switch (w.format) {
     case WeightFormat::kMxfp4Panels:
       return kE2M1[Nibble(row, j)] * FromE8M0(s[j / kBlock]);
+    case WeightFormat::kNvfp4Panels:
+      return kE2M1[Nibble(row, j)] * (ToFloat(F8E4M3{s[j / kNvfp4BlockSize]}) * w.global_scale);
+    case WeightFormat::kIQ4XSPanels: {
+      const auto code = static_cast<int8_t>(s[j / kBlock]);
+      const float scale = Half(s + kBlocks) * static_cast<float>(code);
+      return scale * static_cast<float>(kNonLinear4[Nibble(row, j)]);
+    }
     case WeightFormat::kQ4_0Panels:
       return Half(s + j / kBlock * 2) * static_cast<float>(Nibble(row, j) - 8);
     case WeightFormat::kQ8_0Panels:
       return Half(s + j / kBlock * 2) * static_cast<float>(Byte(row, j));
     case WeightFormat::kQ4KPanels:
     case WeightFormat::kQ5KPanels: {
-      const int code = format == WeightFormat::kQ4KPanels ? Nibble(row, j) : FiveBits(row, j);
-      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(s[j / kBlock]);
-      const float min = Half(s + 2 * kBlocks + 2) * static_cast<float>(s[kBlocks + j / kBlock]);
+      const int code = w.format == WeightFormat::kQ4KPanels ? Nibble(row, j) : FiveBits(row, j);
+      const int64_t block = j / kBlock;
+      const float scale = Half(s + 2 * kBlocks) * static_cast<float>(s[block]);
+      const float min = Half(s + 2 * kBlocks + 2) * static_cast<float>(s[kBlocks + block]);
       return scale * static_cast<float>(code) - min;
     }
     default: {  // kQ6KPanels
@@ -186,15 +207,24 @@ PanelRow GetPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t
 
 WeightFormat PanelFormatOf(WeightFormat format, int64_t group_size, bool zeros) {
   if (format == WeightFormat::kMxfp4) return WeightFormat::kMxfp4Panels;
+  if (format == WeightFormat::kNvfp4) return WeightFormat::kNvfp4Panels;
   const bool groups = group_size == kBlock || group_size == 2 * kBlock || group_size == 4 * kBlock;
   if (format != WeightFormat::kInt4Group || !groups) return format;
   return zeros ? WeightFormat::kInt4ZeroPanels : WeightFormat::kInt4Panels;
 }
 
+WeightFormat WithHalfScales(WeightFormat int4_panels) {
+  CHECK(IsInt4Panels(int4_panels));
+  return int4_panels == WeightFormat::kInt4Panels ? WeightFormat::kInt4HalfPanels
+                                                  : WeightFormat::kInt4HalfZeroPanels;
+}
+
 void PutViewRow(const WeightView& from, int64_t row, WeightFormat format, int64_t to_row,
                 uint8_t* panels) {
-  const bool int4 = format != WeightFormat::kMxfp4Panels;
-  const int64_t columns = int4 ? from.group_size : kMxfp4BlockSize;
+  const bool int4 = IsInt4Panels(format);
+  const int64_t columns = int4                                   ? from.group_size
+                          : format == WeightFormat::kNvfp4Panels ? kNvfp4BlockSize
+                                                                 : kMxfp4BlockSize;
   const int64_t stored = from.row0 + row * from.row_step, of_row = CeilDiv(from.stored_k, columns);
   CHECK_EQ(from.col0 % columns, 0);
   const auto* codes =
@@ -231,7 +261,7 @@ void DequantizePanels(const WeightView& w, int64_t row, int64_t begin, int64_t e
     const int64_t part = begin / kPanelColumns;
     const PanelRow values = GetPanelRow(w.format, w.group_size, w.stored_k, row, part, panels);
     for (const int64_t last = std::min(end, (part + 1) * kPanelColumns); begin < last; ++begin)
-      *out++ = Value(w.format, w.group_size, values, begin % kPanelColumns);
+      *out++ = Value(w, values, begin % kPanelColumns);
   }
 }
 

@@ -19,12 +19,15 @@
 //   Scales, as arrays [count][16 rows], in this order:
 //     kInt4Panels, kInt4ZeroPanels  bfloat16 of each group, uint8 zero point of each group
 //                  w = (code - zero) · scale; zero is 8 in kInt4Panels; groups of 32, 64 or 128
+//     kInt4HalfPanels, kInt4HalfZeroPanels  the same with float16 scales
 //     kMxfp4Panels e8m0 of each 32 columns              w = e2m1 · 2^(e - 127)
+//     kNvfp4Panels e4m3 of each 16 columns              w = e2m1 · (scale · global_scale)
 //     kQ4_0Panels  float16 of each 32 columns           w = d · (code - 8)
 //     kQ8_0Panels  float16 of each 32 columns           w = d · code
 //     kQ4KPanels, kQ5KPanels  uint8 s and uint8 m of each 32 columns, float16 d, float16 dmin
 //                                                       w = d s code - dmin m
 //     kQ6KPanels   int8 s of each 16 columns, float16 d w = d s (code - 32)
+//     kIQ4XSPanels int8 s of each 32 columns, float16 d w = d s t[code], t = kNonLinear4
 //   d and dmin belong to ggml's block of 256 columns, so both parts of a block store them.
 //
 // A view of panels begins at a row that is a multiple of 16 and a column that is a multiple of 128,
@@ -47,8 +50,8 @@ struct PanelRow {
   uint8_t scales[16];
 };
 
-// Bytes of a part with all of its 16 rows. `group_size` is used by kInt4Panels and kInt4ZeroPanels
-// only, and divides 128.
+// Bytes of a part with all of its 16 rows. `group_size` is used by IsInt4Panels only, and divides
+// 128.
 struct PanelLayout {
   int64_t code_bytes = 0;
   int64_t scale_bytes = 0;
@@ -69,13 +72,15 @@ void PutPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row
 PanelRow GetPanelRow(WeightFormat format, int64_t group_size, int64_t k, int64_t row, int64_t part,
                      const uint8_t* panels);
 
-// The panel format of kMxfp4, and of kInt4Group if its groups have 32, 64 or 128 columns. For any
-// other weight, `format` itself.
+// The panel format of kMxfp4 and kNvfp4, and of kInt4Group with bfloat16 scales if its groups have
+// 32, 64 or 128 columns. For any other weight, `format` itself.
 WeightFormat PanelFormatOf(WeightFormat format, int64_t group_size, bool zeros);
+// kInt4HalfPanels or kInt4HalfZeroPanels for kInt4Panels or kInt4ZeroPanels.
+WeightFormat WithHalfScales(WeightFormat int4_panels);
 
 // Converts a row of a view to row `to_row` of panels of `format`, the PanelFormatOf the view.
 // Column 0 of the panels is the view's first column, which must begin a group. The scales of
-// kInt4Group must be representable in bfloat16 (CHECK).
+// kInt4Group must be representable in bfloat16 (CHECK). The global scale of kNvfp4 is not stored.
 void PutViewRow(const WeightView& from, int64_t row, WeightFormat format, int64_t to_row,
                 uint8_t* panels);
 

@@ -30,7 +30,8 @@ struct Case {
 constexpr Case kCases[] = {
     {WeightFormat::kInt4Group, 32, false}, {WeightFormat::kInt4Group, 32, true},
     {WeightFormat::kInt4Group, 64, true},  {WeightFormat::kInt4Group, 128, false},
-    {WeightFormat::kInt4Group, 128, true}, {WeightFormat::kMxfp4, 0, false}};
+    {WeightFormat::kInt4Group, 128, true}, {WeightFormat::kMxfp4, 0, false},
+    {WeightFormat::kNvfp4, 0, false}};
 
 TEST(PanelsTest, HoldTheNumbersOfRows) {
   for (const Case& c : kCases) {
@@ -45,7 +46,8 @@ TEST(PanelsTest, HoldTheNumbersOfRows) {
       std::vector<uint8_t> panels(PanelMatrixBytes(format, c.group, n, k));
       // Rows are written in reverse order, because PutViewRow allows any order.
       for (int64_t i = n - 1; i >= 0; --i) PutViewRow(rows, i, format, i, panels.data());
-      const WeightView view = PanelsView(format, panels, c.group, n, k);
+      WeightView view = PanelsView(format, panels, c.group, n, k);
+      view.global_scale = rows.global_scale;
       for (int64_t i = 0; i < n; ++i) EXPECT_EQ(Row(view, i), Row(rows, i)) << Name(format);
     }
   }
@@ -66,7 +68,8 @@ TEST(PanelsTest, HoldAPartOfRows) {
 
 TEST(PanelsTest, HoldTheNumbersOfGgmlBlocks) {
   std::mt19937 random(3);
-  for (const GgmlTypeId id : {kGgmlQ4_0, kGgmlQ8_0, kGgmlQ4_K, kGgmlQ5_K, kGgmlQ6_K, kGgmlMXFP4}) {
+  for (const GgmlTypeId id :
+       {kGgmlQ4_0, kGgmlQ8_0, kGgmlQ4_K, kGgmlQ5_K, kGgmlQ6_K, kGgmlIQ4_XS, kGgmlMXFP4}) {
     const GgmlType& type = *FindGgmlType(id);
     const WeightFormat format = PanelFormatOfGgml(type);
     for (const int64_t k : {int64_t{512}, type.block_size * 5}) {
@@ -85,7 +88,7 @@ TEST(PanelsTest, HoldTheNumbersOfGgmlBlocks) {
           std::memcpy(block + 208, &half, 2);
         } else {
           std::memcpy(block, &half, 2);
-          if (id != kGgmlQ4_0 && id != kGgmlQ8_0) std::memcpy(block + 2, &half, 2);
+          if (id == kGgmlQ4_K || id == kGgmlQ5_K) std::memcpy(block + 2, &half, 2);
         }
       }
       DequantizeGgml(type, blocks.data(), kRows * k, want.data());
@@ -115,13 +118,21 @@ TEST(PanelsTest, StateTheirSizes) {
   EXPECT_EQ(bits(WeightFormat::kInt4Panels), 4.5);
   EXPECT_EQ(bits(WeightFormat::kInt4Panels, 128), 4.125);
   EXPECT_EQ(bits(WeightFormat::kInt4ZeroPanels), 4.75);
+  EXPECT_EQ(bits(WeightFormat::kInt4HalfPanels, 64), 4.25);
+  EXPECT_EQ(bits(WeightFormat::kInt4HalfZeroPanels), 4.75);
   EXPECT_EQ(bits(WeightFormat::kMxfp4Panels), 4.25);
+  EXPECT_EQ(bits(WeightFormat::kNvfp4Panels), 4.5);
   EXPECT_EQ(bits(WeightFormat::kQ4_0Panels), 4.5);
   EXPECT_EQ(bits(WeightFormat::kQ8_0Panels), 8.5);
   EXPECT_EQ(bits(WeightFormat::kQ4KPanels), 4.75);
   EXPECT_EQ(bits(WeightFormat::kQ5KPanels), 5.75);
   EXPECT_EQ(bits(WeightFormat::kQ6KPanels), 6.625);
+  EXPECT_EQ(bits(WeightFormat::kIQ4XSPanels), 4.375);
   EXPECT_EQ(PanelMatrixBytes(WeightFormat::kMxfp4Panels, 0, 17, 130), 2 * 2 * 16 * 68);
+  // A view of panels is counted with its padding, other views without.
+  EXPECT_EQ(StoredBytes({.format = WeightFormat::kMxfp4Panels, .n = 17, .k = 130}),
+            2 * 2 * 16 * 68);
+  EXPECT_EQ(StoredBytes({.format = WeightFormat::kMxfp4, .n = 17, .k = 64}), 17 * 34);
 }
 
 }  // namespace

@@ -35,6 +35,12 @@ std::string_view Name(WeightFormat format) {
       return "int4-panels";
     case WeightFormat::kInt4ZeroPanels:
       return "int4-zero-panels";
+    case WeightFormat::kInt4HalfPanels:
+      return "int4-half-panels";
+    case WeightFormat::kInt4HalfZeroPanels:
+      return "int4-half-zero-panels";
+    case WeightFormat::kNvfp4Panels:
+      return "nvfp4-panels";
     case WeightFormat::kMxfp4Panels:
       return "mxfp4-panels";
     case WeightFormat::kQ4_0Panels:
@@ -47,6 +53,8 @@ std::string_view Name(WeightFormat format) {
       return "q5_k-panels";
     case WeightFormat::kQ6KPanels:
       return "q6_k-panels";
+    case WeightFormat::kIQ4XSPanels:
+      return "iq4_xs-panels";
   }
   CheckFailed(__FILE__, __LINE__, "unknown weight format");
 }
@@ -92,6 +100,13 @@ double BytesPerWeight(WeightFormat format, int64_t group_size) {
     default:
       return PanelBytesPerWeight(format, group_size);
   }
+}
+
+double StoredBytes(const WeightView& w) {
+  if (w.n == 0 || w.k == 0) return 0;
+  const int64_t group = std::max(w.group_size, 1);
+  if (HasPanels(w.format)) return static_cast<double>(PanelMatrixBytes(w.format, group, w.n, w.k));
+  return static_cast<double>(w.n) * static_cast<double>(w.k) * BytesPerWeight(w.format, group);
 }
 
 namespace {

@@ -58,6 +58,10 @@ struct WeightView {
   }
 };
 
+// Bytes of the weights of a view, with the scales of groups. Panels are counted with their padding,
+// as if the view were a matrix of its own. `w.data` is not read.
+double StoredBytes(const WeightView& w);
+
 // Dequantizes columns [col_begin, col_end) of row `row` of the view to float32. Products of codes
 // and scales are rounded to float32. Reference for the tests of all kernels.
 void DequantizeRow(const WeightView& w, int64_t row, int64_t col_begin, int64_t col_end,

@@ -58,10 +58,26 @@ def test_packed_while_loading_stays_close(method):
         assert two == pytest.approx(one, abs=2e-4)
 
 
+def test_both_layouts_of_four_bit_weights_give_the_same_bits():
+    def answers(*flags):
+        with Server(FIXTURES / "gpt_oss", "--max-total-tokens", 2048, "--log-level", "warning", "--moe-a2a-backend",
+                    "deepep", *flags) as server:
+            status, answer = server.request("/generate", {
+                "input_ids": list(range(3, 40)), "return_logprob": True, "logprob_start_len": 0,
+                "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}})
+            assert status == 200, answer
+            assert server.stop() == 0
+        return answer["meta_info"]["input_token_logprobs"], answer["meta_info"]["output_token_logprobs"]
+
+    ranks = ["--tp", 2, "--ep", 2, "--enable-dp-attention", "--dp-size", 2, "--moe-dense-tp-size", 1]
+    assert answers("--cpu-weight-layout", "panels", *ranks) == answers("--cpu-weight-layout", "stored")
+
+
 @pytest.mark.parametrize("model, flags, expected", [
     (QUANTIZED / "awq", ["--quantization", "fp8"], ["--quantization fp8", "awq"]),
     (MODEL, ["--quantization", "gptq"], ["--quantization gptq", "w8a8_int8"]),
     (MODEL, ["--quantize-activations", "sometimes"], ["sometimes"]),
+    (MODEL, ["--cpu-weight-layout", "panels"], ["--cpu-weight-layout panels", "no weights in 4 bits"]),
 ])
 def test_start_refuses(model, flags, expected):
     run = subprocess.run([PROGRAM, "serve", "--model-path", model, "--port", "0", *flags], capture_output=True,

@@ -14,6 +14,7 @@
 #include "eplb/manager.h"
 #include "kernels/recurrent.h"
 #include "model/stages.h"
+#include "model/weights/source.h"
 
 namespace switchyard {
 namespace {
@@ -250,6 +251,22 @@ void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
     throw Invalid("--spare-ranks {}: all ranks must be on one host", config.spare_ranks);
 }
 
+// --cpu-weight-layout selects between two layouts, so there must be weights that can have both.
+void CheckWeightLayout(const EngineConfig& c, const EnginePlan& plan) {
+  const std::string& layout = c.quantization.layout;
+  if (layout == "auto" || plan.cuda) return;
+  const QuantizationConfig& quantization = plan.model.quantization;
+  if (!MayPackStoredWeights(quantization))
+    throw Invalid(
+        "--cpu-weight-layout {}: the checkpoint stores no weights in 4 bits with groups of 32, 64 "
+        "or 128 columns, MXFP4 or NVFP4; leave the flag out",
+        layout);
+  if (layout == "panels" && !quantization.int8_group_rows)
+    throw Invalid(
+        "--cpu-weight-layout panels: panels are multiplied with int8 activations; want "
+        "--quantize-activations auto, --dtype auto or bfloat16, and a CPU with AVX2");
+}
+
 void CheckFlagPairs(const EngineConfig& config) {
   CheckSpeculation(config.speculative);
   CheckDisaggregation(config);
@@ -266,6 +283,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckRecorder(config, plan.model);
   CheckEplb(config, plan);
   CheckSpares(config, plan);
+  CheckWeightLayout(config, plan);
   if (config.elastic_ep_backend == "none") return;
   if (const std::string why = WhyRanksServeTogether(config, plan); !why.empty())
     throw Invalid("--elastic-ep-backend {}: {}", config.elastic_ep_backend, why);

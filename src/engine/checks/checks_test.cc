@@ -265,6 +265,29 @@ TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {
                {[](auto& c) { c.speculative.num_steps = "17"; }, "--speculative-num-steps 17"}});
 }
 
+TEST(ChecksTest, WeightLayouts) {
+  const auto layout = [](const char* name, const char* dtype = "auto") {
+    return [=](EngineConfig& c) {
+      c.quantization.layout = name;
+      c.dtype = dtype;
+      c.mesh = {.tp = 2, .ep = 2};
+    };
+  };
+  ExpectCases({{layout("panels"), "--cpu-weight-layout panels: the checkpoint stores no weights"},
+               {layout("stored"), "--cpu-weight-layout stored: the checkpoint stores no weights"},
+               {layout("rows"), "--cpu-weight-layout rows: want auto, panels or stored"}});
+  ExpectCases({{layout("auto"), ""},
+               {layout("stored"), ""},
+               {layout("stored", "float32"), ""},
+               {layout("panels", "float32"),
+                "--cpu-weight-layout panels: panels are multiplied with int8 activations"}},
+              "../quantized/ct_mxfp4");
+  ExpectCases({{layout("stored"), "--cpu-weight-layout stored: supported on CPUs only"}},
+              "../quantized/ct_mxfp4", {.gpus = true});
+  ExpectCases({{layout("stored"), "mixtral_q4_0.gguf is a GGUF file, whose weights are always"}},
+              "../gguf/mixtral_q4_0.gguf");
+}
+
 TEST(ChecksTest, RecurrentStates) {
   const char* model = "../families/qwen3_next";
   const auto two = [](EngineConfig& c) { c.mesh = {.tp = 2, .ep = 2}; };

@@ -188,6 +188,12 @@ void AddWeights(const MoeBackends& backends, std::vector<Feature>& all) {
       kWeights, "--quantization-config",
       [](EngineConfig& c) -> std::string& { return c.quantization.rules; },
       R"({"rules": [{"targets": ["lm_head"], "method": "w8a8_int8"}]})", {.gpus = false}));
+  for (const char* name : {"panels", "stored"}) {
+    all.push_back(Choice(kWeights, "--cpu-weight-layout", name,
+                         [](EngineConfig& c) -> std::string& { return c.quantization.layout; },
+                         {.gpus = false}));
+    all.back().request = nullptr;  // needs a checkpoint with 4-bit weights (CheckWeightLayout)
+  }
 }
 
 void AddBalance(std::vector<Feature>& all) {

@@ -51,6 +51,8 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
                            {ModulePattern::Kind::kName, "shared_head.head"}}});
   q.bfloat16_rows = target.quantization.bfloat16_rows;
   q.int8_group_rows = target.quantization.int8_group_rows;
+  q.fp8_bfloat16_rows = target.quantization.fp8_bfloat16_rows;
+  q.stored_layout = target.quantization.stored_layout;
 }
 
 }  // namespace
@@ -66,6 +68,8 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
   if (HasDraftCheckpoint(source)) {
     draft->quantization.bfloat16_rows = target.quantization.bfloat16_rows;
     draft->quantization.int8_group_rows = target.quantization.int8_group_rows;
+    draft->quantization.fp8_bfloat16_rows = target.quantization.fp8_bfloat16_rows;
+    draft->quantization.stored_layout = target.quantization.stored_layout;
     if (draft->vocab_size != target.vocab_size || draft->pooling)
       throw Invalid(
           "--speculative-draft-model-path {}: want a model that generates text with the target's "

@@ -53,6 +53,7 @@ KernelTable Avx512Kernels() {
   if (HasAvx512BF16()) {
     kernels.linear_bf16 = avx512::LinearBF16;
     kernels.attention_bf16 = avx512::AttentionBF16;
+    if (HasAvx512Vbmi()) kernels.linear_fp8 = avx512::LinearFp8BF16;
   }
   return kernels;
 }

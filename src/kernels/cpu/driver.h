@@ -18,6 +18,9 @@ bool HasAvx512Vnni();
 // Whether the CPU has AVX512_BF16 (bfloat16 products). Optional within Isa::kAvx512.
 bool HasAvx512BF16();
 
+// Whether the CPU has AVX512_VBMI (permutations of bytes). Optional within Isa::kAvx512.
+bool HasAvx512Vbmi();
+
 // Kernel table of ActiveIsa(); null for kReference.
 const KernelTable* ActiveKernels();
 

@@ -71,9 +71,8 @@ int64_t PanelBlockColumns(const WeightView& w) {
   const bool whole = w.row0 % kPanelHeight == 0 && w.row_step == 1 && w.col0 % kPanelColumns == 0;
   if (!whole) return 0;
   if (w.format == WeightFormat::kQ6KPanels) return kMxfp4BlockSize / 2;
-  const bool groups =
-      w.format == WeightFormat::kInt4Panels || w.format == WeightFormat::kInt4ZeroPanels;
-  return groups ? w.group_size : kMxfp4BlockSize;
+  if (w.format == WeightFormat::kNvfp4Panels) return kNvfp4BlockSize;
+  return IsInt4Panels(w.format) ? w.group_size : kMxfp4BlockSize;
 }
 
 }  // namespace
@@ -113,11 +112,14 @@ int32_t FourBitOffset(const WeightView& w) {
     case WeightFormat::kInt4Group:
       return w.zeros != nullptr ? 16 : 8;
     case WeightFormat::kInt4Panels:
+    case WeightFormat::kInt4HalfPanels:
     case WeightFormat::kQ4_0Panels:
       return 8;
     case WeightFormat::kInt4ZeroPanels:
+    case WeightFormat::kInt4HalfZeroPanels:
       return 16;
     case WeightFormat::kQ8_0Panels:
+    case WeightFormat::kIQ4XSPanels:
       return 128;
     case WeightFormat::kQ6KPanels:
       return 32;

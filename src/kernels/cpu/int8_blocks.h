@@ -23,8 +23,8 @@
 
 namespace switchyard::kernels::cpu {
 
-// Columns of a block: 16 (kNvfp4, kQ6KPanels), 32, 64 or 128; 0 if the view's scales do not allow
-// such blocks, or if it begins within a panel.
+// Columns of a block: 16 (kNvfp4 and its panels, kQ6KPanels), 32, 64 or 128; 0 if the view's scales
+// do not allow such blocks, or if it begins within a panel.
 int64_t Int8BlockColumns(const WeightView& w);
 
 // Whether products with w use these rows: TakesInt8Groups of its format, activation kInt8Group or
@@ -36,9 +36,9 @@ bool HasInt8Blocks(const WeightView& w);
 bool SameInt8Blocks(const WeightView& a, const WeightView& b);
 
 // The number that kernels add to weights to make them unsigned: 8 for kInt4Group, or 16 with zero
-// points; 12 for e2m1, whose values are doubled to be integers; 32 for Q6_K; 128 for Q8_0. Codes of
-// Q4_K and Q5_K are already unsigned. Their offset is 1, so that `starts` are minus the sums, which
-// are the factors of minima.
+// points; 12 for e2m1, whose values are doubled to be integers; 32 for Q6_K; 128 for Q8_0 and
+// IQ4_XS. Codes of Q4_K and Q5_K are already unsigned. Their offset is 1, so that `starts` are
+// minus the sums, which are the factors of minima.
 int32_t FourBitOffset(const WeightView& w);
 
 // Bytes of a row of k columns, for any weight.

@@ -72,9 +72,11 @@ struct Int8BlockSource {
 // Computes y[i, n] for rows i in [0, m) and weight rows n in [begin, end).
 struct LinearTask {
   WeightRef w;
-  RowSource x;               // input of `linear`
-  Int8Source codes;          // input of `linear_int8`; weights are kInt8Channel
-  BFloat16Source bf16_rows;  // input of `linear_bf16`; weights are kBF16
+  RowSource x;       // input of `linear`
+  Int8Source codes;  // input of `linear_int8`; weights are kInt8Channel
+  // Input of `linear_bf16`, whose weights are kBF16, and of `linear_fp8`, whose weights are
+  // kFp8Channel, or kFp8Block from the first column of a block on.
+  BFloat16Source bf16_rows;
   // Input of `linear_four_bit`. Weights have HasInt8Blocks. If they are panels, `begin` is a
   // multiple of 16.
   Int8BlockSource blocks;
@@ -176,6 +178,7 @@ struct KernelTable {
   void (*linear)(const LinearTask&);
   void (*linear_int8)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);  // null if the instruction set has none
+  void (*linear_fp8)(const LinearTask&);   // the same
   void (*linear_four_bit)(const LinearTask&);
   void (*columns)(const ColumnsTask&);
   void (*attention)(const AttentionTask&);
@@ -207,9 +210,10 @@ namespace avx512 {
 void Linear(const LinearTask& t);
 void LinearInt8(const LinearTask& t);        // needs VNNI
 void LinearBF16(const LinearTask& t);        // needs AVX512_BF16
+void LinearFp8BF16(const LinearTask& t);     // needs AVX512_BF16 and AVX512_VBMI
 void LinearFourBit(const LinearTask& t);     // needs VNNI
 void AttentionBF16(const AttentionTask& t);  // needs AVX512_BF16
-extern const KernelTable kKernels;           // int8 and 4 bits: of AVX2; linear_bf16: null
+extern const KernelTable kKernels;  // int8 and 4 bits: of AVX2; linear_bf16, linear_fp8: null
 }  // namespace avx512
 namespace amx {
 void LinearInt8(const LinearTask& t);

@@ -33,8 +33,13 @@ InputRowFormat InputRowFormatOf(const WeightView& w) {
   if (UsesInt8Product(w)) return InputRowFormat::kInt8Codes;
   const KernelTable* kernels = ActiveKernels();
   if (HasInt8Blocks(w) && kernels != nullptr) return InputRowFormat::kInt8Blocks;
-  const bool pairs = w.format == WeightFormat::kBF16 && w.activation == ActivationFormat::kBFloat16;
-  const bool bf16_rows = pairs && kernels != nullptr && kernels->linear_bf16 != nullptr;
+  if (w.activation != ActivationFormat::kBFloat16 || kernels == nullptr)
+    return InputRowFormat::kFloat32Rows;
+  // A block of a view that begins within a block of the matrix would have two scales.
+  const bool whole = w.format == WeightFormat::kFp8Channel ||
+                     (w.format == WeightFormat::kFp8Block && w.col0 % kFp8BlockSize == 0);
+  const bool bf16_rows = (w.format == WeightFormat::kBF16 && kernels->linear_bf16 != nullptr) ||
+                         (whole && kernels->linear_fp8 != nullptr);
   return bf16_rows ? InputRowFormat::kBFloat16Rows : InputRowFormat::kFloat32Rows;
 }
 
@@ -88,7 +93,7 @@ void RunLinear(const KernelTable& kernels, const WeightView& w, const RoundedRow
       return kernels.linear_int8(t);
     case InputRowFormat::kBFloat16Rows:
       t.bf16_rows = {input.bf16_rows + first * input.ldh, input.ldh, ids};
-      return kernels.linear_bf16(t);
+      return w.format == WeightFormat::kBF16 ? kernels.linear_bf16(t) : kernels.linear_fp8(t);
     case InputRowFormat::kInt8Blocks:
       t.blocks = {input.blocks + first * input.ldb, input.ldb, ids, Int8BlockColumns(w)};
       return kernels.linear_four_bit(t);

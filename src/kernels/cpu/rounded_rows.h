@@ -15,11 +15,13 @@ bool UsesInt8Product(const WeightView& w);
 
 // Input row format of a weight, for the active instruction set.
 enum class InputRowFormat : uint8_t {
-  kUnrounded,     // not rounded
-  kFloat32Rows,   // rounded, as float32
-  kInt8Codes,     // int8, for weights with UsesInt8Product
-  kBFloat16Rows,  // bfloat16, for bfloat16 weights if the instruction set has such products
-  kInt8Blocks,    // int8 for 4-bit weights (int8_blocks.h)
+  kUnrounded,    // not rounded
+  kFloat32Rows,  // rounded, as float32
+  kInt8Codes,    // int8, for weights with UsesInt8Product
+  // bfloat16, for bfloat16 and FP8 weights if the instruction set has such products. FP8 blocks
+  // must be whole.
+  kBFloat16Rows,
+  kInt8Blocks,  // int8 for 4-bit weights (int8_blocks.h)
 };
 InputRowFormat InputRowFormatOf(const WeightView& w);
 

@@ -1,8 +1,5 @@
 #include "model/gguf/gguf_source.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -56,14 +53,6 @@ void PackRow(const GgufMatrix& m, int64_t row, Range blocks, uint8_t* codes, uin
   }
 }
 
-// Removes whole pages of a mapped file from the process. They are read again when they are used.
-void DropPages(const uint8_t* begin, const uint8_t* end) {
-  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
-  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-}
-
 class GgufSource : public WeightSource {
  public:
   GgufSource(const GgufFiles& files, const ModelConfig& config,
@@ -90,7 +79,7 @@ class GgufSource : public WeightSource {
     if (!m) return {};
     const auto plain = PlainType(*m->type);
     if (plain && m->pairs_of == 0) return InPlace(r, *m, *plain);
-    const WeightFormat format = FormatInMemory(r);
+    const WeightFormat format = ImpliedFormat(config_, r);
     if (HasPanels(format) && PanelFormatOfGgml(*m->type) == format) return Panels(r, *m, format);
     const bool packed = (format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
                         (format == WeightFormat::kInt4Group && m->type->id == kGgmlQ4_0);
@@ -160,14 +149,6 @@ class GgufSource : public WeightSource {
     r.experts = 0;
     r.transposed = false;
     return r;
-  }
-
-  // The format of the matrix in memory. Requests for gpt-oss's MXFP4 blocks have no scheme, so
-  // their format is selected here.
-  WeightFormat FormatInMemory(const MatrixRequest& r) const {
-    if (!r.mxfp4_blocks) return ImpliedFormat(config_, r);
-    const bool panels = config_.quantization.int8_group_rows && r.cols.begin % kMxfp4BlockSize == 0;
-    return panels ? WeightFormat::kMxfp4Panels : WeightFormat::kMxfp4;
   }
 
   // Error if the shape differs from `shape`; leading dimensions of 1 do not count. If absent,
@@ -249,7 +230,8 @@ class GgufSource : public WeightSource {
     };
     // The packed copy remains the only one in memory.
     AddJobs(view.n, row_bytes, convert, [=](int64_t first, int64_t end) {
-      if (m.pairs_of == 0) DropPages(m.Row(stored(first)), m.Row(stored(end - 1)) + m.row_bytes());
+      if (m.pairs_of == 0)
+        DropPages({m.Row(stored(first)), m.Row(stored(end - 1)) + m.row_bytes()});
     });
     return view;
   }

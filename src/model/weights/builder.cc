@@ -10,13 +10,8 @@
 namespace switchyard {
 namespace {
 
-double BytesOf(const WeightView& w) {
-  return static_cast<double>(w.n) * static_cast<double>(w.k) *
-         BytesPerWeight(w.format, std::max(w.group_size, 1));
-}
-
 double BytesOf(const kernels::ExpertWeights& w) {
-  return BytesOf(w.gate) + BytesOf(w.up) + BytesOf(w.down);
+  return StoredBytes(w.gate) + StoredBytes(w.up) + StoredBytes(w.down);
 }
 
 // Next returns the bytes that `parts` has counted since the last call.
@@ -82,9 +77,9 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   bytes.attention += meter.Next();
   if (config.layers[index].moe) {
     layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
-    const double router = BytesOf(layer.moe.router.w);
+    const double router = StoredBytes(layer.moe.router.w);
     const double shared =
-        layer.moe.has_shared ? BytesOf(layer.moe.shared) + BytesOf(layer.moe.shared_gate) : 0;
+        layer.moe.has_shared ? BytesOf(layer.moe.shared) + StoredBytes(layer.moe.shared_gate) : 0;
     bytes.router += router;
     bytes.shared += shared;
     bytes.experts += meter.Next() - router - shared;

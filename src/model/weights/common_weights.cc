@@ -75,7 +75,7 @@ class SelectingSource : public WeightSource {
     const auto [known, is_new] = store_.matrices.try_emplace(key);
     if (is_new) {
       known->second = inner_.Matrix(request);
-      bytes_ += BytesOf(known->second);
+      bytes_ += StoredBytes(known->second);
     }
     return known->second;
   }
@@ -95,11 +95,6 @@ class SelectingSource : public WeightSource {
   size_t bytes() const { return static_cast<size_t>(std::llround(bytes_)); }
 
  private:
-  static double BytesOf(const WeightView& view) {
-    return static_cast<double>(view.n) * static_cast<double>(view.k) *
-           BytesPerWeight(view.format, std::max(view.group_size, 1));
-  }
-
   WeightSource& inner_;
   WeightSource& sizes_;
   const Keys& keys_;

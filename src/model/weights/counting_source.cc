@@ -62,13 +62,41 @@ int64_t PanelUnit(WeightFormat panels, int64_t group_size) {
     case WeightFormat::kInt4Panels:
     case WeightFormat::kInt4ZeroPanels:
       return group_size;
+    case WeightFormat::kNvfp4Panels:
+      return kNvfp4BlockSize;
     case WeightFormat::kQ4KPanels:
     case WeightFormat::kQ5KPanels:
     case WeightFormat::kQ6KPanels:
+    case WeightFormat::kIQ4XSPanels:
       return kPanelColumns;
     default:
       return kMxfp4BlockSize;
   }
+}
+
+// Whether the method stores codes of 4 bits whose scales panels can hold as they are. kSignedInt4
+// and kModelOptInt4 usually have float32 scales.
+bool StoresForPanels(Packing packing) {
+  switch (packing) {
+    case Packing::kPackedInt4:
+    case Packing::kGptq:
+    case Packing::kAwq:
+    case Packing::kMxfp4:
+    case Packing::kNvfp4:
+    case Packing::kModelOptNvfp4:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether the loader may pack the matrix into panels. MLA multiplies the transpose of kv_b_proj,
+// for which panels are slow.
+bool MayPack(const ModelConfig& config, const MatrixRequest& r) {
+  const Packing packing = r.scheme.packing;
+  if (packing == Packing::kGguf || packing == Packing::kWhileLoading) return true;
+  return !config.quantization.stored_layout && StoresForPanels(packing) &&
+         !r.name.ends_with("kv_b_proj.weight");
 }
 
 // The format of a matrix after loading. Loaders pack matrices into panels only if rows are int8,
@@ -76,7 +104,7 @@ int64_t PanelUnit(WeightFormat panels, int64_t group_size) {
 WeightFormat Loaded(const ModelConfig& config, const MatrixRequest& r) {
   const LinearScheme& scheme = r.scheme;
   const bool gguf = scheme.packing == Packing::kGguf;
-  if (!gguf && scheme.packing != Packing::kWhileLoading) return scheme.format;
+  if (!MayPack(config, r)) return scheme.format;
   const WeightFormat panels = gguf && scheme.format == WeightFormat::kInt4Group
                                   ? WeightFormat::kQ4_0Panels
                                   : PanelFormatOf(scheme.format, scheme.group_size, scheme.zeros);
@@ -104,10 +132,28 @@ WeightFormat PlainFormat(DType dtype) {
 }
 
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request) {
-  if (request.mxfp4_blocks) return WeightFormat::kMxfp4;
+  if (request.mxfp4_blocks) {
+    const QuantizationConfig& q = config.quantization;
+    const bool panels =
+        q.int8_group_rows && !q.stored_layout && request.cols.begin % kMxfp4BlockSize == 0;
+    return panels ? WeightFormat::kMxfp4Panels : WeightFormat::kMxfp4;
+  }
   const LinearScheme& scheme = request.scheme;
   const bool plain = scheme.packing == Packing::kPlain || scheme.act_order;
   return plain ? PlainFormat(config.dtype) : Loaded(config, request);
+}
+
+bool MayPackStoredWeights(const QuantizationConfig& q) {
+  const auto packs = [](const SchemeRule& rule) {
+    const LinearScheme& scheme = rule.scheme;
+    return StoresForPanels(scheme.packing) && !scheme.act_order &&
+           HasPanels(PanelFormatOf(scheme.format, scheme.group_size, scheme.zeros));
+  };
+  return q.mxfp4_blocks() || std::ranges::any_of(q.rules, packs);
+}
+
+bool PacksStoredWeights(const QuantizationConfig& q) {
+  return q.int8_group_rows && !q.stored_layout && MayPackStoredWeights(q);
 }
 
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols) {
@@ -128,6 +174,7 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
     case WeightFormat::kQ4KPanels:
     case WeightFormat::kQ5KPanels:
     case WeightFormat::kQ6KPanels:
+    case WeightFormat::kIQ4XSPanels:
       return PanelUnit(scheme.format, scheme.group_size);
     default:
       return 1;

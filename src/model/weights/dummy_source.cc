@@ -24,6 +24,7 @@ const double kInt8Rms = std::sqrt((256.0 * 256.0 + 2.0) / 12.0);  // codes -128 
 const double kInt6Rms = std::sqrt((64.0 * 64.0 + 2.0) / 12.0);    // codes -32 … 31
 const double kInt5Rms = std::sqrt((32.0 * 32.0 + 2.0) / 12.0);    // codes -16 … 15
 const double kInt4Rms = std::sqrt((16.0 * 16.0 + 2.0) / 12.0);    // codes -8 … 7
+const double kNonLinear4Rms = std::sqrt(4548.0);                  // kNonLinear4
 
 // Turns random bits into numbers with masks only, eight bytes at a time: keeps sign and mantissa,
 // and fixes the exponent. Memory bandwidth limits this; a conversion from floats would be slower.
@@ -218,6 +219,7 @@ class DummySource : public WeightSource {
   WeightView Panels(const MatrixRequest& r, WeightView view) {
     view.group_size = GroupSizeOf(r.scheme, {0, r.k});
     view.stored_k = view.k;
+    if (view.format == WeightFormat::kNvfp4Panels) view.global_scale = Nvfp4Scale(r.k);
     const PanelLayout layout = PanelLayoutOf(view.format, view.group_size);
     const Slabs::Piece piece = slabs_.Allocate(
         static_cast<size_t>(PanelMatrixBytes(view.format, view.group_size, view.n, view.k)));
@@ -269,6 +271,13 @@ class DummySource : public WeightSource {
       case WeightFormat::kMxfp4Panels:
         bytes(kBlocks, Mxfp4Exponent(deviation));
         break;
+      case WeightFormat::kNvfp4Panels:
+        bytes(2 * kBlocks, ToF8E4M3(1.0f).bits);
+        break;
+      case WeightFormat::kIQ4XSPanels:
+        bytes(kBlocks, kFactor);
+        halves(1, half_of(kNonLinear4Rms * kFactor));
+        break;
       case WeightFormat::kQ4_0Panels:
         halves(kBlocks, half_of(kInt4Rms));
         break;
@@ -302,6 +311,10 @@ class DummySource : public WeightSource {
   static float Int4Scale(double deviation) {
     return ToFloat(ToBF16(static_cast<float>(deviation / kInt4Rms)));
   }
+  // The global scale of NVFP4; the scales of blocks are 1.
+  static float Nvfp4Scale(int64_t k) {
+    return static_cast<float>(1.0 / (std::sqrt(static_cast<double>(k)) * kE2M1Rms));
+  }
   static uint8_t Mxfp4Exponent(double deviation) {
     return static_cast<uint8_t>(127 + std::lround(std::log2(deviation / kE2M1Rms)));
   }
@@ -318,7 +331,7 @@ class DummySource : public WeightSource {
         return;
       case WeightFormat::kNvfp4:
         std::fill_n(scales, count, ToF8E4M3(1.0f).bits);
-        view->global_scale = static_cast<float>(deviation / kE2M1Rms);
+        view->global_scale = Nvfp4Scale(k);
         return;
       case WeightFormat::kInt8Channel:
         return fill(kInt8Rms);

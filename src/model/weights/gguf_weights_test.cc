@@ -145,7 +145,7 @@ TEST(GgufFormats, StayPackedForInt8Rows) {
   EXPECT_EQ(mxfp4.layers[0].moe.experts[0].gate.format, WeightFormat::kMxfp4Panels);
   EXPECT_EQ(mxfp4.layers[0].grouped.o.w.format, WeightFormat::kQ8_0Panels);
   const GroupedAttentionWeights& attention = k_types.layers[0].grouped;
-  EXPECT_EQ(attention.q.w.format, WeightFormat::kBF16);  // expanded: stored as IQ4_XS
+  EXPECT_EQ(attention.q.w.format, WeightFormat::kIQ4XSPanels);
   EXPECT_EQ(attention.k.w.format, WeightFormat::kQ6KPanels);
   EXPECT_EQ(attention.v.w.format, WeightFormat::kQ4KPanels);
   EXPECT_EQ(attention.o.w.format, WeightFormat::kQ8_0Panels);

@@ -6,12 +6,17 @@
 //     weight_global_scale [1], by which scales are divided;
 //   NVFP4 of ModelOpt: weight uint8 [n, k/2], weight_scale, weight_scale_2 [], by which they are
 //     multiplied.
-// All of them match the in-memory formats and are used in place.
+// All of them match in-memory formats. They are packed into panels, or used in place
+// (ImpliedFormat).
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "model/weights/checkpoint_reader.h"
+#include "model/weights/panel_packing.h"
 #include "quant/fp8.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -31,17 +36,47 @@ struct CodesAndScales {
   int64_t block = 0;
 };
 
-WeightView InPlace(CheckpointReader& in, const MatrixRequest& r, WeightFormat format,
-                   const CodesAndScales& p) {
-  const int64_t blocks = r.k / p.block;
+WeightView InPlace(const MatrixRequest& r, WeightFormat format, const CodesAndScales& p) {
   const uint8_t* data = p.codes->data + r.expert * r.n * (r.k / 2);
-  const uint8_t* scales = p.scales->data + r.expert * r.n * blocks;
   WeightView view = StoredView(r, format, data, BothOwners(p.codes->owner, p.scales->owner));
-  view.scales = scales;
-  const Range part = {r.cols.begin / p.block, CeilDiv(r.cols.end, p.block)};
-  in.Use(view, data, r.k / 2, part.begin * (p.block / 2), part.end * (p.block / 2));
-  in.Use(view, scales, blocks, part.begin, part.end);
+  view.scales = p.scales->data + r.expert * r.n * (r.k / p.block);
   return view;
+}
+
+// Records the bytes of a view that stays in place.
+void UseInPlace(CheckpointReader& in, const MatrixRequest& r, int64_t block,
+                const WeightView& view) {
+  const Range part = {r.cols.begin / block, CeilDiv(r.cols.end, block)};
+  in.Use(view, static_cast<const uint8_t*>(view.data), r.k / 2, part.begin * (block / 2),
+         part.end * (block / 2));
+  in.Use(view, static_cast<const uint8_t*>(view.scales), r.k / block, part.begin, part.end);
+}
+
+// Packs the stored view into panels, if the matrix is held as such. Else keeps it in place.
+WeightView Hold(CheckpointReader& in, const MatrixRequest& r, int64_t block,
+                const WeightView& stored) {
+  const WeightFormat format = ImpliedFormat(in.config(), r);
+  if (!HasPanels(format)) {
+    UseInPlace(in, r, block, stored);
+    return stored;
+  }
+  const auto* codes = static_cast<const uint8_t*>(stored.data);
+  const auto* scales = static_cast<const uint8_t*>(stored.scales);
+  std::vector<MappedRange> read = {{codes, codes + r.n * (r.k / 2)},
+                                   {scales, scales + r.n * (r.k / block)}};
+  return PackLater(in,
+                   {.format = format,
+                    .data = stored.data,
+                    .global_scale = stored.global_scale,
+                    .activation = stored.activation,
+                    .stored_k = stored.k,
+                    .n = stored.n,
+                    .k = stored.k,
+                    .owner = stored.owner},
+                   std::move(read), [stored, format](Range rows, uint8_t* panels) {
+                     for (int64_t row = rows.begin; row < rows.end; ++row)
+                       PutViewRow(stored, row, format, row, panels);
+                   });
 }
 
 void CheckExponents(const WeightView& v, Range part, int64_t blocks, const MatrixRequest& r,
@@ -61,12 +96,12 @@ void CheckExponents(const WeightView& v, Range part, int64_t blocks, const Matri
 
 WeightView Mxfp4(CheckpointReader& in, const MatrixRequest& r, const CodesAndScales& p,
                  const std::string& scale_name) {
-  WeightView view = InPlace(in, r, WeightFormat::kMxfp4, p);
+  const WeightView view = InPlace(r, WeightFormat::kMxfp4, p);
   if (in.check_values()) {
     const Range part = {r.cols.begin / p.block, CeilDiv(r.cols.end, p.block)};
     CheckExponents(view, part, r.k / p.block, r, *p.scales, scale_name);
   }
-  return view;
+  return Hold(in, r, p.block, view);
 }
 
 void CheckBlockScales(const WeightView& v, const StoredTensor& s, const std::string& name) {
@@ -127,11 +162,13 @@ WeightView ReadNvfp4(CheckpointReader& in, const MatrixRequest& r) {
   const StoredTensor* s = in.Find(scale_name, DType::kF8E4M3, {r.n, r.k / kNvfp4BlockSize}, r.keys);
   const float global = in.Scalar(module + (modelopt ? ".weight_scale_2" : ".weight_global_scale"));
   if (!s || !b) return {};
-  WeightView view = InPlace(in, r, WeightFormat::kNvfp4, {b, s, kNvfp4BlockSize});
+  WeightView view = InPlace(r, WeightFormat::kNvfp4, {b, s, kNvfp4BlockSize});
   view.global_scale = modelopt ? global : 1.0f / global;
   if (in.check_values()) CheckBlockScales(view, *s, scale_name);
   const auto factors = InputFactors(in, r);
-  return factors ? FoldInputs(in, r, *factors, view) : view;
+  if (!factors) return Hold(in, r, kNvfp4BlockSize, view);
+  UseInPlace(in, r, kNvfp4BlockSize, view);
+  return FoldInputs(in, r, *factors, view);
 }
 
 }  // namespace switchyard

@@ -1,13 +1,17 @@
 // Reads 4-bit integers with scales per group of columns. Int4Matrix documents the packing of each
-// method. At the end of loading, this rank's shard is converted once to the in-memory format. Rows
-// that are stored in this format already are used in place.
+// method. At the end of loading, this rank's shard is converted once: to panels, or to the rows of
+// kInt4Group. Rows that are stored in this format already are used in place.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "model/weights/checkpoint_reader.h"
 #include "model/weights/int4_matrix.h"
+#include "model/weights/panel_packing.h"
+#include "quant/panels.h"
 
 namespace switchyard {
 namespace {
@@ -121,7 +125,7 @@ float ScaleOf(const Int4Matrix& m, int64_t row, int64_t group, const ScaleCheck&
 
 // `factors` [k]: factors of the columns; undefined: none.
 WeightView ExpandInt4(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
-                      const ScaleCheck& check, std::vector<int32_t> column_groups,
+                      const ScaleCheck& check, const std::vector<int32_t>& column_groups,
                       const Tensor& factors) {
   const int64_t group_size = r.scheme.group_size > 0 ? r.scheme.group_size : r.k;
   return Expand(in, r, [m, check, group_size, factors, column_groups](int64_t row, float* out) {
@@ -220,6 +224,64 @@ WeightView Convert(CheckpointReader& in, const MatrixRequest& r, const Int4Matri
   return view;
 }
 
+// Packs `rows` of the part into panels of `format`, whose column 0 is column p.cols.begin.
+void PackRows(const Int4Matrix& m, const Int4Part& p, WeightFormat format, int64_t width,
+              Range rows, const ScaleCheck& check, uint8_t* panels) {
+  const bool zeros =
+      format == WeightFormat::kInt4ZeroPanels || format == WeightFormat::kInt4HalfZeroPanels;
+  const bool half = m.scales->dtype == DType::kF16;
+  const int64_t row_codes = p.cols.size() / 2, groups_of_part = kPanelColumns / p.group_size;
+  std::vector<uint8_t> codes(static_cast<size_t>(rows.size() * row_codes));
+  m.CopyCodes(rows, p.cols, codes.data());
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const uint8_t* of_row = codes.data() + (row - rows.begin) * row_codes;
+    for (int64_t part = 0; part * kPanelColumns < width; ++part) {
+      PanelRow to{};
+      const int64_t at = part * kPanelColumns / 2;
+      std::memcpy(to.codes, of_row + at,
+                  static_cast<size_t>(std::min(row_codes - at, kPanelColumns / 2)));
+      const int64_t first = p.groups.begin + part * groups_of_part;
+      const int64_t count = std::min(p.groups.end - first, groups_of_part);
+      for (int64_t g = 0; g < count; ++g) {
+        const float scale = ScaleOf(m, row, first + g, check);  // exact in its stored type
+        const uint16_t bits = half ? ToF16(scale).bits : ToBF16(scale).bits;
+        std::memcpy(to.scales + 2 * g, &bits, sizeof bits);
+        if (zeros) to.scales[2 * groups_of_part + g] = m.Zero(row, first + g);
+      }
+      PutPanelRow(format, p.group_size, width, row - p.rows.begin, part, to, panels);
+    }
+  }
+}
+
+MappedRange BytesOf(const StoredTensor& t) { return {t.data, t.data + t.num_bytes}; }
+
+// Panels hold scales as they are stored, so they must have 16 bits. `panels`: panel format by
+// config.json; zero points that are all 8 are not stored, whatever it specifies.
+WeightView ConvertToPanels(CheckpointReader& in, const MatrixRequest& r, const Int4Matrix& m,
+                           const ScaleCheck& check, WeightFormat panels) {
+  const Int4Part p = PartOf(r);
+  WeightFormat format = panels;
+  if (in.read_data())
+    format = m.ZerosAreEight() ? WeightFormat::kInt4Panels : WeightFormat::kInt4ZeroPanels;
+  if (m.scales->dtype == DType::kF16) format = WithHalfScales(format);
+  std::vector<MappedRange> read = {BytesOf(*m.codes), BytesOf(*m.scales)};
+  if (m.zeros) read.push_back(BytesOf(*m.zeros));
+  const int64_t width = r.cols.size();
+  return PackLater(in,
+                   {.format = format,
+                    .data = m.codes->data,
+                    .group_size = static_cast<int32_t>(p.group_size),
+                    .activation = r.scheme.activation,
+                    .stored_k = width,
+                    .n = r.rows.size(),
+                    .k = width,
+                    .owner = m.codes->owner},
+                   std::move(read), [m, p, format, width, check](Range rows, uint8_t* to) {
+                     const Range stored = {p.rows.begin + rows.begin, p.rows.begin + rows.end};
+                     PackRows(m, p, format, width, stored, check, to);
+                   });
+}
+
 // compressed-tensors stores the matrix's shape next to its packed form.
 void CheckStoredShape(CheckpointReader& in, const MatrixRequest& r) {
   const std::string name = fmt::format("{}.weight_shape", ModuleOf(r));
@@ -256,7 +318,9 @@ WeightView ReadInt4(CheckpointReader& in, const MatrixRequest& r) {
     const auto factors = InputFactors(in, r);
     if (factors) return ExpandInt4(in, r, m, check, {}, *factors);
   }
-  WeightView view = Convert(in, r, m, check);
+  const WeightFormat format = ImpliedFormat(in.config(), r);
+  const bool panels = HasPanels(format) && m.scales->dtype != DType::kF32;
+  WeightView view = panels ? ConvertToPanels(in, r, m, check, format) : Convert(in, r, m, check);
   AddInputScale(in, r, &view);
   return view;
 }

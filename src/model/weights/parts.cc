@@ -34,12 +34,17 @@ ExpertPlacement Parts::PlacementOf(int64_t layer) const {
 
 WeightView Parts::Matrix(const MatrixRequest& request) {
   WeightView view = source_.Matrix(request);
+  const bool fp8 =
+      view.format == WeightFormat::kFp8Block || view.format == WeightFormat::kFp8Channel;
+  if (fp8 && config().quantization.fp8_bfloat16_rows &&
+      view.activation == ActivationFormat::kNone) {
+    view.activation = ActivationFormat::kBFloat16;
+  }
   if (config().quantization.int8_group_rows && TakesInt8Groups(view.format) &&
       DefinesNoRows(view.activation)) {
     view.activation = ActivationFormat::kInt8Group;
   }
-  bytes_ += static_cast<double>(view.n) * static_cast<double>(view.k) *
-            BytesPerWeight(view.format, std::max(view.group_size, 1));
+  bytes_ += StoredBytes(view);
   return view;
 }
 

@@ -67,4 +67,11 @@ void Prefault(std::vector<MappedRange> ranges,
   }
 }
 
+void DropPages(const MappedRange& range) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(range.begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(range.end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
 }  // namespace switchyard

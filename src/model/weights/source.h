@@ -97,8 +97,13 @@ std::unique_ptr<WeightSource> MakeCountingSource(
 
 // The format of a matrix in memory that config.json implies, without a checkpoint. Matrices that
 // loaders pack are panels (quant/panels.h) if their rows are int8 and their columns begin at a
-// block of a panel.
+// block of a panel. For int4 checkpoints these are kInt4Panels or kInt4ZeroPanels; if the file has
+// float16 scales, the loaded matrix has the format of the same size with such scales.
 WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& request);
+// Whether a safetensors checkpoint stores matrices in 4 bits that can be packed into panels, and
+// whether they are packed, so that each rank has its own copy of them.
+bool MayPackStoredWeights(const QuantizationConfig& quantization);
+bool PacksStoredWeights(const QuantizationConfig& quantization);
 // The number of columns that share a scale, in columns `cols` of a matrix in kInt4Group or its
 // panels.
 int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);

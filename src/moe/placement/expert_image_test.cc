@@ -93,6 +93,24 @@ TEST(ExpertImage, PanelsRoundTrip) {
   EXPECT_EQ(Numbers(want.down).front(), Numbers(rows).at(128));
 }
 
+// The scale of the whole matrix is not in the panels.
+TEST(ExpertImage, PanelsKeepTheirGlobalScale) {
+  kernels::Random random(3);
+  constexpr int64_t kRows = 20, kColumns = 160;
+  const WeightView rows =
+      Quantize(WeightFormat::kNvfp4, random.Normal(kRows * kColumns), kRows, kColumns);
+  std::vector<uint8_t> panels(PanelMatrixBytes(WeightFormat::kNvfp4Panels, 0, kRows, kColumns));
+  for (int64_t i = 0; i < kRows; ++i)
+    PutViewRow(rows, i, WeightFormat::kNvfp4Panels, i, panels.data());
+  WeightView all = rows;
+  all.format = WeightFormat::kNvfp4Panels;
+  all.data = panels.data();
+  all.scales = nullptr;
+  const OwnedExpert got =
+      CopyInPieces(ExpertImage({.weights = {.gate = all, .up = all, .down = all}}), 700);
+  EXPECT_EQ(Numbers(got.weights.up), Numbers(rows));
+}
+
 TEST(ExpertImage, InterleavedRowsAndZeroPointsRoundTrip) {
   kernels::Random random(1);
   WeightView stored =

@@ -48,8 +48,17 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "Format of activations in matrix products. never: float32. always: rounded as on GPUs "
            "(FP8, int8, bfloat16). auto: int8 if the checkpoint has int8 activations; on CPUs with "
            "--dtype auto or bfloat16, int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
-           "the CPU has AVX512_BF16 or AMX; float32 in all other cases")
+           "the CPU has AVX512_BF16 or AMX, and for FP8 weights on AMD's with AVX512_BF16; float32 "
+           "in "
+           "all other cases")
       .OneOf({"auto", "always", "never"});
+  app.Flag(
+         "--cpu-weight-layout", e.quantization.layout, kModel,
+         "Layout of weights that a safetensors checkpoint stores in 4 bits, on CPUs. panels: each "
+         "rank packs a copy in the order in which kernels read it. stored: the mapped files, "
+         "which ranks share. auto: panels if activations are int8, but stored with "
+         "--elastic-ep-backend or --spare-ranks")
+      .OneOf({"auto", "panels", "stored"});
   app.Flag(
          "--dtype", e.dtype, kModel,
          "Format of token rows between ranks: auto (the checkpoint's), float32, bfloat16, float16")

@@ -31,6 +31,8 @@ void AddModel(CommandLine& app, PlanArgs& a) {
   app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel, "Same as for serve");
   app.Flag("--quantization", e.quantization.method, kModel, "Same as for serve");
   app.Flag("--quantization-config", e.quantization.rules, kModel, "Same as for serve");
+  app.Flag("--cpu-weight-layout", e.quantization.layout, kModel, "Same as for serve")
+      .OneOf({"auto", "panels", "stored"});
   app.Flag("--context-length", e.context_length, kModel, "Same as for serve").NonNegative();
   app.Flag("--mem-fraction-static", e.mem_fraction_static, kModel, "Same as for serve")
       .Range(0.01, 1.0);

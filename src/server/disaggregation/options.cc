@@ -43,6 +43,8 @@ Statement KvStatement(const RankJob& job) {
                          quantization.bfloat16_rows ? "on" : "off");
   statement.emplace_back("the rounding of activations to int8",
                          quantization.int8_group_rows ? "on" : "off");
+  statement.emplace_back("the rounding of activations of FP8 weights",
+                         quantization.fp8_bfloat16_rows ? "on" : "off");
   return statement;
 }
 

@@ -54,6 +54,7 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.symmetric_bytes_per_rank);
   w.Put(plan.model.quantization.bfloat16_rows);
   w.Put(plan.model.quantization.int8_group_rows);
+  w.Put(plan.model.quantization.fp8_bfloat16_rows);
   return w.Take();
 }
 
@@ -78,12 +79,14 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.symmetric_bytes_per_rank = r.Get<size_t>();
   const bool bfloat16_rows = r.Get<bool>();
   const bool int8_group_rows = r.Get<bool>();
+  const bool fp8_bfloat16_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
   job.plan.model = ReadModelConfig(job.config);
   // All ranks use the leader's values. A rank with another CPU type would otherwise round rows
   // differently, which changes sums.
   job.plan.model.quantization.bfloat16_rows = bfloat16_rows;
   job.plan.model.quantization.int8_group_rows = int8_group_rows;
+  job.plan.model.quantization.fp8_bfloat16_rows = fp8_bfloat16_rows;
   job.plan.stages = StagesOf(job.config, job.plan.model);
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);
   job.plan.drafts = LimitsOf(job.config.speculative);

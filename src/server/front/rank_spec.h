@@ -12,7 +12,8 @@ namespace switchyard {
 
 // The plan is serialized because it depends on the memory that was free when the parent measured
 // it. The model configuration is not serialized, since every rank reads the same config.json. The
-// exceptions are bfloat16_rows and int8_group_rows, which depend on the leader's CPU.
+// exceptions are bfloat16_rows, int8_group_rows and fp8_bfloat16_rows, which depend on the leader's
+// CPU.
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan);
 struct RankJob {
   EngineConfig config;

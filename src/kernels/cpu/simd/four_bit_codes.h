@@ -3,7 +3,7 @@
 //
 // A codes class defines, for D = FourBitOps of an instruction set:
 //   kZeros, kMinima: whether blocks have zero points, or minima
-//   kBytes: whether operands are bytes of code + 128
+//   kBytes: whether operands are bytes of weight + 128, which may exceed 63
 //   kCodeBytes: bytes of the codes of a part of a panel (quant/panels.h)
 //   Numbers(): the argument `numbers` of Operands if there are no zero points
 //   Operands(chunk, v, s, step, numbers, low, high): loads vector v of the chunk, which holds eight
@@ -55,6 +55,17 @@ struct E2M1Codes : NibbleCodes<D, E2M1Codes<D>> {
   using I = typename D::I;
   static I Numbers() {  // operand of each code: twice its value, plus 12
     return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  }
+  static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
+};
+
+// kNonLinear4 of quant/formats.h, as bytes of value + 128.
+template <class D>
+struct IQ4Codes : NibbleCodes<D, IQ4Codes<D>> {
+  using I = typename D::I;
+  static constexpr bool kBytes = true;
+  static I Numbers() {
+    return D::Table(1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241);
   }
   static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
 };

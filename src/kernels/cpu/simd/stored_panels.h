@@ -9,8 +9,9 @@ namespace switchyard::kernels::cpu::simd {
 constexpr int64_t kStoredRows = 16;  // rows of a panel
 
 // Byte offsets in the scales of one part of a panel, for ggml's K types: float16 d, float16 dmin,
-// and the 6-bit minima (quant/panels.h).
+// and the 6-bit minima (quant/panels.h). kNonLinearScaleAt: float16 d of IQ4_XS.
 constexpr int64_t kSuperScaleAt = 128, kSuperMinimumAt = 160, kMinimaAt = 64;
+constexpr int64_t kNonLinearScaleAt = 64;
 
 // Fills `out` [chunks][blocks][lanes]. scale_of(part, b, to) writes the scales of block b of the
 // part at `part`, one per output, to `to`.
@@ -46,12 +47,28 @@ void UnpackNumbers(const LinearTask& t, const char* part, int64_t lane,
   switch (t.w.format) {
     case WeightFormat::kQ4_0Panels:
     case WeightFormat::kQ8_0Panels:
+    case WeightFormat::kInt4HalfPanels:
+    case WeightFormat::kInt4HalfZeroPanels:
       fill([&](const char* numbers, int64_t b, float* out)
                __attribute__((always_inline)) { V::Store(out, V::F16(numbers + element(b) * 2)); });
       break;
     case WeightFormat::kMxfp4Panels:
       fill([&](const char* numbers, int64_t b, float* out) __attribute__((always_inline)) {
         V::Store(out, D::HalvedE8M0(D::Widen(numbers + element(b))));
+      });
+      break;
+    case WeightFormat::kNvfp4Panels: {
+      // As in PackFourBitScales: E4M3Over256 divides by 256, and operands are doubled values.
+      const auto factor = V::Set1(t.w.global_scale * 128.0f);
+      fill([&](const char* numbers, int64_t b, float* out) __attribute__((always_inline)) {
+        V::Store(out, V::Mul(V::E4M3Over256(numbers + element(b)), factor));
+      });
+      break;
+    }
+    case WeightFormat::kIQ4XSPanels:
+      fill([&](const char* numbers, int64_t b, float* out) __attribute__((always_inline)) {
+        const auto d = V::F16(numbers + kNonLinearScaleAt + lane * 2);
+        V::Store(out, V::Mul(d, D::ToFloat(D::WidenSigned(numbers + element(b)))));
       });
       break;
     case WeightFormat::kQ4KPanels:
@@ -166,11 +183,17 @@ void LinearFourBit(const LinearTask& t) {
     case WeightFormat::kNvfp4:
       return MultiplyRows<E2M1Codes<D>, kNvfp4>(t);
     case WeightFormat::kInt4Panels:
+    case WeightFormat::kInt4HalfPanels:
       return MultiplyInt4Panels<Int4Codes<D>>(t);
     case WeightFormat::kInt4ZeroPanels:
+    case WeightFormat::kInt4HalfZeroPanels:
       return MultiplyInt4Panels<Int4ZeroCodes<D>>(t);
     case WeightFormat::kMxfp4Panels:
       return MultiplyPanels<E2M1Codes<D>, kMxfp4>(t);
+    case WeightFormat::kNvfp4Panels:
+      return MultiplyPanels<E2M1Codes<D>, kNvfp4>(t);
+    case WeightFormat::kIQ4XSPanels:
+      return MultiplyPanels<IQ4Codes<D>, 4>(t);
     case WeightFormat::kQ4_0Panels:
       return MultiplyPanels<Int4Codes<D>, 4>(t);
     case WeightFormat::kQ8_0Panels:
