@@ -78,12 +78,13 @@ class TrainAttention : public TrainCudaTest {
     std::vector<double> want = out.array.values, want_logs(c.heads * rows);
     train::Attention<double>(cpu, layout, q.host(), k.host(), v.host(), out.rows_of(want),
                              want_logs.data(), pool_);
-    // Rounded probabilities and gradients of scores: relative errors of 2⁻⁹ each.
-    const double tolerance = c.bf16 ? 1e-2 : 2e-5;
+    // Rounded probabilities, gradients of scores and outputs. The CPU's errors with bfloat16
+    // products have root mean squares of 0.002, and some are 40 times as large.
+    const double tolerance = c.bf16 ? 4e-3 : 1e-6;
     const std::string sizes = " with head dimensions " + std::to_string(c.qk_dim) + " and " +
                               std::to_string(c.v_dim) + ", window " + std::to_string(c.window) +
                               (c.bf16 ? ", bfloat16" : ", float32");
-    ExpectClose(out.array, want, tolerance, "output" + sizes);
+    ExpectTypicallyClose(out.array, want, tolerance, "output" + sizes);
     ExpectClose(log_sums, want_logs, 2e-5, "sums" + sizes);
 
     AttentionGradient({.shape = shape,
@@ -104,9 +105,9 @@ class TrainAttention : public TrainCudaTest {
         cpu, layout, q.host(), k.host(), v.host(),
         train::HeadRows<const double>{want.data(), c.heads * out.head, out.head}, want_logs.data(),
         dout.host(), dq.rows_of(want_dq), dk.rows_of(want_dk), dv.rows_of(want_dv), pool_);
-    ExpectClose(dq.array, want_dq, 2 * tolerance, "gradient of queries" + sizes);
-    ExpectClose(dk.array, want_dk, 2 * tolerance, "gradient of keys" + sizes);
-    ExpectClose(dv.array, want_dv, 2 * tolerance, "gradient of values" + sizes);
+    ExpectTypicallyClose(dq.array, want_dq, tolerance, "gradient of queries" + sizes);
+    ExpectTypicallyClose(dk.array, want_dk, tolerance, "gradient of keys" + sizes);
+    ExpectTypicallyClose(dv.array, want_dv, tolerance, "gradient of values" + sizes);
   }
 
   ThreadPool pool_{2};
@@ -116,7 +117,7 @@ TEST_F(TrainAttention, TilesOfGroupedHeads) {
   for (const int32_t window : {0, 50})
     for (const int64_t dim : {64, 128})
       Compare({true, 4, 2, dim, dim, window, {1, 70, 0, 64, 129, 200}});
-  Compare({true, 2, 2, 128, 128, 1, {90}});
+  Compare({true, 2, 2, 128, 128, 3, {90}});
   Compare({true, 6, 1, 64, 64, 0, {130}});
 }
 

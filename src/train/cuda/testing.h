@@ -118,4 +118,19 @@ inline void ExpectClose(const TestArray& got, const std::vector<double>& want, d
   ExpectClose(got.Read(), want, tolerance, got.bf16() ? 1.0 / 256 : 0.0, what);
 }
 
+// For sums of products of rounded operands, whose largest error may be many times a typical one.
+// The root mean square of the errors is at most `tolerance` times that of `want`, and no error is
+// more than 50 times as large.
+inline void ExpectTypicallyClose(const TestArray& got, const std::vector<double>& want,
+                                 double tolerance, const std::string& what) {
+  const std::vector<double> values = got.Read();
+  ExpectClose(values, want, 50 * tolerance, 0.0, what);
+  double errors = 0, squares = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    errors += (values[i] - want[i]) * (values[i] - want[i]);
+    squares += want[i] * want[i];
+  }
+  EXPECT_LE(std::sqrt(errors / squares), tolerance) << what;
+}
+
 }  // namespace switchyard::train::gpu
