@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "train/cuda/router_products.h"
 #include "train/cuda/testing.h"
 
 namespace switchyard::train::gpu {
@@ -103,7 +104,7 @@ TEST_F(TrainProducts, RaggedGroupsInBFloat16) {
   const Sizes all[] = {{{5}, 8, 8},
                        {{64, 128}, 64, 64},
                        {{0, 1, 127, 0, 129, 63, 65, 0}, 72, 136},
-                       {{300, 0, 20}, 520, 264},
+                       {{140, 0, 20}, 520, 264},
                        {{0, 0}, 64, 128},
                        {{33, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
                          2,  2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0, 40},
@@ -182,6 +183,38 @@ TEST_F(TrainProducts, RouterLogitsUseFloat32Weights) {
       want[r * n + i] = std::inner_product(x.values.begin() + r * k, x.values.begin() + (r + 1) * k,
                                            w.values.begin() + i * k, 0.0);
   ExpectClose(y, want, 1e-6, "logits");
+}
+
+TEST_F(TrainProducts, RouterGradientsKeepMoreThanBFloat16) {
+  for (const int64_t n : {16, 20}) {  // with parts, and with the plain kernel
+    const int64_t m = 150, k = 72;
+    const TestArray x = TestArray::Random(true, m * k, random_),
+                    w = TestArray::Random(false, n * k, random_),
+                    dlogits = TestArray::Random(false, m * n, random_),
+                    logits = TestArray::Filled(false, m * n, kUntouched),
+                    dx = TestArray::Random(false, m * k, random_),
+                    dw = TestArray::Random(false, n * k, random_);
+    const cuda::DeviceMemory scratch(static_cast<size_t>(RouterProductScratch(m, n, k)));
+    const RouterProduct p = {.m = m,
+                             .n = n,
+                             .k = k,
+                             .x = static_cast<const BF16*>(ConstArray(x).data),
+                             .w = w.floats(),
+                             .scratch = scratch.data()};
+    std::vector<double> want(m * n), want_dx = dx.values, want_dw = dw.values;
+    for (int64_t t = 0; t < m; ++t)
+      for (int64_t e = 0; e < n; ++e)
+        for (int64_t i = 0; i < k; ++i) {
+          want[t * n + e] += x.values[t * k + i] * w.values[e * k + i];
+          want_dx[t * k + i] += dlogits.values[t * n + e] * w.values[e * k + i];
+          want_dw[e * k + i] += dlogits.values[t * n + e] * x.values[t * k + i];
+        }
+    RouterLogits(p, logits.floats(), nullptr);
+    RouterProductGradients(p, dlogits.floats(), dx.floats(), dw.floats(), nullptr);
+    ExpectClose(logits, want, 5e-6, "logits");
+    ExpectClose(dx, want_dx, 5e-5, "gradient of the input");
+    ExpectClose(dw, want_dw, 5e-5, "gradient of the weight");
+  }
 }
 
 TEST_F(TrainProducts, WrongSizesAreRefused) {
