@@ -32,7 +32,7 @@ TEST_F(TrainHeadLoss, LossAndGradientOfWholeAndPartitionedVocabularies) {
       std::vector<LogitShape> shapes;
       int64_t first = 0;
       for (int r = 0; r < ranks; ++r) {
-        const int64_t columns = parts[r], ld = columns + 3;
+        const int64_t columns = parts[r], ld = columns + (columns % 4 == 0 ? 4 : 3);
         std::vector<double> own(rows * ld, 1000.0);  // columns of nothing
         for (int64_t i = 0; i < rows; ++i)
           std::copy_n(all.begin() + i * vocab + first, columns, own.begin() + i * ld);
