@@ -28,7 +28,6 @@ constexpr int kBlockM = 128, kBlockN = 256, kBlockK = 64;
 constexpr int kCluster = 2, kConsumers = 2, kStages = 4;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kUnitBytes = 64 * 128;  // 64 rows of 64 bfloat16
-constexpr int kWaveTiles = 16;        // row tiles per wave of tiles, for L2 reuse
 
 struct Shared {
   alignas(1024) uint8_t a[kStages][kConsumers][kUnitBytes];
@@ -37,8 +36,6 @@ struct Shared {
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
   int32_t first_tile[kMaxProductGroups + 1];  // row tiles of the groups before each group
-
-  static constexpr uint32_t kStageBytes = sizeof(a[0]) + sizeof(b[0]);
 };
 
 // Kernel arguments other than the tensor maps. D [m, n] per group: with ProductForm::kForward and
@@ -52,6 +49,11 @@ struct Arguments {
   int64_t ldd, group_stride;
   bool accumulate;
 };
+
+// The code for Hopper. In machine code for other GPUs the kernel is empty, and it is not launched.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int kWaveTiles = 16;  // row tiles per wave of tiles, for L2 reuse
 
 __device__ __forceinline__ int64_t BeginOf(const Arguments& p, int group) {
   return p.begins != nullptr ? p.begins[group] : group == 0 ? 0 : p.rows;
@@ -196,6 +198,9 @@ __device__ __forceinline__ void ClearTail(Shared& shared, int stage, int valid, 
   ptx::NamedBarrier(3, kConsumers * 128);
 }
 
+// Old elements of D that a thread loads before it uses the first one: loads of a batch overlap.
+constexpr int kBatch = 16;
+
 // Element 4j + i of `sums` is row lane / 4 + 8 (i / 2) of the warp's 16 rows and column
 // 8j + 2 (lane % 4) + i % 2.
 __device__ __forceinline__ void StoreFloats(const Arguments& p, const Tile& tile, int64_t row,
@@ -204,18 +209,23 @@ __device__ __forceinline__ void StoreFloats(const Arguments& p, const Tile& tile
   for (int half = 0; half < 2; ++half) {
     const int64_t r = row + lane / 4 + half * 8;
     if (r >= tile.row_end) continue;
-    float* d = static_cast<float*>(p.d.data) + tile.group * p.group_stride + r * p.ldd;
+    const int64_t first = tile.column + 2 * (lane % 4);
+    float* d = static_cast<float*>(p.d.data) + tile.group * p.group_stride + r * p.ldd + first;
 #pragma unroll
-    for (int j = 0; j < kBlockN / 8; ++j) {
-      const int64_t c = tile.column + 8 * j + 2 * (lane % 4);
-      if (c >= p.n) continue;  // n is even
-      auto* to = reinterpret_cast<float2*>(d + c);
-      float2 x = make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
-      if (p.accumulate) {
-        const float2 old = *to;
-        x = make_float2(__fadd_rn(old.x, x.x), __fadd_rn(old.y, x.y));
+    for (int j = 0; j < kBlockN / 8; j += kBatch) {
+      float2 old[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool loads = p.accumulate && first + 8 * (j + i) < p.n;  // n is even
+        old[i] = loads ? *reinterpret_cast<const float2*>(d + 8 * (j + i)) : make_float2(0, 0);
       }
-      *to = x;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float* x = &sums[4 * (j + i) + 2 * half];
+        if (first + 8 * (j + i) < p.n)
+          *reinterpret_cast<float2*>(d + 8 * (j + i)) =
+              make_float2(__fadd_rn(old[i].x, x[0]), __fadd_rn(old[i].y, x[1]));
+      }
     }
   }
 }
@@ -227,14 +237,21 @@ __device__ __forceinline__ void AddOld(const Arguments& p, const Tile& tile, int
   for (int half = 0; half < 2; ++half) {
     const int64_t r = row + lane / 4 + half * 8;
     if (r >= tile.row_end) continue;
-    const auto* d = static_cast<const uint16_t*>(p.d.data) + r * p.ldd;
+    const int64_t first = tile.column + 2 * (lane % 4);
+    const auto* d = static_cast<const uint16_t*>(p.d.data) + r * p.ldd + first;
 #pragma unroll
-    for (int j = 0; j < kBlockN / 8; ++j) {
-      const int64_t c = tile.column + 8 * j + 2 * (lane % 4);
-      if (c >= p.n) continue;  // n is even
-      const uint32_t old = *reinterpret_cast<const uint32_t*>(d + c);
-      sums[4 * j + 2 * half] += Low(old);
-      sums[4 * j + 2 * half + 1] += High(old);
+    for (int j = 0; j < kBlockN / 8; j += kBatch) {
+      uint32_t old[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        old[i] = first + 8 * (j + i) < p.n  // n is even
+                     ? *reinterpret_cast<const uint32_t*>(d + 8 * (j + i))
+                     : 0;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        sums[4 * (j + i) + 2 * half] += Low(old[i]);
+        sums[4 * (j + i) + 2 * half + 1] += High(old[i]);
+      }
     }
   }
 }
@@ -283,7 +300,7 @@ __device__ __forceinline__ void Produce(const Arguments& p, const CUtensorMap& a
       const int s = ring.stage;
       const int inner = static_cast<int>(tile.inner_begin) + step * kBlockK;
       ptx::BarrierWait(&shared.empty[s], ring.parity ^ 1);
-      ptx::BarrierExpect(&shared.full[s], Shared::kStageBytes);
+      ptx::BarrierExpect(&shared.full[s], sizeof(shared.a[0]) + sizeof(shared.b[0]));
       // Each block of the cluster loads one unit of A, and multicasts it to both blocks.
       const bool columns = kForm == ProductForm::kWeightGradient;
       ptx::LoadBoxMulticast(shared.a[s][block_of_cluster], &a_map, columns ? row : inner,
@@ -346,12 +363,14 @@ __device__ __forceinline__ void Consume(const Arguments& p, Shared& shared, int 
   }
 }
 
+#endif
+
 template <ProductForm kForm>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     WgmmaProductKernel(const __grid_constant__ Arguments p,
                        const __grid_constant__ CUtensorMap a_map,
                        const __grid_constant__ CUtensorMap b_map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const int block_of_cluster = static_cast<int>(ptx::BlockOfCluster());
