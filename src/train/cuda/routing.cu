@@ -293,17 +293,29 @@ __global__ void GatherExpertRowsKernel(ExpertRowsShape shape, ConstArray x, Arra
     Store4(out, r * shape.hidden + i, Load4(x, t * shape.hidden + i));
 }
 
+// Slots, or parts of a row, whose loads a thread issues before it uses the first one.
+constexpr int kBatch = 4;
+
 __global__ void CombineExpertRowsKernel(ExpertRowsShape shape, ConstArray outputs,
                                         const float* weights, ConstArray base, Array y) {
   const int64_t t = blockIdx.x;
   for (int64_t i = threadIdx.x * 4; i < shape.hidden; i += blockDim.x * 4) {
     float4 sum = base.data != nullptr ? Load4(base, t * shape.hidden + i) : make_float4(0, 0, 0, 0);
-    for (int j = 0; j < shape.k; ++j) {
-      const int64_t slot = t * shape.k + j;
-      const int32_t r = shape.position[slot];
-      if (r < 0) continue;
-      const float4 row = Load4(outputs, r * shape.hidden + i);
-      sum = Add4(sum, weights != nullptr ? Scale4(row, weights[slot]) : row);
+    for (int first = 0; first < shape.k; first += kBatch) {
+      int32_t rows[kBatch];
+      float4 values[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        rows[j] = first + j < shape.k ? shape.position[t * shape.k + first + j] : -1;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (rows[j] < 0) continue;
+        values[j] = Load4(outputs, rows[j] * shape.hidden + i);
+        if (weights != nullptr) values[j] = Scale4(values[j], weights[t * shape.k + first + j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (rows[j] >= 0) sum = Add4(sum, values[j]);
     }
     Store4(y, t * shape.hidden + i, sum);
   }
@@ -324,10 +336,22 @@ __global__ void CombineGradientKernel(ExpertRowsShape shape, ConstArray dy, Cons
   const int64_t t = slot / shape.k;
   const float weight = weights[slot];
   float dot = 0;
-  for (int64_t i = lane * 4; i < shape.hidden; i += kWarp * 4) {
-    const float4 d = Load4(dy, t * shape.hidden + i);
-    dot += Dot4(d, Load4(outputs, r * shape.hidden + i));
-    Store4(doutputs, r * shape.hidden + i, Scale4(d, weight));
+  for (int64_t first = lane * 4; first < shape.hidden; first += kBatch * kWarp * 4) {
+    float4 d[kBatch], output[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int64_t i = first + j * kWarp * 4;
+      if (i >= shape.hidden) continue;
+      d[j] = Load4(dy, t * shape.hidden + i);
+      output[j] = Load4(outputs, r * shape.hidden + i);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int64_t i = first + j * kWarp * 4;
+      if (i >= shape.hidden) continue;
+      dot += Dot4(d[j], output[j]);
+      Store4(doutputs, r * shape.hidden + i, Scale4(d[j], weight));
+    }
   }
   dot = WarpSum(dot);
   if (lane == 0) dweights[slot] = dot;

@@ -222,6 +222,7 @@ __global__ void EmbedGradientKernel(EmbedGradientParams p) {
   float* row = p.dtable + int64_t{p.tokens[blockIdx.x]} * p.width;
   for (int64_t i = threadIdx.x * 4; i < p.width; i += blockDim.x * 4) {
     float4 sum = *reinterpret_cast<const float4*>(row + i);
+#pragma unroll 4
     for (int32_t r = begin; r < end; ++r)
       sum = Add4(sum, Load4(p.dout, int64_t{p.rows[r]} * p.width + i));
     *reinterpret_cast<float4*>(row + i) = sum;
