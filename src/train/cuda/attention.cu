@@ -14,9 +14,9 @@ constexpr int kKeys = 64;
 
 template <int kQk, int kV>
 struct Tiles {
-  static constexpr int kQueryBytes = TileLayout<kQk>::Bytes(kTileRows);
-  static constexpr int kKeyBytes = TileLayout<kQk>::Bytes(kKeys);
-  static constexpr int kStageBytes = kKeyBytes + TileLayout<kV>::Bytes(kKeys);
+  static constexpr int kQueryBytes = TileLayout<kQk, kTileRows>::kBytes;
+  static constexpr int kKeyBytes = TileLayout<kQk, kKeys>::kBytes;
+  static constexpr int kStageBytes = kKeyBytes + TileLayout<kV, kKeys>::kBytes;
   static constexpr int kBytes = kQueryBytes + 2 * kStageBytes;
 };
 
@@ -61,11 +61,11 @@ __device__ __forceinline__ void Softmax(float (&scores)[kKeys / 8][4], float sca
 }
 
 // `scale` is positive. Grid: row tiles of the longest sequence, heads, sequences.
-template <int kQk, int kV>
+template <int kQk, int kV, bool kHopper>
 __global__ void __launch_bounds__(kAttentionThreads)
     AttentionTileKernel(const __grid_constant__ ForwardParams p) {
   using T = Tiles<kQk, kV>;
-  extern __shared__ __align__(128) uint8_t memory[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   const AttentionShape& shape = p.shape;
   const int begin = shape.begins[blockIdx.z], rows = shape.begins[blockIdx.z + 1] - begin;
   // Tiles with more keys first, because they take longer.
@@ -95,12 +95,12 @@ __global__ void __launch_bounds__(kAttentionThreads)
       CopyTile<kV, kKeys>(next + T::kKeyBytes, v, key + kKeys, rows);
     }
     ptx::CommitCopies();
-    ptx::WaitCopies<1>();
-    __syncthreads();
+    AwaitStage<kHopper>();
     const uint32_t at = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     float scores[kKeys / 8][4];
     Clear(scores);
-    MultiplyRows<kQk, kKeys>(queries, warp_row, at, scores);
+    MultiplyRows<kHopper, kQk, kKeys>(queries, warp_row, at, scores);
+    Finish<kHopper>(scores);
     const int row = first + warp_row + lane / 4;
     if (!AllVisible(first + warp_row, 16, key, kKeys, shape.window)) {
 #pragma unroll
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
     for (int n = 0; n < kV / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[n][i] *= shrink[i / 2];
-    MultiplyFragments<kV, kKeys>(scores, at + T::kKeyBytes, sums);
+    MultiplyFragments<kHopper, kV, kKeys>(scores, at + T::kKeyBytes, sums);
+    Finish<kHopper>(sums);
     __syncthreads();  // all warps have read the stage
   }
 
@@ -134,16 +135,22 @@ __global__ void __launch_bounds__(kAttentionThreads)
   StoreSums<kV>(p.out, head, begin, first + warp_row, rows, sums, factors[0], factors[1]);
 }
 
-template <int kQk, int kV>
-void StartTiles(const ForwardParams& p, Stream stream) {
+template <int kQk, int kV, bool kHopper>
+void StartTilesOf(const ForwardParams& p, Stream stream) {
   static switchyard::cuda::SharedMemoryOptIn setup;
   int device = 0;
   switchyard::cuda::Check(cudaGetDevice(&device), "reading the current GPU");
-  switchyard::cuda::Check(setup.On(device, AttentionTileKernel<kQk, kV>, Tiles<kQk, kV>::kBytes),
-                          "shared memory of attention");
-  Launch("attention", AttentionTileKernel<kQk, kV>,
+  switchyard::cuda::Check(
+      setup.On(device, AttentionTileKernel<kQk, kV, kHopper>, Tiles<kQk, kV>::kBytes),
+      "shared memory of attention");
+  Launch("attention", AttentionTileKernel<kQk, kV, kHopper>,
          Grid(CeilDiv(p.shape.longest, kTileRows), p.shape.heads, p.shape.sequences),
          kAttentionThreads, Tiles<kQk, kV>::kBytes, stream, p);
+}
+template <int kQk, int kV>
+void StartTiles(const ForwardParams& p, Stream stream) {
+  if (UsesWgmma(p.shape)) return StartTilesOf<kQk, kV, true>(p, stream);
+  StartTilesOf<kQk, kV, false>(p, stream);
 }
 
 // Any format and head dimensions up to kMaxDim: one warp per row and head, one key at a time.
@@ -194,6 +201,8 @@ bool IsTileArray(const HeadArray& a) {
   return a.data.bf16 && reinterpret_cast<uintptr_t>(a.data.data) % 16 == 0 && a.row % 8 == 0 &&
          a.head % 8 == 0;
 }
+
+bool UsesWgmma(const AttentionShape& s) { return !s.without_wgmma && switchyard::cuda::IsHopper(); }
 
 bool UsesAttentionTiles(const AttentionShape& s) {
   return (s.qk_dim == 64 && s.v_dim == 64) || (s.qk_dim == 128 && s.v_dim == 128) ||

@@ -28,14 +28,16 @@ struct AttentionShape {
   int sequences = 0;
   const int32_t* begins = nullptr;  // [sequences + 1] ascending from 0 to `rows`
   int64_t longest = 0;              // rows of the longest sequence, known on the host
+  bool without_wgmma = false;       // for tests: mma.sync on Hopper, too
 };
 
 // Two kernels:
 //
 // - All arrays bfloat16, head dimensions (qk_dim, v_dim) (64, 64), (128, 128) or (192, 128),
 // strides
-//   and addresses multiples of 8 elements: tensor cores (mma.sync). Probabilities and gradients of
-//   scores are rounded to bfloat16 for the products, as on CPUs with bfloat16 products.
+//   and addresses multiples of 8 elements: tensor cores (wgmma on Hopper, else mma.sync).
+//   Probabilities and gradients of scores are rounded to bfloat16 for the products, as on CPUs with
+//   bfloat16 products.
 // - Everything else: float32 multiply-adds, for head dimensions up to 256. This is slow, and meant
 //   for tests and small models.
 //

@@ -1,7 +1,8 @@
-// Attention backward. Tensor core kernels: FlashAttention-2 (Dao, arXiv:2307.08691), as two kernels
-// that both compute scores and probabilities again. One owns 64 keys and sums dk and dv over the
-// rows that see them; the other owns 64 rows and sums dq over the keys. So no sum is shared by two
-// blocks, and every order is fixed. This takes 7 products where sums with atomics would take 5.
+// Attention backward. Tensor core kernels (mma.sync or wgmma): FlashAttention-2 (Dao,
+// arXiv:2307.08691), as two kernels that both compute scores and probabilities again. One owns 64
+// keys and sums dk and dv over the rows that see them; the other owns 64 rows and sums dq over the
+// keys. So no sum is shared by two blocks, and every order is fixed. This takes 7 products where
+// sums with atomics would take 5.
 #include "kernels/cuda/device/launch.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/attention_tiles.cuh"
@@ -39,22 +40,23 @@ __device__ __forceinline__ Probability ProbabilityOf(float score, float dp, floa
 
 template <int kQk, int kV, int kQueries>
 struct KeyTiles {
-  static constexpr int kKeyBytes = TileLayout<kQk>::Bytes(kTileRows);
-  static constexpr int kValueBytes = TileLayout<kV>::Bytes(kTileRows);
-  static constexpr int kQueryBytes = TileLayout<kQk>::Bytes(kQueries);
-  static constexpr int kStageBytes = kQueryBytes + TileLayout<kV>::Bytes(kQueries);
-  static constexpr int kBytes = kKeyBytes + kValueBytes + 2 * kStageBytes;
+  static constexpr int kKeyBytes = TileLayout<kQk, kTileRows>::kBytes;
+  static constexpr int kValueBytes = TileLayout<kV, kTileRows>::kBytes;
+  static constexpr int kQueryBytes = TileLayout<kQk, kQueries>::kBytes;
+  static constexpr int kStageBytes = kQueryBytes + TileLayout<kV, kQueries>::kBytes;
+  static constexpr int kFloats = 2 * kQueries;  // log-sums and products of a stage
+  static constexpr int kTileBytes = kKeyBytes + kValueBytes + 2 * kStageBytes;
+  static constexpr int kBytes = kTileBytes + 2 * kFloats * 4;
 };
 
 // Scores are computed transposed, [keys, rows], so that the fragments of a warp are the left
 // operands of the products that sum over the rows. Grid: key tiles of the longest sequence, key
 // heads, sequences.
-template <int kQk, int kV, int kQueries>
+template <int kQk, int kV, int kQueries, bool kHopper>
 __global__ void __launch_bounds__(kAttentionThreads)
     KeyGradientKernel(const __grid_constant__ AttentionGradientParams p) {
   using T = KeyTiles<kQk, kV, kQueries>;
-  extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float log_sums[2][kQueries], alongs[2][kQueries];
+  extern __shared__ __align__(1024) uint8_t memory[];
   const AttentionShape& shape = p.shape;
   const int begin = shape.begins[blockIdx.z], rows = shape.begins[blockIdx.z + 1] - begin;
   // Key tiles that more rows see come first in the grid.
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const int group = static_cast<int>(shape.heads / shape.kv_heads);
   const uint32_t keys = ptx::SharedAddress(memory), values = keys + T::kKeyBytes;
   const uint32_t stages = values + T::kValueBytes;
+  auto* const floats = reinterpret_cast<float*>(memory + T::kTileBytes);
   const int warp_key = static_cast<int>(threadIdx.x) / kWarp * 16;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   // Rows [first, last_row) see keys of this tile.
@@ -77,8 +80,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const uint32_t at = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     CopyTile<kQk, kQueries>(at, ViewOf(p.q, head, begin), row, rows);
     CopyTile<kV, kQueries>(at + T::kQueryBytes, ViewOf(p.dout, head, begin), row, rows);
-    CopyFloats<kQueries>(log_sums[stage], p.log_sums + head * shape.rows + begin, row, rows);
-    CopyFloats<kQueries>(alongs[stage], p.along + head * shape.rows + begin, row, rows);
+    float* const of_stage = floats + stage * T::kFloats;
+    CopyFloats<kQueries>(of_stage, p.log_sums + head * shape.rows + begin, row, rows);
+    CopyFloats<kQueries>(of_stage + kQueries, p.along + head * shape.rows + begin, row, rows);
   };
   CopyTile<kQk, kTileRows>(keys, ViewOf(p.k, kv_head, begin), first, rows);
   CopyTile<kV, kTileRows>(values, ViewOf(p.v, kv_head, begin), first, rows);
@@ -93,16 +97,17 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const int stage = step % 2;
     if (step + 1 < steps) copy(step + 1, stage ^ 1);
     ptx::CommitCopies();
-    ptx::WaitCopies<1>();
-    __syncthreads();
+    AwaitStage<kHopper>();
     const uint32_t queries = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     const uint32_t douts = queries + T::kQueryBytes;
     const int row0 = first + step % tiles * kQueries;
     float probabilities[kQueries / 8][4], dscores[kQueries / 8][4];
     Clear(probabilities);
     Clear(dscores);
-    MultiplyRows<kQk, kQueries>(keys, warp_key, queries, probabilities);
-    MultiplyRows<kV, kQueries>(values, warp_key, douts, dscores);
+    MultiplyRows<kHopper, kQk, kQueries>(keys, warp_key, queries, probabilities);
+    MultiplyRows<kHopper, kV, kQueries>(values, warp_key, douts, dscores);
+    Finish<kHopper>(probabilities, dscores);
+    const float* const of_stage = floats + stage * T::kFloats;
     const bool all =
         row0 + kQueries <= rows && AllVisible(row0, kQueries, first + warp_key, 16, shape.window);
 #pragma unroll
@@ -113,14 +118,15 @@ __global__ void __launch_bounds__(kAttentionThreads)
         const int key = first + warp_key + lane / 4 + i / 2 * 8;
         Probability x = {0, 0};
         if (all || (row < rows && IsVisible(row, key, shape.window)))
-          x = ProbabilityOf(probabilities[n][i], dscores[n][i], shape.scale,
-                            log_sums[stage][in_tile], alongs[stage][in_tile]);
+          x = ProbabilityOf(probabilities[n][i], dscores[n][i], shape.scale, of_stage[in_tile],
+                            of_stage[kQueries + in_tile]);
         probabilities[n][i] = x.p;
         dscores[n][i] = x.dscore;
       }
     }
-    MultiplyFragments<kV, kQueries>(probabilities, douts, dvalues);
-    MultiplyFragments<kQk, kQueries>(dscores, queries, dkeys);
+    MultiplyFragments<kHopper, kV, kQueries>(probabilities, douts, dvalues);
+    MultiplyFragments<kHopper, kQk, kQueries>(dscores, queries, dkeys);
+    Finish<kHopper>(dvalues, dkeys);
     __syncthreads();  // all warps have read the stage
   }
   StoreSums<kQk>(p.dk, kv_head, begin, first + warp_key, rows, dkeys, 1.0f, 1.0f);
@@ -131,19 +137,19 @@ __global__ void __launch_bounds__(kAttentionThreads)
 
 template <int kQk, int kV, int kKeys>
 struct QueryTiles {
-  static constexpr int kQueryBytes = TileLayout<kQk>::Bytes(kTileRows);
-  static constexpr int kDoutBytes = TileLayout<kV>::Bytes(kTileRows);
-  static constexpr int kKeyBytes = TileLayout<kQk>::Bytes(kKeys);
-  static constexpr int kStageBytes = kKeyBytes + TileLayout<kV>::Bytes(kKeys);
+  static constexpr int kQueryBytes = TileLayout<kQk, kTileRows>::kBytes;
+  static constexpr int kDoutBytes = TileLayout<kV, kTileRows>::kBytes;
+  static constexpr int kKeyBytes = TileLayout<kQk, kKeys>::kBytes;
+  static constexpr int kStageBytes = kKeyBytes + TileLayout<kV, kKeys>::kBytes;
   static constexpr int kBytes = kQueryBytes + kDoutBytes + 2 * kStageBytes;
 };
 
 // Grid: row tiles of the longest sequence, heads, sequences.
-template <int kQk, int kV, int kKeys>
+template <int kQk, int kV, int kKeys, bool kHopper>
 __global__ void __launch_bounds__(kAttentionThreads)
     QueryGradientKernel(const __grid_constant__ AttentionGradientParams p) {
   using T = QueryTiles<kQk, kV, kKeys>;
-  extern __shared__ __align__(128) uint8_t memory[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   const AttentionShape& shape = p.shape;
   const int begin = shape.begins[blockIdx.z], rows = shape.begins[blockIdx.z + 1] - begin;
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kTileRows;
@@ -179,14 +185,14 @@ __global__ void __launch_bounds__(kAttentionThreads)
       CopyTile<kV, kKeys>(next + T::kKeyBytes, v, key + kKeys, rows);
     }
     ptx::CommitCopies();
-    ptx::WaitCopies<1>();
-    __syncthreads();
+    AwaitStage<kHopper>();
     const uint32_t keys = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     float scores[kKeys / 8][4], dscores[kKeys / 8][4];
     Clear(scores);
     Clear(dscores);
-    MultiplyRows<kQk, kKeys>(queries, warp_row, keys, scores);
-    MultiplyRows<kV, kKeys>(douts, warp_row, keys + T::kKeyBytes, dscores);
+    MultiplyRows<kHopper, kQk, kKeys>(queries, warp_row, keys, scores);
+    MultiplyRows<kHopper, kV, kKeys>(douts, warp_row, keys + T::kKeyBytes, dscores);
+    Finish<kHopper>(scores, dscores);
     const int row = first + warp_row + lane / 4;
     const bool all = AllVisible(first + warp_row, 16, key, kKeys, shape.window);
 #pragma unroll
@@ -201,31 +207,38 @@ __global__ void __launch_bounds__(kAttentionThreads)
                                 : 0.0f;
       }
     }
-    MultiplyFragments<kQk, kKeys>(dscores, keys, dqueries);
+    MultiplyFragments<kHopper, kQk, kKeys>(dscores, keys, dqueries);
+    Finish<kHopper>(dqueries);
     __syncthreads();  // all warps have read the stage
   }
   StoreSums<kQk>(p.dq, head, begin, first + warp_row, rows, dqueries, 1.0f, 1.0f);
 }
 
 // kStep: rows or keys of a step; fewer for large heads, whose sums need the registers.
-template <int kQk, int kV, int kStep>
-void StartTiles(const AttentionGradientParams& p, Stream stream) {
-  using Keys = KeyTiles<kQk, kV, kStep>;
-  using Queries = QueryTiles<kQk, kV, kStep>;
+template <int kQk, int kV, int kStep, bool kHopper>
+void StartTilesOf(const AttentionGradientParams& p, Stream stream) {
+  constexpr auto kKeyKernel = KeyGradientKernel<kQk, kV, kStep, kHopper>;
+  constexpr auto kQueryKernel = QueryGradientKernel<kQk, kV, kStep, kHopper>;
+  constexpr int kKeyBytes = KeyTiles<kQk, kV, kStep>::kBytes;
+  constexpr int kQueryBytes = QueryTiles<kQk, kV, kStep>::kBytes;
   static switchyard::cuda::SharedMemoryOptIn keys_setup, queries_setup;
   int device = 0;
   switchyard::cuda::Check(cudaGetDevice(&device), "reading the current GPU");
-  switchyard::cuda::Check(keys_setup.On(device, KeyGradientKernel<kQk, kV, kStep>, Keys::kBytes),
+  switchyard::cuda::Check(keys_setup.On(device, kKeyKernel, kKeyBytes),
                           "shared memory of the gradient of keys");
-  switchyard::cuda::Check(
-      queries_setup.On(device, QueryGradientKernel<kQk, kV, kStep>, Queries::kBytes),
-      "shared memory of the gradient of queries");
+  switchyard::cuda::Check(queries_setup.On(device, kQueryKernel, kQueryBytes),
+                          "shared memory of the gradient of queries");
   const AttentionShape& s = p.shape;
   const int64_t tiles = CeilDiv(s.longest, kTileRows);
-  Launch("gradient of keys", KeyGradientKernel<kQk, kV, kStep>,
-         Grid(tiles, s.kv_heads, s.sequences), kAttentionThreads, Keys::kBytes, stream, p);
-  Launch("gradient of queries", QueryGradientKernel<kQk, kV, kStep>,
-         Grid(tiles, s.heads, s.sequences), kAttentionThreads, Queries::kBytes, stream, p);
+  Launch("gradient of keys", kKeyKernel, Grid(tiles, s.kv_heads, s.sequences), kAttentionThreads,
+         kKeyBytes, stream, p);
+  Launch("gradient of queries", kQueryKernel, Grid(tiles, s.heads, s.sequences), kAttentionThreads,
+         kQueryBytes, stream, p);
+}
+template <int kQk, int kV, int kStep, int kHopperStep>
+void StartTiles(const AttentionGradientParams& p, Stream stream) {
+  if (UsesWgmma(p.shape)) return StartTilesOf<kQk, kV, kHopperStep, true>(p, stream);
+  StartTilesOf<kQk, kV, kStep, false>(p, stream);
 }
 
 // --- any format, head dimensions up to 256 ---
@@ -320,9 +333,9 @@ void AttentionGradient(const AttentionGradientParams& p, Stream stream) {
   Launch("products of outputs and their gradients", AlongKernel,
          Grid(CeilDiv(s.rows, kPlainWarps), s.heads), kPlainWarps * kWarp, 0, stream, p);
   if (UsesAttentionTiles(s) && AllTileArrays(p)) {
-    if (s.qk_dim == 64) return StartTiles<64, 64, 64>(p, stream);
-    if (s.qk_dim == 128) return StartTiles<128, 128, 32>(p, stream);
-    return StartTiles<192, 128, 32>(p, stream);
+    if (s.qk_dim == 64) return StartTiles<64, 64, 64, 64>(p, stream);
+    if (s.qk_dim == 128) return StartTiles<128, 128, 32, 64>(p, stream);
+    return StartTiles<192, 128, 32, 32>(p, stream);
   }
   const int64_t blocks = CeilDiv(s.longest, kPlainWarps);
   Launch("gradient of queries", PlainQueryGradientKernel, Grid(blocks, s.heads, s.sequences),

@@ -65,7 +65,8 @@ class TrainAttention : public TrainCudaTest {
                                   .rows = rows,
                                   .sequences = static_cast<int>(c.lengths.size()),
                                   .begins = device_begins.as<int32_t>(),
-                                  .longest = longest};
+                                  .longest = longest,
+                                  .without_wgmma = without_wgmma_};
     Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
 
     const train::AttentionShape<double> cpu = {.heads = c.heads,
@@ -111,6 +112,7 @@ class TrainAttention : public TrainCudaTest {
   }
 
   ThreadPool pool_{2};
+  bool without_wgmma_ = false;
 };
 
 TEST_F(TrainAttention, TilesOfGroupedHeads) {
@@ -124,6 +126,14 @@ TEST_F(TrainAttention, TilesOfGroupedHeads) {
 TEST_F(TrainAttention, TilesOfLatentHeads) {
   Compare({true, 3, 3, 192, 128, 0, {65, 3, 140}});
   Compare({true, 2, 2, 192, 128, 40, {128}});
+}
+
+// The kernels of other GPUs; on those, the same as the tests above.
+TEST_F(TrainAttention, TilesWithoutWgmma) {
+  without_wgmma_ = true;
+  Compare({true, 4, 2, 64, 64, 50, {1, 70, 0, 64, 129}});
+  Compare({true, 2, 1, 128, 128, 0, {65, 130}});
+  Compare({true, 1, 1, 192, 128, 0, {65, 3, 70}});
 }
 
 TEST_F(TrainAttention, OtherFormatsAndDimensions) {

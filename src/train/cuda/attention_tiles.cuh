@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attention/attention_ptx.cuh"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "train/cuda/attention.h"
 #include "train/cuda/launch.cuh"
 
@@ -27,14 +28,14 @@ __device__ __forceinline__ HeadView ViewOf(const HeadArray& a, int64_t head, int
   return {static_cast<const uint16_t*>(a.data.data) + head * a.head + begin * a.row, a.row};
 }
 
-// A tile of rows of kDim bfloat16 in shared memory. The 16-byte pieces of each 128 bytes are
-// permuted by the row, so that eight rows of a piece are in different banks.
-template <int kDim>
+// A tile [kRows, kDim] of bfloat16 in shared memory, aligned to 1024 bytes: panels of 64 columns. A
+// panel has rows of 128 bytes, whose 16-byte pieces are permuted by the row (TMA's 128-byte
+// swizzle).
+template <int kDim, int kRows>
 struct TileLayout {
-  static constexpr int kRowBytes = kDim * 2, kPieces = kDim / 8;
-  static constexpr int Bytes(int rows) { return rows * kRowBytes; }
+  static constexpr int kPieces = kDim / 8, kPanelBytes = kRows * 128, kBytes = kRows * kDim * 2;
   static __device__ __forceinline__ uint32_t Offset(int row, int piece) {
-    return static_cast<uint32_t>(row * kRowBytes + ((piece & ~7) | ((piece ^ row) & 7)) * 16);
+    return static_cast<uint32_t>(piece / 8 * kPanelBytes + row * 128 + ((piece ^ row) & 7) * 16);
   }
 };
 
@@ -42,7 +43,7 @@ struct TileLayout {
 // zero.
 template <int kDim, int kRows>
 __device__ __forceinline__ void CopyTile(uint32_t to, const HeadView& from, int first, int end) {
-  using Layout = TileLayout<kDim>;
+  using Layout = TileLayout<kDim, kRows>;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kRows * Layout::kPieces; i += kAttentionThreads) {
     const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
@@ -58,46 +59,118 @@ __device__ __forceinline__ void CopyFloats(float* to, const float* from, int fir
   if (row < kRows) to[row] = first + row < end ? from[first + row] : 0.0f;
 }
 
-// sums [16, kColumns] += A · Bᵀ: rows [row, row + 16) of tile A, and kColumns rows of tile B; the
-// inner dimension kDim runs along both.
-template <int kDim, int kColumns>
+// Waits until copies of all threads to the earlier of two stages are visible.
+template <bool kHopper>
+__device__ __forceinline__ void AwaitStage() {
+  ptx::WaitCopies<1>();
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (kHopper) ptx::FenceAsyncProxy();
+#endif
+  __syncthreads();
+}
+
+// wgmma takes sums as one array.
+template <int kGroups>
+__device__ __forceinline__ float (&Flat(float (&sums)[kGroups][4]))[kGroups * 4] {
+  return reinterpret_cast<float(&)[kGroups * 4]>(sums);
+}
+// The low word of a wgmma descriptor holds the address; kLeadingBytes: see products_wgmma.cu.
+template <int kLeadingBytes>
+__device__ __forceinline__ uint64_t DescriptorOf(uint32_t tile) {
+  return ptx::MatrixDescriptorOf((tile >> 4 & 0x3fff) | uint32_t{kLeadingBytes >> 4} << 16);
+}
+
+// sums [16, kColumns] += A · Bᵀ: the warp's rows [row, row + 16) of tile A, and all kColumns rows
+// of tile B; the inner dimension kDim runs along both. With kHopper asynchronous: Finish waits.
+template <bool kHopper, int kDim, int kColumns>
 __device__ __forceinline__ void MultiplyRows(uint32_t a, int row, uint32_t b,
                                              float (&sums)[kColumns / 8][4]) {
-  using Layout = TileLayout<kDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  using Left = TileLayout<kDim, kTileRows>;
+  using Right = TileLayout<kDim, kColumns>;
+  if constexpr (kHopper) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    const uint64_t left = DescriptorOf<16>(a), right = DescriptorOf<16>(b);
+    ptx::PinRegisters(Flat(sums));
+    ptx::WgmmaFence();
 #pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    uint32_t left[4];
-    ptx::LoadMatrices(left, a + Layout::Offset(row + lane % 16, 2 * k + lane / 16));
+    for (int k = 0; k < kDim / 16; ++k) {
+      const uint32_t a_at = k / 4 * Left::kPanelBytes + k % 4 * 32;
+      const uint32_t b_at = k / 4 * Right::kPanelBytes + k % 4 * 32;
+      ptx::WgmmaBf16(Flat(sums), left + a_at / 16, right + b_at / 16, true);
+    }
+    ptx::WgmmaCommit();
+#endif
+  } else {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
-    for (int n = 0; n < kColumns; n += 16) {
-      uint32_t right[4];
-      ptx::LoadMatrices(right,
-                        b + Layout::Offset(n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-      ptx::MmaBf16(sums[n / 8], left, right[0], right[1]);
-      ptx::MmaBf16(sums[n / 8 + 1], left, right[2], right[3]);
+    for (int k = 0; k < kDim / 16; ++k) {
+      uint32_t left[4];
+      ptx::LoadMatrices(left, a + Left::Offset(row + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+      for (int n = 0; n < kColumns; n += 16) {
+        uint32_t right[4];
+        ptx::LoadMatrices(right,
+                          b + Right::Offset(n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        ptx::MmaBf16(sums[n / 8], left, right[0], right[1]);
+        ptx::MmaBf16(sums[n / 8 + 1], left, right[2], right[3]);
+      }
     }
   }
 }
 
 // sums [16, kDim] += P · B: P [16, kRows] in registers, rounded to bfloat16; tile B [kRows, kDim].
-template <int kDim, int kRows>
+// With kHopper asynchronous: Finish waits.
+template <bool kHopper, int kDim, int kRows>
 __device__ __forceinline__ void MultiplyFragments(const float (&p)[kRows / 8][4], uint32_t b,
                                                   float (&sums)[kDim / 8][4]) {
-  using Layout = TileLayout<kDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  using Right = TileLayout<kDim, kRows>;
+  uint32_t left[kRows / 16][4];
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k) {
     const float *x = p[2 * k], *y = p[2 * k + 1];
-    const uint32_t left[4] = {PackPair(x[0], x[1]), PackPair(x[2], x[3]), PackPair(y[0], y[1]),
-                              PackPair(y[2], y[3])};
+    left[k][0] = PackPair(x[0], x[1]);
+    left[k][1] = PackPair(x[2], x[3]);
+    left[k][2] = PackPair(y[0], y[1]);
+    left[k][3] = PackPair(y[2], y[3]);
+  }
+  if constexpr (kHopper) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    const uint64_t right = DescriptorOf<Right::kPanelBytes>(b);
+    // The fence must follow the instructions that write the operands of wgmma.
 #pragma unroll
-    for (int n = 0; n < kDim / 8; n += 2) {
-      uint32_t right[4];
-      ptx::LoadMatricesTransposed(right, b + Layout::Offset(16 * k + lane % 16, n + lane / 16));
-      ptx::MmaBf16(sums[n], left, right[0], right[1]);
-      ptx::MmaBf16(sums[n + 1], left, right[2], right[3]);
+    for (int k = 0; k < kRows / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(left[k][i])::"memory");
+    ptx::PinRegisters(Flat(sums));
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k)
+      ptx::WgmmaBf16MnMajor(Flat(sums), left[k], right + k * 16 * 128 / 16, true);
+    ptx::WgmmaCommit();
+#endif
+  } else {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int k = 0; k < kRows / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < kDim / 8; n += 2) {
+        uint32_t right[4];
+        ptx::LoadMatricesTransposed(right, b + Right::Offset(16 * k + lane % 16, n + lane / 16));
+        ptx::MmaBf16(sums[n], left[k], right[0], right[1]);
+        ptx::MmaBf16(sums[n + 1], left[k], right[2], right[3]);
+      }
     }
+  }
+}
+
+// Waits for the products that were started; `sums`: those of all of them.
+template <bool kHopper, int... kGroups>
+__device__ __forceinline__ void Finish(float (&... sums)[kGroups][4]) {
+  if constexpr (kHopper) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    ptx::WgmmaWait<0>();
+    (ptx::PinRegisters(Flat(sums)), ...);
+#endif
   }
 }
 
@@ -146,6 +219,8 @@ __device__ __forceinline__ int FirstKey(int row, int window) {
 // Whether the tensor core kernels support these arrays; (qk_dim, v_dim) is one of their pairs.
 bool UsesAttentionTiles(const AttentionShape& shape);
 bool IsTileArray(const HeadArray& a);
+// Whether these kernels use wgmma on the current GPU.
+bool UsesWgmma(const AttentionShape& shape);
 void CheckAttention(const AttentionShape& shape);
 
 }  // namespace switchyard::train::gpu
