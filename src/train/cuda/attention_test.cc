@@ -181,6 +181,14 @@ TEST_F(TrainAttention, EqualCallsGiveEqualBits) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+// A rank without tokens.
+TEST_F(TrainAttention, NoRowsAreAllowed) {
+  const AttentionShape shape = {.heads = 2, .kv_heads = 1, .qk_dim = 64, .v_dim = 64};
+  Attention(shape, {}, {}, {}, {}, nullptr, nullptr);
+  AttentionGradient({.shape = shape}, nullptr);
+  cuda::Check(cudaDeviceSynchronize(), "attention without rows");
+}
+
 TEST_F(TrainAttention, WrongSizesAreRefused) {
   const AttentionShape shape = {.heads = 3, .kv_heads = 2, .qk_dim = 64, .v_dim = 64};
   EXPECT_THROW(Attention(shape, {}, {}, {}, {}, nullptr, nullptr), Error);

@@ -217,6 +217,21 @@ TEST_F(TrainProducts, RouterGradientsKeepMoreThanBFloat16) {
   }
 }
 
+// A rank without tokens: only a weight gradient that is not added to is written.
+TEST_F(TrainProducts, NoRowsAreAllowed) {
+  const int64_t n = 16, k = 24;
+  const TestArray w = TestArray::Random(true, n * k, random_),
+                  dw = TestArray::Filled(false, n * k, kUntouched);
+  const ConstArray none(static_cast<const BF16*>(nullptr));
+  const ProductShape shape = {.rows = 0, .n = n, .k = k};
+  LinearForward(shape, none, w, static_cast<BF16*>(nullptr), false, nullptr);
+  LinearInputGradient(shape, none, w, static_cast<BF16*>(nullptr), true, nullptr);
+  LinearWeightGradient(shape, none, none, dw.floats(), true, nullptr);
+  EXPECT_EQ(dw.Read(), dw.values);
+  LinearWeightGradient(shape, none, none, dw.floats(), false, nullptr);
+  EXPECT_EQ(dw.Read(), std::vector<double>(n * k, 0.0));
+}
+
 TEST_F(TrainProducts, WrongSizesAreRefused) {
   const TestArray a = TestArray::Filled(false, 64, 0);
   EXPECT_THROW(LinearForward({.rows = 1, .n = 8, .k = 8, .groups = 2}, a, a, a, false, nullptr),

@@ -115,6 +115,20 @@ TEST_F(TrainRouting, WeightsLossesAndGradientsAreThoseOfTheCpu) {
   }
 }
 
+// A rank without tokens.
+TEST_F(TrainRouting, NoTokensAreAllowed) {
+  const RouterShape shape = {.m = 0, .experts = 8, .top_k = 2};
+  RouterWeights(shape, nullptr, nullptr, nullptr, nullptr, nullptr);
+  CountExperts(shape, nullptr, nullptr, 0, nullptr, nullptr);
+  BalanceLossesOfTokens(shape, {}, nullptr, nullptr, nullptr, nullptr);
+  RouterGradient(shape, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+  const ExpertRowsShape rows = {.m = 0, .hidden = 8, .k = 2};
+  GatherExpertRows(rows, {}, {}, nullptr);
+  CombineExpertRows(rows, {}, nullptr, {}, {}, nullptr);
+  CombineExpertRowsGradient(rows, {}, {}, nullptr, {}, nullptr, nullptr);
+  cuda::Check(cudaDeviceSynchronize(), "routing without tokens");
+}
+
 TEST_F(TrainRouting, TooManyExpertsAreRefused) {
   const RouterShape shape = {.m = 1, .experts = 513, .top_k = 1};
   EXPECT_THROW(RouterWeights(shape, nullptr, nullptr, nullptr, nullptr, nullptr), Error);
