@@ -119,6 +119,17 @@ TEST_F(TrainProducts, RaggedGroupsInBFloat16) {
       }
 }
 
+// Blocks compute several tiles in turn; a GPU has up to 80 pairs of blocks.
+TEST_F(TrainProducts, MoreTilesThanBlocks) {
+  std::vector<int32_t> counts(100);
+  for (int32_t& count : counts) count = static_cast<int32_t>(random_() % 45);
+  for (const bool rounds : {false, true}) {
+    const Layer layer(true, counts, 136, 72, false, rounds, random_);
+    layer.Run(rounds);
+    layer.Expect(rounds);
+  }
+}
+
 TEST_F(TrainProducts, DenseRowsNeedNoRanges) {
   for (const int64_t rows : {1, 100, 1200}) {
     const int64_t n = 136, k = 200;
