@@ -1,10 +1,12 @@
 // The kernels of training on one GPU, with the sizes of OLMoE-1B-7B (16384 tokens of 4096-token
 // sequences) and with the attention of Qwen3-30B-A3B and DeepSeek-V2-Lite. A program of its own, as
 // `switchyard bench` does not measure training.
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda/gpu_arrays.cuh"
@@ -12,7 +14,10 @@
 #include "bench/cuda/gpu_timing.h"
 #include "train/cuda/adamw.h"
 #include "train/cuda/attention.h"
+#include "train/cuda/head_loss.h"
 #include "train/cuda/products.h"
+#include "train/cuda/router_products.h"
+#include "train/cuda/routing.h"
 #include "train/cuda/rows.h"
 
 namespace switchyard::bench {
@@ -217,6 +222,98 @@ void Norm(const GpuMachine& machine, Report& report) {
           [&](int, cudaStream_t stream) { gpu::RmsNormGradient(p, stream); });
 }
 
+// The products of a router and the rows of its experts: top 8 of 64.
+void Routing(const GpuMachine& machine, Report& report) {
+  constexpr int64_t kTokens = 16384, kWidth = 2048, kExperts = 64, kTopK = 8;
+  constexpr int64_t kSlots = kTokens * kTopK, kCount = kTokens * kWidth;
+  const std::string shape = "16384 tokens, 8 of 64 experts, 2048";
+  const char* const names[] = {"router-logits",      "router-gradients",    "order-slots",
+                               "gather-expert-rows", "combine-expert-rows", "combine-gradient"};
+  bool any = false;
+  for (const char* name : names) any = any || report.Selects(name, shape);
+  if (!any) return;
+  std::mt19937 random(1);
+  std::vector<int32_t> choice(kSlots);
+  for (int64_t slot = 0; slot < kSlots; ++slot)
+    choice[slot] = static_cast<int32_t>((random() % kTopK + slot % kTopK * kTopK) % kExperts);
+  const DeviceArray<int32_t> ids(choice), position(kSlots), slots(kSlots), begins(kExperts + 1),
+      scratch(static_cast<size_t>(gpu::SlotOrderScratch(kSlots, kExperts)));
+  const DeviceArray<__nv_bfloat16> x(kCount), rows(kSlots * kWidth);
+  const DeviceArray<float> w(kExperts * kWidth), dw(kExperts * kWidth), logits(kTokens * kExperts),
+      weights(kSlots), dweights(kSlots), y(kCount);
+  const DeviceArray<std::byte> parts(
+      static_cast<size_t>(gpu::RouterProductScratch(kTokens, kExperts, kWidth)));
+  Fill(x, kCount, 1);
+  Fill(rows, kSlots * kWidth, uint64_t{1} << 40);
+  for (const auto& [data, count] : {std::pair{w.data, kExperts * kWidth},
+                                    {dw.data, kExperts * kWidth},
+                                    {logits.data, kTokens * kExperts},
+                                    {weights.data, kSlots},
+                                    {y.data, kCount}})
+    cuda::Check(cudaMemset(data, 0, count * sizeof(float)), "operands");
+  const gpu::RouterProduct product = {.m = kTokens,
+                                      .n = kExperts,
+                                      .k = kWidth,
+                                      .x = Rounded(x),
+                                      .w = w.data,
+                                      .scratch = parts.data};
+  const gpu::SlotOrder order = {position.data, slots.data, begins.data};
+  const gpu::ExpertRowsShape p = {.m = kTokens,
+                                  .hidden = kWidth,
+                                  .k = kTopK,
+                                  .capacity = kSlots,
+                                  .rows = begins.data + kExperts,
+                                  .slots = slots.data,
+                                  .position = position.data};
+  gpu::OrderSlots(ids.data, kSlots, kExperts, order, scratch.data, nullptr);
+  const auto measure = [&](int i, double flops, double bytes,
+                           const std::function<void(cudaStream_t)>& call) {
+    if (!report.Selects(names[i], shape)) return;
+    report.Start(names[i], shape);
+    Measure(names[i], shape, flops, bytes, machine, report,
+            [&](int, cudaStream_t stream) { call(stream); });
+  };
+  constexpr double kFlops = 2.0 * kTokens * kExperts * kWidth;
+  measure(0, kFlops, 2.0 * kCount,
+          [&](cudaStream_t stream) { gpu::RouterLogits(product, logits.data, stream); });
+  measure(1, 2 * kFlops, 10.0 * kCount, [&](cudaStream_t stream) {
+    gpu::RouterProductGradients(product, logits.data, y.data, dw.data, stream);
+  });
+  measure(2, 0, 12.0 * kSlots, [&](cudaStream_t stream) {
+    gpu::OrderSlots(ids.data, kSlots, kExperts, order, scratch.data, stream);
+  });
+  measure(3, 0, 2.0 * kCount + 2.0 * kSlots * kWidth, [&](cudaStream_t stream) {
+    gpu::GatherExpertRows(p, Rounded(x), Rounded(rows), stream);
+  });
+  measure(4, 0, 8.0 * kCount + 2.0 * kSlots * kWidth, [&](cudaStream_t stream) {
+    gpu::CombineExpertRows(p, Rounded(rows), weights.data, y.data, y.data, stream);
+  });
+  measure(5, 0, 4.0 * kCount + 4.0 * kSlots * kWidth, [&](cudaStream_t stream) {
+    gpu::CombineExpertRowsGradient(p, y.data, Rounded(rows), weights.data, Rounded(rows),
+                                   dweights.data, stream);
+  });
+}
+
+void CrossEntropy(const GpuMachine& machine, Report& report) {
+  constexpr int64_t kRows = 4096, kVocab = 50304;
+  const std::string shape = "4096 x 50304";
+  if (!report.Selects("cross-entropy", shape)) return;
+  report.Start("cross-entropy", shape);
+  const DeviceArray<float> logits(kRows * kVocab), losses(kRows);
+  const DeviceArray<__nv_bfloat16> dlogits(kRows * kVocab);
+  const DeviceArray<int32_t> targets(std::vector<int32_t>(kRows, 7));
+  const DeviceArray<gpu::LogitStatistic> statistics(kRows);
+  cuda::Check(cudaMemset(logits.data, 0, kRows * kVocab * sizeof(float)), "logits");
+  const gpu::LogitShape p = {.rows = kRows, .vocab = kVocab};
+  // Logits are read twice, and their gradients are written.
+  Measure("cross-entropy", shape, 0, 10.0 * kRows * kVocab, machine, report,
+          [&](int, cudaStream_t stream) {
+            gpu::LogitStatistics(p, logits.data, targets.data, statistics.data, stream);
+            gpu::LogitGradient(p, logits.data, targets.data, statistics.data, 1, 1.0f, losses.data,
+                               Rounded(dlogits), stream);
+          });
+}
+
 }  // namespace
 
 void TrainKernelsBench(const Options&, const GpuMachine& machine, Report& report) {
@@ -231,6 +328,8 @@ void TrainKernelsBench(const Options&, const GpuMachine& machine, Report& report
   Attention("DeepSeek-V2-Lite", 4, 4096, 16, 16, 192, 128, machine, report);
   Update(machine, report);
   Norm(machine, report);
+  Routing(machine, report);
+  CrossEntropy(machine, report);
 }
 
 }  // namespace switchyard::bench
