@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     AwaitStage<kHopper>();
     const uint32_t at = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     float scores[kKeys / 8][4];
-    Clear(scores);
+    ClearAll<kHopper>(scores);
     MultiplyRows<kHopper, kQk, kKeys>(queries, warp_row, at, scores);
     Finish<kHopper>(scores);
     const int row = first + warp_row + lane / 4;

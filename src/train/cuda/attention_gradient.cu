@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const uint32_t douts = queries + T::kQueryBytes;
     const int row0 = first + step % tiles * kQueries;
     float probabilities[kQueries / 8][4], dscores[kQueries / 8][4];
-    Clear(probabilities);
-    Clear(dscores);
+    ClearAll<kHopper>(probabilities, dscores);
     MultiplyRows<kHopper, kQk, kQueries>(keys, warp_key, queries, probabilities);
     MultiplyRows<kHopper, kV, kQueries>(values, warp_key, douts, dscores);
     Finish<kHopper>(probabilities, dscores);
@@ -188,8 +187,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     AwaitStage<kHopper>();
     const uint32_t keys = stages + static_cast<uint32_t>(stage) * T::kStageBytes;
     float scores[kKeys / 8][4], dscores[kKeys / 8][4];
-    Clear(scores);
-    Clear(dscores);
+    ClearAll<kHopper>(scores, dscores);
     MultiplyRows<kHopper, kQk, kKeys>(queries, warp_row, keys, scores);
     MultiplyRows<kHopper, kV, kKeys>(douts, warp_row, keys + T::kKeyBytes, dscores);
     Finish<kHopper>(scores, dscores);

@@ -80,8 +80,28 @@ __device__ __forceinline__ uint64_t DescriptorOf(uint32_t tile) {
   return ptx::MatrixDescriptorOf((tile >> 4 & 0x3fff) | uint32_t{kLeadingBytes >> 4} << 16);
 }
 
+template <int kCount>
+__device__ __forceinline__ void Clear(float (&sums)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[i][j] = 0;
+}
+// Clears the sums of the products of rows that follow.
+template <bool kHopper, int... kGroups>
+__device__ __forceinline__ void ClearAll(float (&... sums)[kGroups][4]) {
+  (Clear(sums), ...);
+  if constexpr (kHopper) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    (ptx::PinRegisters(Flat(sums)), ...);
+    ptx::WgmmaFence();
+#endif
+  }
+}
+
 // sums [16, kColumns] += A · Bᵀ: the warp's rows [row, row + 16) of tile A, and all kColumns rows
-// of tile B; the inner dimension kDim runs along both. With kHopper asynchronous: Finish waits.
+// of tile B; the inner dimension kDim runs along both. With kHopper asynchronous: call it between
+// ClearAll and Finish.
 template <bool kHopper, int kDim, int kColumns>
 __device__ __forceinline__ void MultiplyRows(uint32_t a, int row, uint32_t b,
                                              float (&sums)[kColumns / 8][4]) {
@@ -90,8 +110,6 @@ __device__ __forceinline__ void MultiplyRows(uint32_t a, int row, uint32_t b,
   if constexpr (kHopper) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     const uint64_t left = DescriptorOf<16>(a), right = DescriptorOf<16>(b);
-    ptx::PinRegisters(Flat(sums));
-    ptx::WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       const uint32_t a_at = k / 4 * Left::kPanelBytes + k % 4 * 32;
@@ -172,14 +190,6 @@ __device__ __forceinline__ void Finish(float (&... sums)[kGroups][4]) {
     (ptx::PinRegisters(Flat(sums)), ...);
 #endif
   }
-}
-
-template <int kCount>
-__device__ __forceinline__ void Clear(float (&sums)[kCount][4]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sums[i][j] = 0;
 }
 
 // Stores sums [16, kDim] of a warp, multiplied by a factor for each half of the rows, to rows from
