@@ -44,7 +44,8 @@ std::string ModelText(const EngineConfig& config, const ModelConfig& model) {
 std::string LayoutText(const EngineConfig& config, const ModelConfig& model) {
   const MeshShape& mesh = config.mesh;
   std::string text = mesh.pp > 1 ? fmt::format("pp {}, ", mesh.pp) : "";
-  text += fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.dp);
+  text += fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.attention_groups());
+  if (mesh.expert_ranks > 0) text += fmt::format(", {} ranks with experts only", mesh.expert_ranks);
   if (model.has_moe())
     text +=
         fmt::format(", {} experts on each rank, {}",

@@ -95,6 +95,7 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
            "Number of ranks that shard a dense feed-forward layer. 1: each rank holds the whole "
            "layer and computes its own tokens; each attention group shards the head. 0: --tp-size")
       .NonNegative();
+  AddExpertRankFlags(app, a, kParallel);
   app.Flag("--device", e.device, kParallel,
            "Device of the ranks: auto (cuda if there is a GPU), cpu or cuda")
       .OneOf({"auto", "cpu", "cuda"});
