@@ -105,7 +105,7 @@ TEST(ExpertRanks, CollectivesAgreeWithinRounding) {
   Case c = CaseOf("qwen3_moe", 2, 1, {4, 12});
   c.backend = "none";
   const std::vector<Group> groups = GroupsOf(c);
-  const auto outcomes = Run(c, groups);
+  const auto outcomes = switchyard::Run(c, groups);
   for (size_t i = 0; i < groups[0].size(); ++i) {
     const Outcome &got = outcomes[0][i], &want = Alone(c.fixture, groups[0][i]);
     ASSERT_EQ(got.logits.size(), want.logits.size());
