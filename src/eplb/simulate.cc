@@ -145,7 +145,7 @@ std::vector<double> LayerTimes(const LoadHistory& history, const Placement& plac
   std::vector<double> means(history.layers, 0.0);
   for (int layer = 0; layer < history.layers; ++layer)
     for (int step = 0; step < history.steps; ++step)
-      means[layer] += *std::ranges::max_element(judge.Times(history, step, layer)) / history.steps;
+      means[layer] += std::ranges::max(judge.Times(history, step, layer)) / history.steps;
   return means;
 }
 

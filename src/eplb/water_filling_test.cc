@@ -144,8 +144,9 @@ TEST(WaterFillingTest, NoRowsCouldMoveToAFasterBin) {
     const auto time = [&](int32_t bin) { return static_cast<double>(rows[bin]) * costs[bin]; };
     for (size_t p = 0; p < shares.size(); ++p)
       for (size_t q = 0; q < shares.size(); ++q)
-        if (shares[p] > 1 && layer.expert_of[p] == layer.expert_of[q])
+        if (shares[p] > 1 && layer.expert_of[p] == layer.expert_of[q]) {
           EXPECT_LE(time(layer.bin_of[p]), time(layer.bin_of[q]) * 1.02 + 40) << seed;
+        }
   }
 }
 

@@ -57,8 +57,9 @@ TEST(HeatLayoutTest, GptOss120bFitsCardsOfEachSizeWithEnoughMemory) {
     last = m.on_gpu;
     EXPECT_LE(m.gpu_total(), card * kGiB * 0.85);
     // No room for another expert of each layer is left, unless all are on the GPU.
-    if (m.on_gpu < m.experts)
+    if (m.on_gpu < m.experts) {
       EXPECT_GT(m.gpu_total() + m.gpu_expert * m.layers, card * kGiB * 0.85);
+    }
     EXPECT_NEAR(m.host_total(), m.cpu_expert * m.layers * (128 - m.on_gpu), 1);
   }
   EXPECT_EQ(last, 128);  // 80 GB hold all of it
@@ -94,8 +95,9 @@ TEST(HeatLayoutTest, HotExpertsOnTheGpuAreFasterThanWholeLayers) {
       EXPECT_GE(heat.seconds, heat.bound);
       EXPECT_NEAR(heat.other, layers.other, 1e-12);
       EXPECT_LT(heat.seconds, layers.seconds * 1.02) << loads << " batch " << batch;
-      if (std::string(loads) == "zipf:1")
+      if (std::string(loads) == "zipf:1") {
         EXPECT_LT(1.2 * heat.cpu, layers.cpu) << "batch " << batch;
+      }
     }
   }
 }
