@@ -17,7 +17,8 @@ void CheckExpertRanks(const MeshShape& shape) {
                   shape.tp - 1);
   if (ranks > 0 && (shape.ep != shape.tp || shape.dp != shape.tp || shape.dense_tp != 1))
     throw Invalid(
-        "--expert-ranks {0}: each other rank needs whole attention and dense layers: want --ep-size "
+        "--expert-ranks {0}: each other rank needs whole attention and dense layers: want "
+        "--ep-size "
         "{1}, --dp-size {2} and --moe-dense-tp-size 1",
         ranks, shape.tp, shape.tp - ranks);
   if (ranks > 0 && shape.pp > 1)

@@ -50,8 +50,8 @@ class Mesh {
  public:
   Mesh() = default;  // a single rank
   // Error kInvalid names the flags. Sizes must be at least 1, ep and dp must divide tp, and
-  // dense_tp must be 0, 1 or tp. With expert_ranks, ep and dp must equal tp, dense_tp and pp must be
-  // 1, and a rank with attention must be left. expert_slots must be empty or have `ep` positive
+  // dense_tp must be 0, 1 or tp. With expert_ranks, ep and dp must equal tp, dense_tp and pp must
+  // be 1, and a rank with attention must be left. expert_slots must be empty or have `ep` positive
   // numbers. `rank`: in the world.
   Mesh(const MeshShape& shape, int rank);
 

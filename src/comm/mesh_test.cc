@@ -199,7 +199,9 @@ TEST(MeshTest, TheLastRanksMayHaveExpertsOnly) {
               HasSubstr("--expert-ranks 2: each other rank needs whole attention"));
   EXPECT_THAT(error([](MeshShape& m) { m.dense_tp = 4; }), HasSubstr("--moe-dense-tp-size 1"));
   EXPECT_THAT(error([](MeshShape& m) { m.pp = 2; }), HasSubstr("not supported with --pp-size 2"));
-  EXPECT_THAT(error([](MeshShape& m) { m.expert_slots = {1, 2}; }),
+  EXPECT_THAT(error([](MeshShape& m) {
+                m.expert_slots = {1, 2};
+              }),
               HasSubstr("--expert-slots has 2 numbers; want one for each of 4 EP ranks"));
   EXPECT_THAT(error([](MeshShape& m) { m.expert_slots[1] = 0; }),
               HasSubstr("--expert-slots 0: want at least 1"));

@@ -234,9 +234,8 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
                         std::span<const RankMemory> stages, std::span<const int> counts) {
   int64_t page_bytes = 0;
   for (size_t stage = 0; stage < stages.size(); ++stage)
-    page_bytes +=
-        static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size *
-        (counts[stage] - config.mesh.expert_ranks);
+    page_bytes += static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size *
+                  (counts[stage] - config.mesh.expert_ranks);
   return {.memory = machine.memory,
           .need = FixedNeed(config, plan, stages, counts),
           .bytes_per_page = page_bytes,

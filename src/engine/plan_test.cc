@@ -66,8 +66,8 @@ TEST(Plan, RanksWithExpertsOnlyHoldNothingTwice) {
   EXPECT_EQ(plan.num_pages, one.num_pages);
   EXPECT_EQ(plan.chunked_prefill_size, one.chunked_prefill_size);
   const RankMemory memory = PlanRankMemory(config, plan);
-  EXPECT_NEAR(WeightsOfRanks(config, plan, memory, 3), PlanRankMemory(Fixture(), one).weights.total(),
-              1.0);
+  EXPECT_NEAR(WeightsOfRanks(config, plan, memory, 3),
+              PlanRankMemory(Fixture(), one).weights.total(), 1.0);
 }
 
 TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {

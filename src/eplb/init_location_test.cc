@@ -165,7 +165,8 @@ TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
 
 TEST_F(LoadPlacementsTest, RecordedLoadsPutHotExpertsOnTheFastRank) {
   const auto placed = LoadPlacements(
-      {.location = Write(R"({"logical_count": [[1, 50, 2, 3, 60, 2, 1, 4], [0, 0, 0, 0, 0, 0, 0, 0]]})"),
+      {.location =
+           Write(R"({"logical_count": [[1, 50, 2, 3, 60, 2, 1, 4], [0, 0, 0, 0, 0, 0, 0, 0]]})"),
        .num_layers = 2,
        .num_logical = 8,
        .topology = {.ranks = 2, .slots = {2, 6}, .costs = {{.row = 1}, {.row = 8}}}});

@@ -122,8 +122,8 @@ struct LoadForecast {
 // fields are 0.
 LoadForecast Forecast(const LoadHistory& history);
 
-// [scenarios, experts] loads of a layer in the last steps, at most `most`, scaled so that their mean
-// equals the forecast `load` [experts]. With fewer than two steps: the forecast itself.
+// [scenarios, experts] loads of a layer in the last steps, at most `most`, scaled so that their
+// mean equals the forecast `load` [experts]. With fewer than two steps: the forecast itself.
 std::vector<std::vector<double>> LoadScenarios(const LoadHistory& history, int layer,
                                                std::span<const double> load, int most);
 

@@ -84,11 +84,10 @@ void EplbManager::Attach(MovableExperts* experts) {
   sends_ = std::ranges::all_of(all, [](uint8_t sends) { return sends != 0; });
   index_of_.assign(shape_.layers, -1);
   for (size_t i = 0; i < layers_.size(); ++i) index_of_[layers_[i]] = static_cast<int>(i);
-  window_.emplace(
-      static_cast<int>(layers_.size()), shape_.experts, comm_.mesh.ep(),
-      ExpertMap(shape_.experts + shape_.redundant, comm_.mesh.ep(), shape_.shared_dispatched,
-                shape_.slots),
-      options_.num_iterations, *comm_.tp);
+  window_.emplace(static_cast<int>(layers_.size()), shape_.experts, comm_.mesh.ep(),
+                  ExpertMap(shape_.experts + shape_.redundant, comm_.mesh.ep(),
+                            shape_.shared_dispatched, shape_.slots),
+                  options_.num_iterations, *comm_.tp);
 }
 
 void EplbManager::OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) {

@@ -30,8 +30,8 @@ void Validate(const EplbOptions& options);
 // Returns the planner that --eplb-algorithm `auto` stands for. It is yard if batches are divided
 // over replicas by rank load (dispatch balanced or lp), else deepseek, which assumes that replicas
 // get equal parts of their expert's load. It is also yard if ranks have unequal numbers of `places`
-// (slots), or are unequal otherwise (`equal_ranks`, RankTopology::EqualRanks), which deepseek cannot
-// handle.
+// (slots), or are unequal otherwise (`equal_ranks`, RankTopology::EqualRanks), which deepseek
+// cannot handle.
 std::string PlannerFor(const EplbOptions& options, int places, int ranks, bool equal_ranks = true);
 
 // kIdle: waiting for a trigger. kPlanning: rank 0's thread computes a plan. kAgreed: all ranks have

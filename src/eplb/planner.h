@@ -46,8 +46,8 @@ struct YardOptions {
 Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
                    const Placement* previous, const YardOptions& options = {});
 
-// Planner of unequal ranks, such as a GPU and a CPU: ranks with their own numbers of slots and their
-// own costs (RankTopology).
+// Planner of unequal ranks, such as a GPU and a CPU: ranks with their own numbers of slots and
+// their own costs (RankTopology).
 
 // Plans each layer separately, for a small time of the slowest rank. The time of a rank is that of
 // its rows and of the experts that have rows (RankCost). The time of an expert with replicas is
@@ -90,8 +90,8 @@ struct PlanRequest {
 // A pure function: equal requests give equal plans on every rank; no weights are moved. The plan is
 // valid (ValidatePlacement) for the living ranks. For unequal ranks (RankTopology::EqualRanks),
 // `auto` and `yard` are PlanUnequal. Error kInvalid if there are no steps, if counts have an
-// inconsistent size, for `deepseek*` with dead ranks, or for `deepseek*` and `elasticity_aware` with
-// unequal ranks. Also throws the errors of ValidateTopology and of the algorithm.
+// inconsistent size, for `deepseek*` with dead ranks, or for `deepseek*` and `elasticity_aware`
+// with unequal ranks. Also throws the errors of ValidateTopology and of the algorithm.
 Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request);
 
 // DeepSeek's EPLB: replicates the most loaded experts, then packs them greedily.

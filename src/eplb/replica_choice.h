@@ -114,7 +114,7 @@ class BatchDivider {
   EpDispatchAlgorithm algorithm_ = EpDispatchAlgorithm::kStatic;
   const ExpertLocation* location_ = nullptr;
   int layer_ = 0, bins_ = 0, offset_ = 0;
-  int sources_ = 0;  // number of living ranks with tokens, the first ones
+  int sources_ = 0;              // number of living ranks with tokens, the first ones
   std::vector<int32_t> bin_of_;  // [physical]
   // [logical, living ranks] kStatic: the slot to which each rank sends an expert's tokens.
   std::vector<int32_t> static_;

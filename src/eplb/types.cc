@@ -83,8 +83,9 @@ void ValidateUnequalRanks(const RankTopology& topology, int physical) {
     throw Invalid("costs of {} ranks are given, but there are {}", topology.costs.size(), ranks);
   for (const auto& [row, expert] : topology.costs)
     if (!(row > 0 && row < 1e12 && expert >= 0 && expert < 1e12))
-      throw Invalid("a rank with a cost of {} for a row and {} for an expert: want positive numbers",
-                    row, expert);
+      throw Invalid(
+          "a rank with a cost of {} for a row and {} for an expert: want positive numbers", row,
+          expert);
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ struct RankTopology {
 };
 
 // Expert placement of all layers. A slot holds one physical expert. Slot p belongs to the rank
-// given by LivingSlots, or by ExpertsOfRank (moe/placement/placement.h). Slots of dead ranks are −1 and receive no
-// tokens. A value type.
+// given by LivingSlots, or by ExpertsOfRank (moe/placement/placement.h). Slots of dead ranks are −1
+// and receive no tokens. A value type.
 struct Placement {
   int layers = 0, physical = 0, logical = 0;
   std::vector<int32_t> physical_to_logical;  // [layers, physical]

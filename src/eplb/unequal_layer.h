@@ -64,15 +64,15 @@ class UnequalSearch {
   // The most loaded experts on the fastest bins (`fastest_first`), or each expert on the bin that
   // then has the least time. Improved, and with every slot filled.
   BinExperts FromScratch(bool fastest_first) const;
-  // Swaps experts with one replica between the slowest bin and others, and moves them to free slots,
-  // while the slowest bin becomes faster. Returns the number of changes, at most `most`.
+  // Swaps experts with one replica between the slowest bin and others, and moves them to free
+  // slots, while the slowest bin becomes faster. Returns the number of changes, at most `most`.
   int Improve(int most, BinExperts* experts) const;
 
  private:
   struct Change {
-    int to = -1;                     // bin; −1: none
+    int to = -1;                      // bin; −1: none
     int32_t leaves = -1, comes = -1;  // comes −1: a move into a free slot
-    double slowest = 0;              // of the two bins, afterwards
+    double slowest = 0;               // of the two bins, afterwards
   };
   Change BestChange(int slowest, const std::vector<double>& times, const BinExperts& experts) const;
   bool HasRoom(int bin, const BinExperts& experts) const;

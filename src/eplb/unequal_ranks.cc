@@ -63,7 +63,7 @@ class LayerPlanner {
   struct Candidate {
     std::vector<int32_t> map;  // [physical]
     double time = 0;           // of the slowest rank, mean over the scenarios
-    double moved = 0;  // experts received, those from other nodes times node_price
+    double moved = 0;          // experts received, those from other nodes times node_price
   };
 
   void SetScenarios(int layer, std::span<const double> load) {
@@ -137,10 +137,11 @@ Placement PlanUnequal(const LoadHistory& history, const RankTopology& topology, 
   if (previous != nullptr &&
       (previous->layers != history.layers || previous->physical != physical ||
        previous->logical != history.experts))
-    throw Invalid("yard: the previous placement has {} layers, {} slots and {} experts; want {}, "
-                  "{} and {}",
-                  previous->layers, previous->physical, previous->logical, history.layers, physical,
-                  history.experts);
+    throw Invalid(
+        "yard: the previous placement has {} layers, {} slots and {} experts; want {}, "
+        "{} and {}",
+        previous->layers, previous->physical, previous->logical, history.layers, physical,
+        history.experts);
   std::optional<Placement> equal;
   if (topology.slots.empty()) {
     RankTopology plain = topology;

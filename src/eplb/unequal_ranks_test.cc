@@ -73,7 +73,8 @@ TEST(UnequalRanksTest, SmallPlansAreAboutAsGoodAsTheBestPlacement) {
   double worst = 1, sum = 0;
   constexpr int kCases = 120;
   for (int i = 0; i < kCases; ++i) {
-    const int ranks = 2 + static_cast<int>(random() % 2), experts = 4 + static_cast<int>(random() % 5);
+    const int ranks = 2 + static_cast<int>(random() % 2),
+              experts = 4 + static_cast<int>(random() % 5);
     RankTopology topology{.ranks = ranks, .slots = std::vector<int32_t>(ranks, 1)};
     for (int left = experts - ranks; left > 0; --left) ++topology.slots[random() % ranks];
     for (int rank = 0; rank < ranks; ++rank)
@@ -134,8 +135,7 @@ TEST(UnequalRanksTest, CopiesOfHotExpertsAreOnTheFastRank) {
   const RankTopology fewer{
       .ranks = 2, .slots = {kFast, kExperts - kFast}, .costs = {kGpu, kCpu}, .sources = 1};
   const Placement once = PlanUnequal(loads, fewer, kExperts, nullptr);
-  const double with =
-      LayerTimes(loads, plan, EpDispatchAlgorithm::kStatic, topology)[0];
+  const double with = LayerTimes(loads, plan, EpDispatchAlgorithm::kStatic, topology)[0];
   const double without = LayerTimes(loads, once, EpDispatchAlgorithm::kStatic, fewer)[0];
   EXPECT_LT(with, 1.02 * without);
 }
@@ -196,7 +196,8 @@ TEST(UnequalRanksTest, AGoodPlacementStaysAndAShiftMovesFewExperts) {
 TEST(UnequalRanksTest, EveryExpertHasASlotOnRandomRanks) {
   std::mt19937 random(9);
   for (uint32_t seed = 0; seed < 40; ++seed) {
-    const int ranks = 1 + static_cast<int>(random() % 5), experts = 1 + static_cast<int>(random() % 30);
+    const int ranks = 1 + static_cast<int>(random() % 5),
+              experts = 1 + static_cast<int>(random() % 30);
     RankTopology topology{.ranks = ranks};
     int physical = 0;
     for (int rank = 0; rank < ranks; ++rank) {

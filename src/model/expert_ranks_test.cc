@@ -120,8 +120,7 @@ TEST(ExpertRanks, TheyLoadRoutedExpertsOnly) {
   const MeshShape shape{
       .tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1, .expert_slots = {6, 10}};
   const LoadOptions options{.replicated_shared_expert = true};
-  const ModelWeights weights =
-      LoadWeights(Fixture("deepseek_v3"), config, Mesh(shape, 1), options);
+  const ModelWeights weights = LoadWeights(Fixture("deepseek_v3"), config, Mesh(shape, 1), options);
   EXPECT_FALSE(weights.embedding.defined());
   EXPECT_FALSE(weights.head.defined());
   EXPECT_FALSE(weights.final_norm.defined());

@@ -129,9 +129,9 @@ struct LoadOptions {
 };
 
 // Loads this rank's shard; on a rank without attention (Mesh::attends) only its routed experts, and
-// all other weights are undefined. Errors name the file and tensor: missing or truncated files, tensors
-// outside their file, overlapping ranges, shape or dtype that contradicts config.json, missing
-// tensors (the first five and how many), NaN scales.
+// all other weights are undefined. Errors name the file and tensor: missing or truncated files,
+// tensors outside their file, overlapping ranges, shape or dtype that contradicts config.json,
+// missing tensors (the first five and how many), NaN scales.
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
                          const Mesh& mesh, const LoadOptions& options);
 

@@ -90,8 +90,8 @@ void HeatLayout::PlanMemory() {
         "--chunked-prefill-size",
         q_.gpu_memory / kGiB, m.weights / kGiB, m.cache / kGiB, m.passes / kGiB,
         q_.config.mem_fraction_static);
-  m.on_gpu = static_cast<int>(
-      std::min<double>(m.experts, std::floor(room / (m.gpu_expert * m.layers))));
+  m.on_gpu =
+      static_cast<int>(std::min<double>(m.experts, std::floor(room / (m.gpu_expert * m.layers))));
   if (m.host_total() > kHostShare * q_.host_memory)
     throw Resource(
         "--host-memory {:.0f}: the {} experts of a layer that do not fit the GPU take {:.1f} GiB "
@@ -158,8 +158,8 @@ HeatTime HeatLayout::Step(const StepShape& shape, ExpertsPlacedBy by) const {
   time.other = costs_.Ends(shape).sum();
   double shared = 0;
   for (const LayerConfig& layer : q_.model.layers)
-    for (const Phase phase : {Phase::kAttention, Phase::kRoute, Phase::kExperts, Phase::kShared,
-                              Phase::kFinish}) {
+    for (const Phase phase :
+         {Phase::kAttention, Phase::kRoute, Phase::kExperts, Phase::kShared, Phase::kFinish}) {
       if (layer.moe && phase == Phase::kExperts) continue;
       if (!layer.moe && phase == Phase::kRoute) continue;
       const double seconds = costs_.Of(shape, layer.moe, phase, /*split=*/false).compute.sum();
@@ -172,13 +172,15 @@ HeatTime HeatLayout::Step(const StepShape& shape, ExpertsPlacedBy by) const {
   const HeatMemory& m = memory_;
   const int whole_layers = m.on_gpu * m.layers / m.experts;
   for (int layer = 0; layer < m.layers; ++layer) {
-    const int on_gpu = by == ExpertsPlacedBy::kHeat ? m.on_gpu : layer < whole_layers ? m.experts : 0;
+    const int on_gpu = by == ExpertsPlacedBy::kHeat ? m.on_gpu
+                       : layer < whole_layers       ? m.experts
+                                                    : 0;
     AddLayer(shape, on_gpu, shared, &time);
   }
   time.seconds += time.other;
   const auto hot = static_cast<size_t>(m.on_gpu);
-  const double gpu_bytes = m.weights - m.embedding +
-                           m.layers * WorkOf(shape.rows, 0, hot).used * m.gpu_expert;
+  const double gpu_bytes =
+      m.weights - m.embedding + m.layers * WorkOf(shape.rows, 0, hot).used * m.gpu_expert;
   const double cpu_bytes =
       m.layers * WorkOf(shape.rows, hot, popularity_.size()).used * m.cpu_expert;
   const auto reads = [](const CostTable& table) {
@@ -211,25 +213,28 @@ std::string HeatReport(const HeatLayout& layout) {
     if (std::cmp_less(e, m.on_gpu)) hot += layout.popularity()[e];
   }
   std::string text = fmt::format(
-      "on paper, as `serve` does not run a GPU and CPUs together yet (docs/notes/unequal_ranks.md)\n"
+      "on paper, as `serve` does not run a GPU and CPUs together yet "
+      "(docs/notes/unequal_ranks.md)\n"
       "costs: GPU {} ({}), CPUs {} ({})\n"
-      "GPU: {:.1f} of {:.0f} GiB: weights without routed experts {:.1f}, cache of {} tokens {:.1f}, "
+      "GPU: {:.1f} of {:.0f} GiB: weights without routed experts {:.1f}, cache of {} tokens "
+      "{:.1f}, "
       "passes {:.1f}, experts {:.1f}\n"
       "host: experts {:.1f} of {:.0f} GiB\n"
       "{} of {} experts of each layer on the GPU; with {} they get {:.1f} % of the rows\n\n",
-      q.gpu.name, q.gpu.source, q.cpu.name, q.cpu.source, m.gpu_total() / kGiB,
-      q.gpu_memory / kGiB, m.weights / kGiB, q.cache_tokens, m.cache / kGiB, m.passes / kGiB,
+      q.gpu.name, q.gpu.source, q.cpu.name, q.cpu.source, m.gpu_total() / kGiB, q.gpu_memory / kGiB,
+      m.weights / kGiB, q.cache_tokens, m.cache / kGiB, m.passes / kGiB,
       m.gpu_expert * m.on_gpu * m.layers / kGiB, m.host_total() / kGiB, q.host_memory / kGiB,
       m.on_gpu, m.experts, q.expert_loads, 100 * hot / all);
-  text += "                 tokens/s   step ms  GPU experts  CPU experts     other  of bound  by layers\n";
+  text +=
+      "                 tokens/s   step ms  GPU experts  CPU experts     other  of bound  by "
+      "layers\n";
   const auto add = [&](const std::string& name, double tokens, const HeatTime& heat,
                        const HeatTime& layers) {
-    text += fmt::format("{:<15} {:>9.1f} {:>9.2f} {:>12.2f} {:>12.2f} {:>9.2f} {:>9} {:>9.2f}x{}\n",
-                        name, tokens / heat.seconds, 1e3 * heat.seconds, 1e3 * heat.gpu,
-                        1e3 * heat.cpu, 1e3 * heat.other,
-                        fmt::format("{:.0f} %", 100 * heat.bound / heat.seconds),
-                        layers.seconds / heat.seconds,
-                        heat.streamed > 0 ? fmt::format("  {} layers streamed", heat.streamed) : "");
+    text += fmt::format(
+        "{:<15} {:>9.1f} {:>9.2f} {:>12.2f} {:>12.2f} {:>9.2f} {:>9} {:>9.2f}x{}\n", name,
+        tokens / heat.seconds, 1e3 * heat.seconds, 1e3 * heat.gpu, 1e3 * heat.cpu, 1e3 * heat.other,
+        fmt::format("{:.0f} %", 100 * heat.bound / heat.seconds), layers.seconds / heat.seconds,
+        heat.streamed > 0 ? fmt::format("  {} layers streamed", heat.streamed) : "");
   };
   for (const int batch : {1, 8, 32}) {
     const double keys = static_cast<double>(q.cache_tokens) / kMaxSequences;

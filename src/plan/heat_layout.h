@@ -34,9 +34,7 @@ struct HeatMemory {
   double gpu_expert = 0, cpu_expert = 0;  // one expert
   int layers = 0, experts = 0;            // layers with experts, and the experts of each
   int on_gpu = 0;                         // experts of a layer on the GPU, the most popular ones
-  double gpu_total() const {
-    return weights + cache + passes + gpu_expert * on_gpu * layers;
-  }
+  double gpu_total() const { return weights + cache + passes + gpu_expert * on_gpu * layers; }
   double host_total() const { return cpu_expert * (experts - on_gpu) * layers; }
 };
 

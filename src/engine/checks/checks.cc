@@ -221,16 +221,19 @@ void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
     if (given) throw Invalid("{}: not supported with {}", flag, other);
   };
   refuse(mesh.pp > 1, fmt::format("--pp-size {}", mesh.pp));
-  refuse(c.elastic_ep_backend != "none", fmt::format("--elastic-ep-backend {}", c.elastic_ep_backend));
+  refuse(c.elastic_ep_backend != "none",
+         fmt::format("--elastic-ep-backend {}", c.elastic_ep_backend));
   refuse(c.spare_ranks > 0, fmt::format("--spare-ranks {}", c.spare_ranks));
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   const DraftSource drafts = SourceOf(c.speculative);
-  refuse(drafts != DraftSource::kNone && drafts != DraftSource::kNgram,
-         fmt::format("--speculative-algorithm {}, which has a draft model", c.speculative.algorithm));
+  refuse(
+      drafts != DraftSource::kNone && drafts != DraftSource::kNgram,
+      fmt::format("--speculative-algorithm {}, which has a draft model", c.speculative.algorithm));
   refuse(mesh.expert_ranks > 0 && c.moe.waterfill,
          "--enable-deepep-waterfill: shared experts stay on ranks with attention");
   if (mesh.expert_slots.empty()) return;
-  const int64_t slots = std::accumulate(mesh.expert_slots.begin(), mesh.expert_slots.end(), int64_t{0});
+  const int64_t slots =
+      std::accumulate(mesh.expert_slots.begin(), mesh.expert_slots.end(), int64_t{0});
   const int64_t want = plan.model.moe->router.num_experts + c.moe.num_redundant_experts;
   if (slots != want)
     throw Invalid(
@@ -238,8 +241,9 @@ void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
         Joined(mesh.expert_slots, ","), slots, want);
   for (const int32_t of_rank : mesh.expert_slots)
     if (of_rank > plan.model.moe->router.num_experts)
-      throw Invalid("--expert-slots {}: a rank would hold an expert twice; want at most {} for each",
-                    Joined(mesh.expert_slots, ","), plan.model.moe->router.num_experts);
+      throw Invalid(
+          "--expert-slots {}: a rank would hold an expert twice; want at most {} for each",
+          Joined(mesh.expert_slots, ","), plan.model.moe->router.num_experts);
 }
 
 void CheckRankCosts(const EngineConfig& c, const EnginePlan& plan) {

@@ -129,20 +129,29 @@ TEST(ChecksTest, RanksWithExpertsOnly) {
   };
   ExpectCases({
       {with([](auto&) {}), ""},
-      {with([](auto& c) { c.mesh.expert_slots = {1, 2, 3, 10}; }), ""},
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 2, 3, 10};
+       }),
+       ""},
       {with([](auto& c) { c.two_batch_overlap = true; }), ""},
       {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
       {with([](auto& c) { c.eplb.enable = true; }), ""},
       {with([](auto& c) { c.mesh.dp = 2; }), "--expert-ranks 2: each other rank needs whole"},
-      {with([](auto& c) { c.mesh.expert_slots = {1, 2, 3, 4}; }),
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 2, 3, 4};
+       }),
        "--expert-slots 1,2,3,4: 10 slots; want 16"},
-      {with([](auto& c) { c.mesh.expert_slots = {1, 15}; }), "--expert-slots has 2 numbers"},
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 15};
+       }),
+       "--expert-slots has 2 numbers"},
       {with([](auto& c) {
          c.moe.num_redundant_experts = 12;
          c.mesh.expert_slots = {4, 4, 3, 17};
        }),
        "--expert-slots 4,4,3,17: a rank would hold an expert twice; want at most 16"},
-      {with([](auto& c) { c.spare_ranks = 1; }), "--expert-ranks 2: not supported with --spare-ranks"},
+      {with([](auto& c) { c.spare_ranks = 1; }),
+       "--expert-ranks 2: not supported with --spare-ranks"},
       {with([](auto& c) { c.elastic_ep_backend = "mooncake"; }),
        "--expert-ranks 2: not supported with --elastic-ep-backend mooncake"},
       {with([](auto& c) { c.disaggregation_mode = "prefill"; }),

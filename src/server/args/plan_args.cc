@@ -108,8 +108,7 @@ void AddCpuExperts(CommandLine& app, PlanArgs& a) {
   app.Flag("--host-memory", a.host_memory_gib, kCpuExperts,
            "Memory of the host in GiB; 0: that of this host")
       .NonNegative();
-  app.Flag("--link-gbs", a.link_gbs, kCpuExperts,
-           "Rate of the link between GPU and host, in GB/s")
+  app.Flag("--link-gbs", a.link_gbs, kCpuExperts, "Rate of the link between GPU and host, in GB/s")
       .Positive();
   app.Flag("--cache-tokens", a.cache_tokens, kCpuExperts, "Tokens in the KV cache").Positive();
   app.Flag("--expert-loads", a.expert_loads, kCpuExperts,

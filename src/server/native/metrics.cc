@@ -65,10 +65,10 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
              service.front.controls().paused ? 1 : 0);
   // The limit of open requests stays when a change of the layout changes the running sets.
   if (const int32_t open = service.front.max_open())
-    page.Gauge(
-        "switchyard_max_waiting_requests", "Requests that may wait while all running sets are full",
-        {},
-        static_cast<double>(std::max<int64_t>(0, open - service.running_limit() * sizes.mesh.attention_groups())));
+    page.Gauge("switchyard_max_waiting_requests",
+               "Requests that may wait while all running sets are full", {},
+               static_cast<double>(std::max<int64_t>(
+                   0, open - service.running_limit() * sizes.mesh.attention_groups())));
 }
 
 void AddExperts(Page& page, const ExpertLoad& load) {
