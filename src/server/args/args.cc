@@ -194,8 +194,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
       .OneOf({"static", "dynamic", "fake", "balanced", "lp"});
   app.Switch("--enable-eplb", eplb.enable, kMoe, "Rebalances experts over ranks while serving");
   app.Flag("--eplb-algorithm", eplb.algorithm, kMoe,
-           "Placement algorithm. auto: yard if --ep-dispatch-algorithm is balanced or lp, else "
-           "deepseek")
+           "Placement algorithm. auto: yard if --ep-dispatch-algorithm is balanced or lp, or if "
+           "ranks have unequal slots or costs; else deepseek")
       .OneOf({"auto", "deepseek", "deepseek_hierarchical", "elasticity_aware", "yard"});
   app.Flag("--eplb-rebalance-num-iterations", eplb.num_iterations, kMoe,
            "Forward passes between two rebalances")
