@@ -33,6 +33,8 @@ void WriteFile(const std::string& file, const std::string& text) {
 }
 
 RankTopology TopologyOf(const EplbArgs& args) {
+  if (!args.rank_costs.empty() && args.dispatch == "lp")
+    throw Invalid("--dispatch lp divides rows over equal ranks; want balanced with --rank-costs");
   return {.ranks = args.ranks,
           .nodes = args.nodes,
           .groups = args.groups,

@@ -93,11 +93,12 @@ def test_ranks_may_have_their_own_slots_and_speeds(tmp_path):
     printed = lines("simulate", TRACES, *flags, "--every", "50")
     before, after = map(float, re.findall(r"[\d.e+]+(?= before| after)", printed[-1]))
     assert after < before
-    assert "--slots 64;192: want a number" in refusal("plan", TRACES, "--ranks", "2", "--slots", "64;192")
+    assert "--slots 64;192: want a number" in refusal(
+        "plan", TRACES, "--tensor", "steady", "--ranks", "2", "--slots", "64;192")
     assert "the ranks have 255 expert slots together; want 256" in refusal(
         "plan", TRACES, "--tensor", "steady", "--ranks", "2", "--slots", "63,192", "--physical", "256")
     assert "want auto or yard" in refusal("plan", TRACES, *flags, "--algorithm", "deepseek")
-    assert "lp divides rows over equal ranks" in refusal("plan", TRACES, *flags[:-1], "lp")
+    assert "--dispatch lp divides rows over equal ranks" in refusal("plan", TRACES, *flags[:-1], "lp")
 
 
 def test_counts_may_be_text(tmp_path):
