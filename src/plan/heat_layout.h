@@ -47,8 +47,8 @@ enum class ExpertsPlacedBy : uint8_t {
 struct HeatTime {
   double seconds = 0;
   double other = 0;  // of it: all but routed experts
-  // Times of the experts of all layers on each device, which overlap within a layer, and of the
-  // rows that cross the link (part of `cpu`).
+  // Times of the experts of all layers on each device, which overlap within a layer. link: of the
+  // rows that cross the link, which are part of `cpu`, and of weights that the GPU reads over it.
   double gpu = 0, cpu = 0, link = 0;
   int streamed = 0;  // layers whose experts of the CPU are computed by the GPU, which reads them
   double bound = 0;  // max(bytes of the GPU / its bandwidth, bytes of the host / its bandwidth)
