@@ -3,11 +3,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "apps/commands.h"
 #include "core/error.h"
+#include "eplb/array_file.h"
+#include "eplb/rank_flags.h"
 
 namespace switchyard {
 
@@ -30,7 +33,26 @@ void WriteFile(const std::string& file, const std::string& text) {
 }
 
 RankTopology TopologyOf(const EplbArgs& args) {
-  return {.ranks = args.ranks, .nodes = args.nodes, .groups = args.groups};
+  if (!args.rank_costs.empty() && args.dispatch == "lp")
+    throw Invalid("--dispatch lp divides rows over equal ranks; want balanced with --rank-costs");
+  return {.ranks = args.ranks,
+          .nodes = args.nodes,
+          .groups = args.groups,
+          .slots = ParseExpertSlots("--slots", args.slots),
+          .costs = ParseRankCosts("--rank-costs", args.rank_costs),
+          .sources = args.sources};
+}
+
+int PhysicalOf(const EplbArgs& args, const RankTopology& topology, int experts) {
+  if (args.physical > 0) return args.physical;
+  if (topology.slots.empty()) return experts;
+  return std::accumulate(topology.slots.begin(), topology.slots.end(), 0);
+}
+
+LoadHistory ReadRecording(const EplbArgs& args) {
+  LoadHistory loads = ReadLoads(ArrayFile(args.file), args.tensor);
+  loads.passes = args.passes;
+  return loads;
 }
 
 double GiB(const EplbArgs& args, int64_t experts) {
@@ -49,7 +71,7 @@ LoadHistory WithoutEmptyLayers(const LoadHistory& loads, const EplbArgs& args) {
   for (int layer = 0; layer < loads.layers; ++layer)
     if (!IsEmpty(loads, layer)) kept.push_back(layer);
   if (kept.empty()) throw Invalid("{}: all token counts are zero", args.file);
-  LoadHistory rest{loads.steps, static_cast<int>(kept.size()), loads.experts, {}};
+  LoadHistory rest{loads.steps, static_cast<int>(kept.size()), loads.experts, {}, loads.passes};
   for (int step = 0; step < loads.steps; ++step)
     for (const int layer : kept) {
       const auto counts = loads.At(step, layer);

@@ -19,6 +19,10 @@ void CheckWritable(const char* flag, const std::string& file);
 void WriteFile(const std::string& file, const std::string& text);
 
 RankTopology TopologyOf(const EplbArgs& args);
+// Expert slots of all ranks: --physical, else the sum of --slots, else the number of experts.
+int PhysicalOf(const EplbArgs& args, const RankTopology& topology, int experts);
+// The counts of the file. Errors: those of ReadLoads.
+LoadHistory ReadRecording(const EplbArgs& args);
 // Size of `experts` experts in GiB, from --expert-mib.
 double GiB(const EplbArgs& args, int64_t experts);
 

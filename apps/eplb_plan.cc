@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,14 +91,26 @@ void PrintLayers(const LoadHistory& loads, const Placement& previous, const Plac
   fmt::print("\n");
 }
 
+// The time of the slowest rank, summed over layers, in the unit of --rank-costs.
+void PrintTimes(const LoadHistory& loads, const Placement& previous, const Placement& plan,
+                const RankTopology& topology, const EplbArgs& args) {
+  const EpDispatchAlgorithm dispatch = ParseEpDispatchAlgorithm(args.dispatch);
+  const auto sum = [&](const Placement& placement) {
+    const std::vector<double> times = LayerTimes(loads, placement, dispatch, topology);
+    return std::accumulate(times.begin(), times.end(), 0.0);
+  };
+  fmt::print("time of the slowest rank in a step, all layers: {:.6g} before, {:.6g} after\n",
+             sum(previous), sum(plan));
+}
+
 }  // namespace
 
 int RunEplbPlan(const EplbArgs& args) {
-  const LoadHistory loads = ReadLoads(ArrayFile(args.file), args.tensor);
+  const LoadHistory loads = ReadRecording(args);
   if (std::ranges::all_of(loads.counts, [](int32_t count) { return count == 0; }))
     throw Invalid("{}: all token counts are zero", args.file);
-  const int physical = args.physical > 0 ? args.physical : loads.experts;
   const RankTopology topology = TopologyOf(args);
+  const int physical = PhysicalOf(args, topology, loads.experts);
   const EplbAlgorithm algorithm = ParseEplbAlgorithm(args.algorithm);
   ParseEpDispatchAlgorithm(args.dispatch);
   ValidateTopology(topology, physical, loads.experts);
@@ -119,6 +132,7 @@ int RunEplbPlan(const EplbArgs& args) {
       loads.steps, loads.layers, loads.experts, physical, topology.ranks, topology.nodes,
       args.algorithm, ms, moves ? "as it was" : "trivial", args.dispatch);
   PrintLayers(loads, previous, plan, topology, args);
+  if (!topology.costs.empty()) PrintTimes(loads, previous, plan, topology, args);
   if (args.output.empty()) {
     PrintPlacement(plan, topology);
   } else {

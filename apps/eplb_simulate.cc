@@ -53,13 +53,14 @@ void PrintWindows(const SimulateResult& result, const EplbArgs& args) {
 }  // namespace
 
 int RunEplbSimulate(const EplbArgs& args) {
-  const LoadHistory recorded = ReadLoads(ArrayFile(args.file), args.tensor);
+  const LoadHistory recorded = ReadRecording(args);
   const LoadHistory trace = WithoutEmptyLayers(recorded, args);
   CheckWritable("--svg", args.svg);
+  const RankTopology topology = TopologyOf(args);
   SimulateOptions options{.algorithm = ParseEplbAlgorithm(args.algorithm),
                           .dispatch = ParseEpDispatchAlgorithm(args.dispatch),
-                          .topology = TopologyOf(args),
-                          .physical = args.physical > 0 ? args.physical : trace.experts,
+                          .topology = topology,
+                          .physical = PhysicalOf(args, topology, trace.experts),
                           .window = args.window,
                           .every = args.every};
   const std::string title = fmt::format(
@@ -77,6 +78,10 @@ int RunEplbSimulate(const EplbArgs& args) {
   const SimulateResult result = Simulate(trace, options);
   fmt::print("{}\nmean / max rank load, before (trivial placement) and after\n", title);
   PrintWindows(result, args);
+  if (!topology.costs.empty())
+    fmt::print("time of the slowest rank in a step, all layers: {:.6g} before, {:.6g} after\n",
+               MeanOf(result.time_before, 0, result.time_before.size()),
+               MeanOf(result.time_after, 0, result.time_after.size()));
   if (args.svg.empty()) return 0;
   WriteFile(args.svg, DrawSimulation(result, args.ranks, title));
   fmt::print("picture written to {}\n", args.svg);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 #include <tuple>
+#include <utility>
 
 #include "core/cpus.h"
 #include "core/error.h"
@@ -14,6 +15,7 @@
 #include "core/json.h"
 #include "engine/host_memory.h"
 #include "kernels/ops.h"
+#include "plan/heat_layout.h"
 #include "plan/report.h"
 #include "plan/search.h"
 #include "plan/simulate.h"
@@ -53,11 +55,12 @@ ModelConfig ReadModel(const PlanArgs& args) {
   return model;
 }
 
-plan::CostTable TableOf(const PlanArgs& args, int cpus) {
+// `flag`: that of args.cost_table.
+plan::CostTable TableOf(const PlanArgs& args, int cpus, const char* flag = "--cost-table") {
   if (!args.cost_table.empty()) {
     plan::CostTable table = plan::ReadCostTable(args.cost_table);
     if (table.cuda == args.card.empty())
-      throw Invalid("--cost-table {}: measured for {}, but the plan is for {}", args.cost_table,
+      throw Invalid("{} {}: measured for {}, but the plan is for {}", flag, args.cost_table,
                     table.cuda ? "a GPU" : "CPUs", args.card.empty() ? "CPUs" : "GPUs");
     return table;
   }
@@ -129,6 +132,27 @@ int RunSplits(const PlanArgs& args, const plan::Question& q) {
   return 0;
 }
 
+// One GPU and the CPUs of its host.
+int RunCpuExperts(const PlanArgs& args, const plan::Question& q) {
+  plan::HeatQuestion heat{.config = q.config,
+                          .model = q.model,
+                          .gpu = q.table,
+                          .packs_experts = args.card.starts_with("h"),
+                          .gpu_memory = q.cluster.memory,
+                          .expert_loads = args.expert_loads,
+                          .cache_tokens = args.cache_tokens};
+  PlanArgs on_cpus = args;
+  on_cpus.card.clear();
+  on_cpus.cost_table = args.cpu_cost_table;
+  heat.cpu_model = ReadModel(on_cpus);
+  heat.cpu = TableOf(on_cpus, q.cluster.cpus, "--cpu-cost-table");
+  heat.host_memory = args.host_memory_gib > 0 ? args.host_memory_gib * (int64_t{1} << 30)
+                                              : static_cast<double>(ReadHostMemory().available);
+  heat.link.rate = args.link_gbs * 1e9;
+  fmt::print("{}", plan::HeatReport(plan::HeatLayout(std::move(heat))));
+  return 0;
+}
+
 plan::Layout LayoutOf(const SimulateArgs& args) {
   plan::Layout layout = plan::ParseLayout(args.layout);
   if (args.redundant > 0 && layout.redundant > 0 && layout.redundant != args.redundant)
@@ -157,6 +181,7 @@ plan::SimulationOptions OptionsOf(const SimulateArgs& args) {
 int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   plan::Question q = QuestionOf(args);
   q.config.backends = backends;
+  if (args.cpu_experts) return RunCpuExperts(args, q);
   if (args.disaggregate) return RunSplits(args, q);
   if (plan::IsSplitName(args.explain))
     throw Invalid("--explain {}: --disaggregate is missing", args.explain);

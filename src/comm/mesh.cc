@@ -8,6 +8,30 @@
 #include "core/error.h"
 
 namespace switchyard {
+namespace {
+
+void CheckExpertRanks(const MeshShape& shape) {
+  const int ranks = shape.expert_ranks;
+  if (ranks < 0 || ranks >= shape.tp)
+    throw Invalid("--expert-ranks {}: want 0 to {} (--tp-size less a rank with attention)", ranks,
+                  shape.tp - 1);
+  if (ranks > 0 && (shape.ep != shape.tp || shape.dp != shape.tp || shape.dense_tp != 1))
+    throw Invalid(
+        "--expert-ranks {0}: each other rank needs whole attention and dense layers: want "
+        "--ep-size "
+        "{1}, --dp-size {2} and --moe-dense-tp-size 1",
+        ranks, shape.tp, shape.tp - ranks);
+  if (ranks > 0 && shape.pp > 1)
+    throw Invalid("--expert-ranks {}: not supported with --pp-size {}", ranks, shape.pp);
+  if (shape.expert_slots.empty()) return;
+  if (static_cast<int>(shape.expert_slots.size()) != shape.ep)
+    throw Invalid("--expert-slots has {} numbers; want one for each of {} EP ranks (--ep-size)",
+                  shape.expert_slots.size(), shape.ep);
+  for (const int32_t slots : shape.expert_slots)
+    if (slots < 1) throw Invalid("--expert-slots {}: want at least 1 for each EP rank", slots);
+}
+
+}  // namespace
 
 Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
   if (shape.tp < 1) throw Invalid("--tp {}: want at least 1", shape.tp);
@@ -30,6 +54,7 @@ Mesh::Mesh(const MeshShape& shape, int rank) : shape_(shape), rank_(rank) {
   if (shape.pp > 1 && int64_t{shape.pp} * shape.tp > kMostRanks)
     throw Invalid("--pp-size {} with --tp-size {} gives {} ranks: want at most {}", shape.pp,
                   shape.tp, int64_t{shape.pp} * shape.tp, kMostRanks);
+  CheckExpertRanks(shape);
   CHECK_GE(rank, 0);
   CHECK_LT(rank, shape.world());
 }
@@ -61,6 +86,7 @@ std::vector<int> Mesh::MoeTpGroup() const {
 
 std::string Mesh::Title() const {
   std::string title = fmt::format("TP{} EP{}", tp_rank(), ep_rank());
+  if (!attends()) return title + " experts";
   if (dp() > 1) title = fmt::format("DP{} {}", dp_rank(), title);
   return pp() == 1 ? title : fmt::format("PP{} {}", pp_rank(), title);
 }

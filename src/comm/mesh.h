@@ -1,6 +1,7 @@
 // Device mesh: maps the parallel sizes to each rank's coordinates and groups. Pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,15 @@ struct MeshShape {
   int dense_tp = 0;
   // Number of pipeline stages, each with a contiguous range of layers (`--pp-size`).
   int pp = 1;
+  // Number of ranks, the last ones, that hold routed experts only (`--expert-ranks`). Each of them
+  // counts as an attention group that never has tokens. So ep and dp equal tp, and dense_tp is 1.
+  int expert_ranks = 0;
+  // [ep] number of physical experts of each EP rank (`--expert-slots`); empty: equal parts.
+  std::vector<int32_t> expert_slots;
 
   int world() const { return pp * tp; }
+  // Number of attention groups that have requests.
+  int attention_groups() const { return dp - expert_ranks; }
 };
 
 // One rank's coordinates. Value type, no communication. Groups list world ranks in ascending order;
@@ -42,7 +50,9 @@ class Mesh {
  public:
   Mesh() = default;  // a single rank
   // Error kInvalid names the flags. Sizes must be at least 1, ep and dp must divide tp, and
-  // dense_tp must be 0, 1 or tp. `rank`: in the world.
+  // dense_tp must be 0, 1 or tp. With expert_ranks, ep and dp must equal tp, dense_tp and pp must
+  // be 1, and a rank with attention must be left. expert_slots must be empty or have `ep` positive
+  // numbers. `rank`: in the world.
   Mesh(const MeshShape& shape, int rank);
 
   int rank() const { return rank_; }
@@ -63,6 +73,9 @@ class Mesh {
   bool last_stage() const { return pp_rank() + 1 == pp(); }
   // Whether a dense feed-forward is replicated; each rank then processes its own tokens.
   bool replicated_dense() const { return shape_.dense_tp == 1; }
+  // Whether the rank has attention, dense layers, routers, shared experts and the head. Otherwise
+  // it holds routed experts only.
+  bool attends() const { return tp_rank() < shape_.tp - shape_.expert_ranks; }
   const MeshShape& shape() const { return shape_; }
 
   // The stage as a world of its own: the same places and groups, with ranks numbered from 0.
@@ -75,7 +88,8 @@ class Mesh {
   std::vector<int> EpGroup() const;      // ranks that hold the same slice of different experts
   std::vector<int> MoeTpGroup() const;   // ranks that hold different slices of the same experts
 
-  // "TP1 EP1", with DP attention "DP0 TP1 EP1", with several stages "PP0 TP1 EP1"
+  // "TP1 EP1", with DP attention "DP0 TP1 EP1", with several stages "PP0 TP1 EP1", for a rank with
+  // experts only "TP1 EP1 experts"
   std::string Title() const;
 
  private:

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -168,6 +169,42 @@ TEST(MeshTest, EveryRankStandsInItsAttentionGroupAtItsOwnIndex) {
       }
     }
   }
+}
+
+TEST(MeshTest, TheLastRanksMayHaveExpertsOnly) {
+  const MeshShape shape{
+      .tp = 4, .ep = 4, .dp = 4, .dense_tp = 1, .expert_ranks = 2, .expert_slots = {1, 2, 3, 4}};
+  EXPECT_EQ(shape.attention_groups(), 2);
+  EXPECT_TRUE(Mesh(shape, 1).attends());
+  EXPECT_FALSE(Mesh(shape, 2).attends());
+  EXPECT_EQ(Mesh(shape, 1).Title(), "DP1 TP1 EP1");
+  EXPECT_EQ(Mesh(shape, 2).Title(), "TP2 EP2 experts");
+  EXPECT_TRUE(Mesh().attends());
+  EXPECT_EQ(MeshShape().attention_groups(), 1);
+
+  const auto error = [&](auto change) {
+    MeshShape other = shape;
+    change(other);
+    try {
+      Mesh(other, 0);
+    } catch (const Error& invalid) {
+      return std::string(invalid.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error([](MeshShape&) {}), "");
+  EXPECT_THAT(error([](MeshShape& m) { m.expert_ranks = 4; }), HasSubstr("--expert-ranks 4: want"));
+  EXPECT_THAT(error([](MeshShape& m) { m.expert_ranks = -1; }), HasSubstr("--expert-ranks -1"));
+  EXPECT_THAT(error([](MeshShape& m) { m.dp = 2; }),
+              HasSubstr("--expert-ranks 2: each other rank needs whole attention"));
+  EXPECT_THAT(error([](MeshShape& m) { m.dense_tp = 4; }), HasSubstr("--moe-dense-tp-size 1"));
+  EXPECT_THAT(error([](MeshShape& m) { m.pp = 2; }), HasSubstr("not supported with --pp-size 2"));
+  EXPECT_THAT(error([](MeshShape& m) {
+                m.expert_slots = {1, 2};
+              }),
+              HasSubstr("--expert-slots has 2 numbers; want one for each of 4 EP ranks"));
+  EXPECT_THAT(error([](MeshShape& m) { m.expert_slots[1] = 0; }),
+              HasSubstr("--expert-slots 0: want at least 1"));
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ struct EngineConfig {
   QuantizationFlags quantization;    // --quantization, --quantize-activations, --cpu-weight-layout
   PoolingFlags pooling;              // --is-embedding, --pooler-config
   std::string load_format = "auto";  // --load-format
-  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size, --pp-size
+  // --tp-size, --ep-size, --dp-size (with --enable-dp-attention), --moe-dense-tp-size, --pp-size,
+  // --expert-ranks, --expert-slots
   MeshShape mesh;
   // --elastic-ep-backend: none, or mooncake: while a lost rank loads, the others serve without it
   std::string elastic_ep_backend = "none";

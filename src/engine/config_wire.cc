@@ -8,7 +8,7 @@ constexpr DType LastOf(DType) { return DType::kBool; }
 
 template <typename Codec, OneOf<MeshShape> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.tp, m.ep, m.dp, m.dense_tp, m.pp);
+  codec(m.tp, m.ep, m.dp, m.dense_tp, m.pp, m.expert_ranks, m.expert_slots);
 }
 template <typename Codec, OneOf<MoeOptions> T>
 void Fields(Codec& codec, T& o) {
@@ -33,7 +33,7 @@ void Fields(Codec& codec, T& r) {
 template <typename Codec, OneOf<EplbOptions> T>
 void Fields(Codec& codec, T& e) {
   codec(e.enable, e.algorithm, e.num_iterations, e.layers_per_chunk, e.min_utilization, e.dispatch,
-        e.watchdog_seconds);
+        e.rank_costs, e.watchdog_seconds);
 }
 template <typename Codec, OneOf<SpeculativeOptions> T>
 void Fields(Codec& codec, T& o) {

@@ -26,7 +26,8 @@ struct Engine::Impl {
             [this, config](int rank, const std::shared_ptr<SharedArena>& arena,
                            const RankLoopIo& io) { RunRankLoop(config, plan, rank, arena, io); },
             std::move(progress),
-            DpController(config.mesh.dp, ParseLoadBalanceMethod(config.load_balance_method))) {}
+            DpController(config.mesh.attention_groups(),
+                         ParseLoadBalanceMethod(config.load_balance_method))) {}
 
   const EnginePlan plan;
   ThreadEngine ranks;

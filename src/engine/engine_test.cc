@@ -117,6 +117,15 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"mixtral", {1, 1}, "none", 2048}, Case{"mixtral", {2, 2}, "deepep", 5},
         Case{"mixtral", {2, 1}, "none", 3}, Case{"deepseek_v3_fp8", {2, 2}, "none", 7},
         Case{"deepseek_v3_fp8", {2, 2}, "deepep", 64},
+        Case{"deepseek_v3_fp8",
+             {.tp = 3,
+              .ep = 3,
+              .dp = 3,
+              .dense_tp = 1,
+              .expert_ranks = 2,
+              .expert_slots = {1, 3, 4}},
+             "deepep",
+             7},
         Case{"../families/deepseek_v32", {1, 1}, "none", 3},
         Case{"../families/glm_moe_dsa_shared", {.tp = 2, .ep = 2, .dp = 2}, "deepep", 8}));
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "eplb/rank_flags.h"
 
 namespace switchyard {
 namespace {
@@ -33,10 +34,15 @@ std::unique_ptr<EplbManager> MakeManager(const EngineConfig& config, const Engin
 std::unique_ptr<BatchReplicas> MakeReplicas(const EngineConfig& config, const Mesh& mesh) {
   const EpDispatchAlgorithm dispatch = ParseEpDispatchAlgorithm(config.eplb.dispatch);
   if (dispatch == EpDispatchAlgorithm::kStatic) return nullptr;
-  return std::make_unique<BatchReplicas>(dispatch, mesh, ScattersTokens(config.moe, config.mesh));
+  return std::make_unique<BatchReplicas>(dispatch, mesh, ScattersTokens(config.moe, config.mesh),
+                                         RankCostsOf(config));
 }
 
 }  // namespace
+
+std::vector<RankCost> RankCostsOf(const EngineConfig& config) {
+  return ParseRankCosts("--eplb-rank-costs", config.eplb.rank_costs);
+}
 
 int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan) {
   if (config.mesh.tp % plan.ranks_of_host != 0) return 1;
@@ -51,7 +57,10 @@ EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan) {
           .redundant = config.moe.num_redundant_experts,
           .groups = moe.router.num_groups,
           .nodes = NumExpertNodes(config, plan),
-          .shared_dispatched = DispatchesShared(config, moe)};
+          .shared_dispatched = DispatchesShared(config, moe),
+          .slots = config.mesh.expert_slots,
+          .costs = RankCostsOf(config),
+          .sources = config.mesh.expert_ranks > 0 ? config.mesh.attention_groups() : 0};
 }
 
 ExpertServices::ExpertServices(const EngineConfig& config, const EnginePlan& plan,

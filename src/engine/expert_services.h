@@ -15,6 +15,9 @@ namespace switchyard {
 // The number of hosts if each holds the same number of consecutive EP ranks, else 1.
 int NumExpertNodes(const EngineConfig& config, const EnginePlan& plan);
 
+// --eplb-rank-costs.
+std::vector<RankCost> RankCostsOf(const EngineConfig& config);
+
 // The shape for the constructor of EplbManager.
 EplbShape EplbShapeOf(const EngineConfig& config, const EnginePlan& plan);
 

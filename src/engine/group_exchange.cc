@@ -22,6 +22,7 @@ struct Line {
 
 void GroupExchange::Post(std::vector<EngineMessage> answers) {
   if (comm_.mesh.attn_tp_rank() != 0 || !comm_.mesh.first_stage()) return;
+  if (!comm_.mesh.attends()) return;  // has no requests; the other ranks answer the same queries
   for (EngineMessage& answer : answers) {
     const auto* step = std::get_if<StepOutputs>(&answer);
     if (step && step->outputs.empty()) continue;

@@ -17,7 +17,7 @@ constexpr int kMaxLoadThreads = 16;
 
 // The logical experts of the rank's physical experts.
 std::span<const int32_t> ExpertsOf(const ExpertPlacement& placement, const Mesh& mesh) {
-  const Range own = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const Range own = ExpertsOfRank(placement.num_physical(), mesh);
   return placement.physical_to_logical().subspan(own.begin, own.size());
 }
 

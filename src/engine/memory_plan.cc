@@ -84,6 +84,17 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
   return memory;
 }
 
+double WeightsOfRanks(const EngineConfig& config, const EnginePlan& plan, const RankMemory& rank,
+                      int count) {
+  const MeshShape& mesh = config.mesh;
+  if (mesh.expert_ranks == 0 && mesh.expert_slots.empty()) return rank.weights.total() * count;
+  const ModelOptions options = MakeModelOptions(config, plan);
+  double bytes = 0;
+  for (int i = 0; i < mesh.tp; ++i)
+    bytes += static_cast<double>(WeightBytesPerRank(plan.model, options, Mesh(mesh, i)));
+  return bytes;
+}
+
 bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
   const std::string& method = plan.model.quantization.method;
   return plan.cuda || config.load_format == "dummy" || !config.quantization.method.empty() ||

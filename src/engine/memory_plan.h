@@ -12,6 +12,11 @@ namespace switchyard {
 // StagePlanOf. Requires the plan's dtypes, context length, requests and batch tokens.
 RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan);
 
+// Bytes of the weights of `count` ranks of a stage. `rank`: the memory of its first rank. With
+// unequal ranks there is one stage, on one host.
+double WeightsOfRanks(const EngineConfig& config, const EnginePlan& plan, const RankMemory& rank,
+                      int count);
+
 // Whether every rank has its own copy of its weights. Otherwise ranks map the same files, and
 // weights that several ranks of a host read are in memory once.
 bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan);

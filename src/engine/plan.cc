@@ -59,7 +59,7 @@ int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
 
 // Sets the prefill chunk, and from it the maximum rows of a pass.
 void SetChunk(int32_t chunk, const EngineConfig& config, EnginePlan& plan) {
-  plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.dp);
+  plan.chunked_prefill_size = chunk < 0 ? -1 : PerGroup(chunk, config.mesh.attention_groups());
   plan.max_batch_tokens = MaxBatchTokens(config, plan);
 }
 
@@ -145,16 +145,18 @@ struct Need {
 };
 
 // `stages`: the memory of a rank of each pipeline stage. `counts`: the number of ranks of each
-// stage.
+// stage. Ranks with experts only have rows of experts, but no cache and no other rows of a pass.
 Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
                std::span<const RankMemory> stages, std::span<const int> counts) {
   Need need;
   int ranks = 0;
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     const RankMemory& rank = stages[stage];
-    need.weights += rank.weights.total() * counts[stage];
-    need.states += rank.states * counts[stage];
-    need.activations += (rank.passes() + rank.scratch) * counts[stage];
+    const int attending = counts[stage] - config.mesh.expert_ranks;
+    need.weights += WeightsOfRanks(config, plan, rank, counts[stage]);
+    need.states += rank.states * attending;
+    need.activations +=
+        (rank.passes() + rank.scratch) * attending + rank.moe * config.mesh.expert_ranks;
     need.symmetric += rank.exchange * counts[stage];
     ranks += counts[stage];
   }
@@ -235,8 +237,8 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
                         std::span<const RankMemory> stages, std::span<const int> counts) {
   int64_t page_bytes = 0;
   for (size_t stage = 0; stage < stages.size(); ++stage)
-    page_bytes +=
-        static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size * counts[stage];
+    page_bytes += static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size *
+                  (counts[stage] - config.mesh.expert_ranks);
   return {.memory = machine.memory,
           .need = FixedNeed(config, plan, stages, counts),
           .bytes_per_page = page_bytes,
@@ -304,9 +306,11 @@ Observed ObservedBy(const EngineConfig& config) {
 // The planner that computes the initial placement from a recorded distribution.
 std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.model.has_moe()) return config.eplb.algorithm;
+  const RankTopology topology{
+      .ranks = config.mesh.ep, .slots = config.mesh.expert_slots, .costs = RankCostsOf(config)};
   return PlannerFor(config.eplb,
                     plan.model.moe->router.num_experts + config.moe.num_redundant_experts,
-                    config.mesh.ep);
+                    config.mesh.ep, topology.EqualRanks());
 }
 
 // Each of two micro-batches reads the weights of the experts. On a GPU the second read takes as
@@ -334,6 +338,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .tbo_threshold = config.tbo_threshold,
                        .tbo_min_tokens = MinTokensOfTwoBatches(config, plan),
                        .eplb_algorithm = InitialPlanner(config, plan),
+                       .rank_costs = RankCostsOf(config),
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
   if (plan.cuda) {
@@ -437,7 +442,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
       config.context_length != 0 ? config.context_length : plan.model.max_position;
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
-               config.mesh.dp);
+               config.mesh.attention_groups());
   plan.packs_experts = plan.cuda && machine.hopper;
   ChooseChunk(machine, config, plan);
   ChooseStates(machine, config, plan);

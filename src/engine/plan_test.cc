@@ -78,6 +78,22 @@ TEST(Plan, FourBitCheckpointsArePackedUnlessRanksTakeOver) {
   EXPECT_FALSE(copies());
 }
 
+TEST(Plan, RanksWithExpertsOnlyHoldNothingTwice) {
+  EngineConfig config = Fixture();
+  config.load_format = "dummy";  // each rank has its own copy
+  config.moe.a2a_backend = "deepep";
+  const EnginePlan one = MakePlan(config);
+  config.mesh = {.tp = 3, .ep = 3, .dp = 3, .dense_tp = 1, .expert_ranks = 2};
+  config.mesh.expert_slots = {2, 5, 9};
+  const EnginePlan plan = MakePlan(config);
+  EXPECT_EQ(plan.max_running_requests, one.max_running_requests);
+  EXPECT_EQ(plan.num_pages, one.num_pages);
+  EXPECT_EQ(plan.chunked_prefill_size, one.chunked_prefill_size);
+  const RankMemory memory = PlanRankMemory(config, plan);
+  EXPECT_NEAR(WeightsOfRanks(config, plan, memory, 3),
+              PlanRankMemory(Fixture(), one).weights.total(), 1.0);
+}
+
 TEST(Plan, CodesTakeAQuarterOfTheCacheAndAScaleForEachHead) {
   EngineConfig config = Fixture();
   const EnginePlan whole = MakePlan(config);

@@ -1,14 +1,16 @@
 #include "eplb/batch_replicas.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
 namespace switchyard {
 
-BatchReplicas::BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters)
+BatchReplicas::BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters,
+                             std::vector<RankCost> costs)
     : algorithm_(algorithm),
-      topology_{.ranks = mesh.ep()},
+      topology_{.ranks = mesh.ep(), .slots = mesh.shape().expert_slots, .costs = std::move(costs)},
       seed_(scatters ? static_cast<uint64_t>(mesh.ep_rank()) : 0) {
   CHECK(algorithm != EpDispatchAlgorithm::kStatic);
 }

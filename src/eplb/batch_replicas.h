@@ -22,8 +22,9 @@ namespace switchyard {
 class BatchReplicas : public ReplicaChooser {
  public:
   // `scatters`: whether each rank routes its own tokens (ScattersTokens). kStatic is not supported
-  // here, because layers implement it themselves.
-  BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters);
+  // here, because layers implement it themselves. `costs`: of the EP ranks (RankTopology).
+  BatchReplicas(EpDispatchAlgorithm algorithm, const Mesh& mesh, bool scatters,
+                std::vector<RankCost> costs = {});
 
   void OnPlacement(int layer, const ExpertPlacement& placement) override;
   void Choose(const RoundToChoose& round, const TopK& logical, TopK* physical) override;

@@ -58,7 +58,7 @@ void ExpertCourier::Open(uint32_t first_piece) {
   sending_.reset();
   receiving_.reset();
   if (batch.send) {
-    const Range own = ExpertsOfRank(physical_, comm_.mesh.ep(), comm_.mesh.ep_rank());
+    const Range own = ExpertsOfRank(physical_, comm_.mesh);
     sending_.emplace(
         Sending{.image = ExpertImage(held_(batch.layer, batch.send->from_slot - own.begin))});
   }

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
+#include <vector>
 
 #include "eplb/layer_plan.h"
 
@@ -73,6 +75,22 @@ LoadForecast Forecast(const LoadHistory& history) {
     forecast.half_life.push_back(kHalfLives[best]);
   }
   return forecast;
+}
+
+std::vector<std::vector<double>> LoadScenarios(const LoadHistory& history, int layer,
+                                               std::span<const double> load, int most) {
+  const int count = std::min(most, history.steps);
+  if (count < 2) return {{load.begin(), load.end()}};
+  std::vector<double> sum(load.size(), 0.0);
+  for (int step = history.steps - count; step < history.steps; ++step)
+    for (size_t e = 0; e < load.size(); ++e) sum[e] += history.At(step, layer)[e];
+  std::vector<std::vector<double>> scenarios;
+  for (int step = history.steps - count; step < history.steps; ++step) {
+    std::vector<double>& scenario = scenarios.emplace_back(load.begin(), load.end());
+    for (size_t e = 0; e < load.size(); ++e)
+      if (sum[e] > 0) scenario[e] *= history.At(step, layer)[e] * count / sum[e];
+  }
+  return scenarios;
 }
 
 }  // namespace switchyard

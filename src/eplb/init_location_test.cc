@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -160,6 +161,19 @@ TEST_F(LoadPlacementsTest, ARecordedDistributionIsPlannedFor) {
   int replicas = 0;
   for (const int32_t expert : MapOf(text[0])) replicas += expert == 0;
   EXPECT_EQ(replicas, 2);
+}
+
+TEST_F(LoadPlacementsTest, RecordedLoadsPutHotExpertsOnTheFastRank) {
+  const auto placed = LoadPlacements(
+      {.location =
+           Write(R"({"logical_count": [[1, 50, 2, 3, 60, 2, 1, 4], [0, 0, 0, 0, 0, 0, 0, 0]]})"),
+       .num_layers = 2,
+       .num_logical = 8,
+       .topology = {.ranks = 2, .slots = {2, 6}, .costs = {{.row = 1}, {.row = 8}}}});
+  EXPECT_THAT(MapOf(placed[0]), ElementsAre(1, 4, 0, 2, 3, 5, 6, 7));
+  std::vector<int32_t> all = MapOf(placed[1]);
+  std::ranges::sort(all);
+  EXPECT_THAT(all, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
 TEST_F(LoadPlacementsTest, ListsMayNestToAnyDepth) {

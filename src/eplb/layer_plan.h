@@ -97,6 +97,11 @@ void RepairPlan(double slack, int budget, LayerPlan* plan);
 void MatchRanks(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
                 int num_logical, double node_price, std::span<int32_t> next);
 
+// Puts the experts `wanted` into the slots `places` of a rank that holds `held`; all three have the
+// same length. Experts that the rank keeps stay in their slots, the others fill the rest in order.
+void KeepInSlots(std::span<const int32_t> held, std::span<const int32_t> wanted,
+                 std::span<int32_t> places);
+
 // Forecasts the expert load of the next steps from recorded steps.
 
 struct LoadForecast {
@@ -116,5 +121,10 @@ struct LoadForecast {
 // last steps, and after a sudden shift the old distribution is soon forgotten. Without steps all
 // fields are 0.
 LoadForecast Forecast(const LoadHistory& history);
+
+// [scenarios, experts] loads of a layer in the last steps, at most `most`, scaled so that their
+// mean equals the forecast `load` [experts]. With fewer than two steps: the forecast itself.
+std::vector<std::vector<double>> LoadScenarios(const LoadHistory& history, int layer,
+                                               std::span<const double> load, int most);
 
 }  // namespace switchyard

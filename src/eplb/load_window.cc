@@ -117,6 +117,7 @@ LoadHistory LoadWindow::History(int most) const {
   const size_t first = steps_.size() - std::min<size_t>(most, steps_.size());
   LoadHistory history{
       .steps = static_cast<int>(steps_.size() - first), .layers = layers_, .experts = experts_};
+  history.passes = static_cast<double>(passes_per_step_);
   for (size_t i = first; i < steps_.size(); ++i)
     history.counts.insert(history.counts.end(), steps_[i].counts.begin(), steps_[i].counts.end());
   return history;

@@ -33,7 +33,15 @@ std::vector<int32_t> Encode(const Placement& previous, const Placement& plan,
 RankTopology TopologyOf(const EplbShape& shape, int ranks) {
   return {.ranks = ranks,
           .nodes = ranks % shape.nodes == 0 ? shape.nodes : 1,
-          .groups = std::max(1, shape.groups)};
+          .groups = std::max(1, shape.groups),
+          .slots = shape.slots,
+          .costs = shape.costs,
+          .sources = shape.sources};
+}
+
+EplbAlgorithm AlgorithmFor(const EplbOptions& options, const EplbShape& shape, int ranks) {
+  return ParseEplbAlgorithm(PlannerFor(options, shape.experts + shape.redundant, ranks,
+                                       TopologyOf(shape, ranks).EqualRanks()));
 }
 
 std::string FormatBalancedness(std::optional<double> balancedness) {
@@ -50,8 +58,7 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
     : options_((Validate(options), options)),
       shape_(shape),
       comm_(comm),
-      algorithm_(
-          ParseEplbAlgorithm(PlannerFor(options, shape.experts + shape.redundant, comm.mesh.ep()))),
+      algorithm_(AlgorithmFor(options, shape, comm.mesh.ep())),
       topology_(TopologyOf(shape, comm.mesh.ep())),
       is_leader_(comm.mesh.rank() == 0),
       trigger_(options.num_iterations),
@@ -64,7 +71,7 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
 void EplbManager::Check(const EplbOptions& options, const EplbShape& shape, int ranks) {
   const int places = shape.experts + shape.redundant;
   const LoadHistory even{1, 1, shape.experts, std::vector<int32_t>(shape.experts, 1)};
-  PlanPlacement(ParseEplbAlgorithm(PlannerFor(options, places, ranks)),
+  PlanPlacement(AlgorithmFor(options, shape, ranks),
                 {.history = &even, .topology = TopologyOf(shape, ranks), .physical = places});
 }
 
@@ -77,10 +84,10 @@ void EplbManager::Attach(MovableExperts* experts) {
   sends_ = std::ranges::all_of(all, [](uint8_t sends) { return sends != 0; });
   index_of_.assign(shape_.layers, -1);
   for (size_t i = 0; i < layers_.size(); ++i) index_of_[layers_[i]] = static_cast<int>(i);
-  window_.emplace(
-      static_cast<int>(layers_.size()), shape_.experts, comm_.mesh.ep(),
-      ExpertMap(shape_.experts + shape_.redundant, comm_.mesh.ep(), shape_.shared_dispatched),
-      options_.num_iterations, *comm_.tp);
+  window_.emplace(static_cast<int>(layers_.size()), shape_.experts, comm_.mesh.ep(),
+                  ExpertMap(shape_.experts + shape_.redundant, comm_.mesh.ep(),
+                            shape_.shared_dispatched, shape_.slots),
+                  options_.num_iterations, *comm_.tp);
 }
 
 void EplbManager::OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) {

@@ -27,6 +27,10 @@ struct EplbShape {
   int groups = 1;     // expert groups of group-limited routing (n_group)
   int nodes = 1;      // hosts; 1 if hosts have unequal numbers of EP ranks
   bool shared_dispatched = false;
+  // As in RankTopology.
+  std::vector<int32_t> slots;
+  std::vector<RankCost> costs;
+  int sources = 0;
 };
 
 // One per rank, next to the model that it observes; borrows `comm`. Used by the rank's thread only.

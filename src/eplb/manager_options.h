@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// The flags. Names and meaning follow SGLang's. Only the last flag is this project's own.
+// The flags. Names and meaning follow SGLang's. Only the last two are this project's own.
 struct EplbOptions {
   bool enable = false;             // --enable-eplb
   std::string algorithm = "auto";  // --eplb-algorithm (planner.h)
@@ -19,6 +19,7 @@ struct EplbOptions {
   double min_utilization = 1.0;     // --eplb-min-rebalancing-utilization-threshold: no plan while
                                     // the mean balancedness exceeds it
   std::string dispatch = "static";  // --ep-dispatch-algorithm (replica_choice.h)
+  std::string rank_costs;           // --eplb-rank-costs (ParseRankCosts); empty: ranks are equal
   double watchdog_seconds = 60;     // --eplb-watchdog-timeout: timeout of a plan or a migration
                                     // that makes no progress
 };
@@ -29,8 +30,9 @@ void Validate(const EplbOptions& options);
 // Returns the planner that --eplb-algorithm `auto` stands for. It is yard if batches are divided
 // over replicas by rank load (dispatch balanced or lp), else deepseek, which assumes that replicas
 // get equal parts of their expert's load. It is also yard if ranks have unequal numbers of `places`
-// (slots), which deepseek cannot handle.
-std::string PlannerFor(const EplbOptions& options, int places, int ranks);
+// (slots), or are unequal otherwise (`equal_ranks`, RankTopology::EqualRanks), which deepseek
+// cannot handle.
+std::string PlannerFor(const EplbOptions& options, int places, int ranks, bool equal_ranks = true);
 
 // kIdle: waiting for a trigger. kPlanning: rank 0's thread computes a plan. kAgreed: all ranks have
 // the plan. kMoving: weights are being transferred, and layers switch one chunk after the other.

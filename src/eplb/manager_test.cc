@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr int kRanks = 4, kExperts = 16, kRedundant = 8, kMoeLayers = 3, kTopK = 2;
-constexpr EplbShape kShape{.layers = 2 * kMoeLayers, .experts = kExperts, .redundant = kRedundant};
+const EplbShape kShape{.layers = 2 * kMoeLayers, .experts = kExperts, .redundant = kRedundant};
 
 void OnRanks(const std::function<void(RankComm&)>& body) {
   const MeshShape mesh{.tp = kRanks, .ep = kRanks};

@@ -85,10 +85,10 @@ std::vector<size_t> Match(const Costs& cost, const std::vector<RankSlots>& bins)
   return rank_of;
 }
 
-// Keeps those `wanted` experts that are in `held` in their slots. The other wanted experts fill the
-// remaining slots in order.
-void Arrange(std::span<const int32_t> held, std::span<const int32_t> wanted,
-             std::span<int32_t> places) {
+}  // namespace
+
+void KeepInSlots(std::span<const int32_t> held, std::span<const int32_t> wanted,
+                 std::span<int32_t> places) {
   std::vector<uint8_t> stays(wanted.size(), 0);
   std::ranges::fill(places, -1);
   for (size_t p = 0; p < places.size(); ++p) {
@@ -105,8 +105,6 @@ void Arrange(std::span<const int32_t> held, std::span<const int32_t> wanted,
   }
 }
 
-}  // namespace
-
 void MatchRanks(std::span<const int32_t> previous, const std::vector<RankSlots>& bins, int nodes,
                 int num_logical, double node_price, std::span<int32_t> next) {
   const Costs cost(previous, bins, nodes, num_logical, node_price, next);
@@ -114,9 +112,9 @@ void MatchRanks(std::span<const int32_t> previous, const std::vector<RankSlots>&
   const std::vector<int32_t> planned(next.begin(), next.end());
   for (size_t a = 0; a < bins.size(); ++a) {
     const RankSlots& to = bins[rank_of[a]];
-    Arrange(previous.subspan(to.begin, to.size()),
-            std::span(planned).subspan(bins[a].begin, bins[a].size()),
-            next.subspan(to.begin, to.size()));
+    KeepInSlots(previous.subspan(to.begin, to.size()),
+                std::span(planned).subspan(bins[a].begin, bins[a].size()),
+                next.subspan(to.begin, to.size()));
   }
 }
 

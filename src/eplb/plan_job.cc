@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "eplb/rank_times.h"
 
 namespace switchyard {
 namespace {
@@ -19,21 +19,21 @@ namespace {
 constexpr double kNodePrice = 4;   // as YardOptions::node_price
 constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
-// Rows of the most loaded rank in each step, summed over the steps.
+// Rows of the most loaded rank in each step, summed over the steps. For ranks with costs: the time
+// of the slowest rank, in rows of the rank with the highest cost of a row.
 double MaxRankRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
                    const RankTopology& topology, const Placement& placement) {
   const ExpertLocation location(placement);
   BatchDivider divider;
   divider.Reset(dispatch, location, layer, topology);
   std::vector<int32_t> shares(placement.physical);
+  const std::vector<RankSlots> living = LivingSlots(topology, placement.physical);
+  double row = 0;
+  for (const RankSlots& slots : living) row = std::max(row, topology.CostOf(slots.rank).row);
   double sum = 0;
   for (int step = 0; step < history.steps; ++step) {
     divider.Divide(history.At(step, layer), shares);
-    int64_t max_rows = 0;
-    for (const RankSlots& slots : LivingSlots(topology, placement.physical))
-      max_rows = std::max(max_rows, std::accumulate(shares.begin() + slots.begin,
-                                                    shares.begin() + slots.end, int64_t{0}));
-    sum += static_cast<double>(max_rows);
+    sum += std::ranges::max(RankTimes(shares, history.passes, living, topology)) / row;
   }
   return sum;
 }

@@ -36,7 +36,8 @@ constexpr double kRowsPerExpert = 64;
 
 // Finds the layers of `*plan` whose moves gain less than they cost, and resets them to their
 // placement in `previous`. Returns the number of layers reset. Per layer, over the recorded steps:
-//   gain   reduction of the most loaded rank's rows, summed over the steps
+//   gain   reduction of the most loaded rank's rows, summed over the steps. For ranks with costs:
+//          of the slowest rank's time, in rows of the rank with the highest cost of a row
 //   cost   kRowsPerExpert rows per expert received (four times that from other nodes) / ranks, plus
 //          two standard deviations of the most loaded rank's count: a gain below this is noise of
 //          few tokens and does not last

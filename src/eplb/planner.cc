@@ -31,6 +31,11 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
   for (const int32_t count : history.counts) signs |= count;
   if (signs < 0) throw Invalid("a token count is negative");
   ValidateTopology(topology, request.physical, history.experts);
+  const bool equal = topology.EqualRanks();
+  if (!equal && algorithm != EplbAlgorithm::kAuto && algorithm != EplbAlgorithm::kYard)
+    throw Invalid(
+        "deepseek, deepseek_hierarchical and elasticity_aware plan for equal ranks, but the ranks "
+        "have their own numbers of slots or costs; want auto or yard");
   switch (algorithm) {
     case EplbAlgorithm::kDeepSeek:
     case EplbAlgorithm::kDeepSeekHierarchical:
@@ -48,6 +53,8 @@ Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request) {
     case EplbAlgorithm::kYard:
       break;
   }
+  if (!equal)
+    return PlanUnequal(history, topology, request.physical, request.previous, request.yard);
   return PlanYard(history, topology, request.physical, request.previous, request.yard);
 }
 

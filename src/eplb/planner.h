@@ -46,6 +46,26 @@ struct YardOptions {
 Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
                    const Placement* previous, const YardOptions& options = {});
 
+// Planner of unequal ranks, such as a GPU and a CPU: ranks with their own numbers of slots and
+// their own costs (RankTopology).
+
+// Plans each layer separately, for a small time of the slowest rank. The time of a rank is that of
+// its rows and of the experts that have rows (RankCost). The time of an expert with replicas is
+// either divided over their ranks, or spent on one of them, whichever is faster.
+//
+// From scratch there are two starting points: the most loaded experts on the fastest rank, and each
+// expert, in descending order of load, on the rank that then has the least time. Swaps and moves
+// between the slowest rank and the others follow, then replicas of experts of the slowest rank.
+// Further slots hold replicas of the most loaded experts. With `previous`, candidates are also that
+// placement and the placement after some swaps, and costs of moves count as in PlanYard. If slots
+// are divided evenly, PlanYard's plan for equal ranks is a candidate too, so the result is never
+// worse than that plan.
+//
+// A local search: about as good as the best placement in small cases (unequal_ranks_test.cc), but
+// without a guarantee. Other properties and errors: those of PlanYard.
+Placement PlanUnequal(const LoadHistory& history, const RankTopology& topology, int physical,
+                      const Placement* previous, const YardOptions& options = {});
+
 // Selects placement planners by name.
 
 // `--eplb-algorithm`. All names except `yard` are SGLang's.
@@ -68,9 +88,10 @@ struct PlanRequest {
 };
 
 // A pure function: equal requests give equal plans on every rank; no weights are moved. The plan is
-// valid (ValidatePlacement) for the living ranks. Error kInvalid if there are no steps, if counts
-// have an inconsistent size, or for `deepseek*` with dead ranks. Also throws the errors of
-// ValidateTopology and of the algorithm.
+// valid (ValidatePlacement) for the living ranks. For unequal ranks (RankTopology::EqualRanks),
+// `auto` and `yard` are PlanUnequal. Error kInvalid if there are no steps, if counts have an
+// inconsistent size, for `deepseek*` with dead ranks, or for `deepseek*` and `elasticity_aware`
+// with unequal ranks. Also throws the errors of ValidateTopology and of the algorithm.
 Placement PlanPlacement(EplbAlgorithm algorithm, const PlanRequest& request);
 
 // DeepSeek's EPLB: replicates the most loaded experts, then packs them greedily.

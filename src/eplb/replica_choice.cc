@@ -215,9 +215,17 @@ void BatchDivider::Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& lo
   bin_of_.assign(location.num_physical(), -1);
   for (int bin = 0; bin < bins_; ++bin)
     std::fill(bin_of_.begin() + living[bin].begin, bin_of_.begin() + living[bin].end, bin);
+  sources_ = 0;
+  std::vector<double> costs;
+  for (const RankSlots& slots : living) {
+    sources_ += topology.sources == 0 || slots.rank < topology.sources ? 1 : 0;
+    costs.push_back(topology.CostOf(slots.rank).row);
+  }
+  if (algorithm == EpDispatchAlgorithm::kLp && !topology.costs.empty())
+    throw Invalid("lp divides rows over equal ranks; want balanced for ranks with costs");
   if (algorithm == EpDispatchAlgorithm::kBalanced)
     filling_.Reset(bins_, location.num_logical(), bin_of_, location.placement().Layer(layer),
-                   offset);
+                   offset, costs);
   if (algorithm != EpDispatchAlgorithm::kStatic) return;
   static_.resize(static_cast<size_t>(location.num_logical()) * bins_);
   for (int bin = 0; bin < bins_; ++bin) {
@@ -249,9 +257,9 @@ void BatchDivider::Divide(std::span<const int32_t> counts, std::span<int32_t> sh
 void BatchDivider::DivideStatic(std::span<const int32_t> counts, std::span<int32_t> shares) const {
   std::ranges::fill(shares, 0);
   for (size_t e = 0; e < counts.size(); ++e)
-    for (int64_t bin = 0; bin < bins_; ++bin)
+    for (int64_t bin = 0; bin < sources_; ++bin)
       shares[static_[e * bins_ + bin]] +=
-          static_cast<int32_t>(counts[e] * (bin + 1) / bins_ - counts[e] * bin / bins_);
+          static_cast<int32_t>(counts[e] * (bin + 1) / sources_ - counts[e] * bin / sources_);
 }
 
 void BatchDivider::DivideEvenly(std::span<const int32_t> counts, std::span<int32_t> shares) const {

@@ -94,7 +94,9 @@ int32_t FakeExpert(int32_t physical, const ChoiceKey& key);
 class BatchDivider {
  public:
   // `location` and `topology` must outlive the divider or last until the next Reset. kStatic
-  // assumes that ranks contribute equal parts of a batch. If several dividers each divide their own
+  // assumes that the ranks with tokens (RankTopology::sources) contribute equal parts of a batch.
+  // kBalanced minimizes the largest time of a rank's rows (RankCost::row). Error kInvalid for kLp
+  // if the ranks have costs. If several dividers each divide their own
   // batch, `offset` is the index of this divider among them (used by balanced and lp, see
   // WaterFilling::Reset).
   void Reset(EpDispatchAlgorithm algorithm, const ExpertLocation& location, int layer,
@@ -112,6 +114,7 @@ class BatchDivider {
   EpDispatchAlgorithm algorithm_ = EpDispatchAlgorithm::kStatic;
   const ExpertLocation* location_ = nullptr;
   int layer_ = 0, bins_ = 0, offset_ = 0;
+  int sources_ = 0;              // number of living ranks with tokens, the first ones
   std::vector<int32_t> bin_of_;  // [physical]
   // [logical, living ranks] kStatic: the slot to which each rank sends an expert's tokens.
   std::vector<int32_t> static_;

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "eplb/rank_times.h"
 
 namespace switchyard {
 namespace {
@@ -34,28 +35,27 @@ class Evaluator {
     living_ = LivingSlots(topology_, placement.physical);
   }
 
-  // The loads of the living ranks in one layer.
-  std::vector<double> Loads(std::span<const int32_t> counts, int layer) {
-    dividers_[layer].Divide(counts, shares_);
-    std::vector<double> loads(living_.size(), 0.0);
-    for (size_t b = 0; b < living_.size(); ++b)
-      for (int p = living_[b].begin; p < living_[b].end; ++p) loads[b] += shares_[p];
-    return loads;
+  // The times of the living ranks in one layer of a step; without costs, their loads.
+  std::vector<double> Times(const LoadHistory& trace, int step, int layer) {
+    dividers_[layer].Divide(trace.At(step, layer), shares_);
+    return RankTimes(shares_, trace.passes, living_, topology_);
   }
 
   // Evaluates step `step` of the trace and appends the results to the outputs.
   void Step(const LoadHistory& trace, int step, std::vector<double>* balancedness,
-            std::vector<float>* loads) {
-    double sum = 0;
+            std::vector<double>* times, std::vector<float>* loads) {
+    double sum = 0, time = 0;
     std::vector<double> relative(topology_.ranks, 0.0);
     for (int layer = 0; layer < trace.layers; ++layer) {
-      const std::vector<double> rank_load = Loads(trace.At(step, layer), layer);
+      const std::vector<double> rank_load = Times(trace, step, layer);
+      time += *std::ranges::max_element(rank_load);
       const double mean = Mean(rank_load);
       sum += Balancedness(rank_load);
       for (size_t b = 0; b < living_.size(); ++b)
         relative[living_[b].rank] += mean > 0 ? rank_load[b] / mean : 1;
     }
     balancedness->push_back(sum / trace.layers);
+    times->push_back(time);
     for (const double load : relative) loads->push_back(static_cast<float>(load / trace.layers));
   }
 
@@ -119,8 +119,8 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
       placement = std::move(next);
       after.Use(placement);
     }
-    before.Step(trace, step, &result.before, &result.load_before);
-    after.Step(trace, step, &result.after, &result.load_after);
+    before.Step(trace, step, &result.before, &result.time_before, &result.load_before);
+    after.Step(trace, step, &result.after, &result.time_after, &result.load_after);
   }
   return result;
 }
@@ -133,7 +133,19 @@ std::vector<double> LayerBalancedness(const LoadHistory& history, const Placemen
   std::vector<double> means(history.layers, 0.0);
   for (int layer = 0; layer < history.layers; ++layer)
     for (int step = 0; step < history.steps; ++step)
-      means[layer] += Balancedness(judge.Loads(history.At(step, layer), layer)) / history.steps;
+      means[layer] += Balancedness(judge.Times(history, step, layer)) / history.steps;
+  return means;
+}
+
+std::vector<double> LayerTimes(const LoadHistory& history, const Placement& placement,
+                               EpDispatchAlgorithm dispatch, const RankTopology& topology) {
+  CHECK(history.layers == placement.layers && history.experts == placement.logical);
+  Evaluator judge(dispatch, topology, history.layers);
+  judge.Use(placement);
+  std::vector<double> means(history.layers, 0.0);
+  for (int layer = 0; layer < history.layers; ++layer)
+    for (int step = 0; step < history.steps; ++step)
+      means[layer] += std::ranges::max(judge.Times(history, step, layer)) / history.steps;
   return means;
 }
 

@@ -26,7 +26,10 @@ struct SimulateResult {
   int first_step = 0;
   // [steps] Mean over layers of (mean / max rank load): for the trivial placement with evenly used
   // replicas, and for the plans.
+  // For ranks with costs, times of ranks replace their loads.
   std::vector<double> before, after;
+  // [steps] Time of the slowest rank (RankTimes), summed over layers.
+  std::vector<double> time_before, time_after;
   // [steps, ranks] Mean over layers of each rank's load relative to the mean rank load.
   std::vector<float> load_before, load_after;
   struct Plan {
@@ -47,9 +50,13 @@ struct SimulateResult {
 // to evaluate. Also throws the errors of PlanPlacement.
 SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options);
 
-// [layers] Mean over steps of (mean / max rank load), with each step as one batch. `placement` must
-// be valid (ValidatePlacement) and have the layers and experts of the history.
+// [layers] Mean over steps of (mean / max rank load), with each step as one batch. For ranks with
+// costs, times of ranks replace their loads. `placement` must be valid (ValidatePlacement) and have
+// the layers and experts of the history.
 std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
                                       EpDispatchAlgorithm dispatch, const RankTopology& topology);
+// [layers] Mean over steps of the time of the slowest rank (RankTimes). Arguments: as above.
+std::vector<double> LayerTimes(const LoadHistory& history, const Placement& placement,
+                               EpDispatchAlgorithm dispatch, const RankTopology& topology);
 
 }  // namespace switchyard

@@ -94,7 +94,7 @@ class FakeExperts : public MovableExperts {
   };
 
   std::span<const int32_t> Own(const ExpertPlacement& placement) const {
-    const Range own = ExpertsOfRank(placement.num_physical(), mesh_.ep(), mesh_.ep_rank());
+    const Range own = ExpertsOfRank(placement.num_physical(), mesh_);
     return placement.physical_to_logical().subspan(own.begin, own.size());
   }
   OwnedExpert Make(int32_t expert) {

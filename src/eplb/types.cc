@@ -14,12 +14,19 @@ LoadHistory LoadHistory::Steps(int begin, int end) const {
           layers,
           experts,
           {counts.begin() + static_cast<std::ptrdiff_t>(begin * row),
-           counts.begin() + static_cast<std::ptrdiff_t>(end * row)}};
+           counts.begin() + static_cast<std::ptrdiff_t>(end * row)},
+          passes};
 }
 
 int RankTopology::NumAlive() const {
   if (active.empty()) return ranks;
   return static_cast<int>(std::ranges::count_if(active, [](uint8_t alive) { return alive != 0; }));
+}
+
+bool RankTopology::EqualRanks() const {
+  return slots.empty() && std::ranges::all_of(costs, [&](const RankCost& cost) {
+           return cost == costs.front() && cost.expert == 0;
+         });
 }
 
 Placement::Placement(int layers, int physical, int logical)
@@ -47,21 +54,52 @@ std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical) {
   std::vector<RankSlots> living;
   for (int rank = 0; rank < topology.ranks; ++rank) {
     if (!topology.Alive(rank)) continue;
-    const Range range = ExpertsOfRank(physical, topology.ranks, rank);
+    const Range range = ExpertsOfRank(physical, topology.ranks, rank, topology.slots);
     living.push_back(
         {rank, topology.NodeOf(rank), static_cast<int>(range.begin), static_cast<int>(range.end)});
   }
   return living;
 }
 
+namespace {
+
+void ValidateUnequalRanks(const RankTopology& topology, int physical) {
+  const auto ranks = static_cast<size_t>(topology.ranks);
+  if (!topology.slots.empty() && topology.slots.size() != ranks)
+    throw Invalid("numbers of slots of {} ranks are given, but there are {}", topology.slots.size(),
+                  ranks);
+  int64_t sum = 0;
+  for (const int32_t slots : topology.slots) {
+    if (slots < 1) throw Invalid("a rank has {} expert slots; want at least 1", slots);
+    sum += slots;
+  }
+  if (!topology.slots.empty() && sum != physical)
+    throw Invalid("the ranks have {} expert slots together; want {}, one for each physical expert",
+                  sum, physical);
+  if (topology.sources < 0 || topology.sources > topology.ranks)
+    throw Invalid("{} of {} ranks have tokens: want 0 (all) or a number of ranks", topology.sources,
+                  ranks);
+  if (!topology.costs.empty() && topology.costs.size() != ranks)
+    throw Invalid("costs of {} ranks are given, but there are {}", topology.costs.size(), ranks);
+  for (const auto& [row, expert] : topology.costs)
+    if (!(row > 0 && row < 1e12 && expert >= 0 && expert < 1e12))
+      throw Invalid(
+          "a rank with a cost of {} for a row and {} for an expert: want positive numbers", row,
+          expert);
+}
+
+}  // namespace
+
 void ValidateTopology(const RankTopology& topology, int physical, int logical) {
-  const auto& [ranks, nodes, groups, active] = topology;
+  const int ranks = topology.ranks, nodes = topology.nodes, groups = topology.groups;
+  const std::vector<uint8_t>& active = topology.active;
   if (ranks < 1 || nodes < 1 || groups < 1 || logical < 1 || physical < 1)
     throw Invalid("{} ranks, {} nodes, {} expert groups, {} experts and {} slots: want at least 1",
                   ranks, nodes, groups, logical, physical);
   if (ranks % nodes != 0) throw Invalid("{} ranks are not divisible by {} nodes", ranks, nodes);
   if (!active.empty() && active.size() != static_cast<size_t>(ranks))
     throw Invalid("`active` has {} entries for {} ranks", active.size(), ranks);
+  ValidateUnequalRanks(topology, physical);
   if (topology.NumAlive() == 0) throw Invalid("no rank is alive to hold experts");
   int places = 0;
   for (const RankSlots& slots : LivingSlots(topology, physical)) {

@@ -14,6 +14,8 @@ namespace switchyard {
 struct LoadHistory {
   int steps = 0, layers = 0, experts = 0;
   std::vector<int32_t> counts;  // [steps, layers, experts], oldest step first
+  // Number of passes whose counts a step sums. Only the costs of unequal ranks depend on it.
+  double passes = 1;
 
   std::span<const int32_t> At(int step, int layer) const {
     return std::span(counts).subspan((static_cast<size_t>(step) * layers + layer) * experts,
@@ -23,21 +25,38 @@ struct LoadHistory {
   LoadHistory Steps(int begin, int end) const;
 };
 
+// The time that the experts of a rank take in a pass: `row` for each row (a token and one of its
+// experts), and `expert` for each expert that has rows, to read its weights. Any unit of time, the
+// same for all ranks.
+struct RankCost {
+  double row = 1, expert = 0;
+
+  bool operator==(const RankCost&) const = default;
+};
+
 // The EP ranks to which experts are assigned. A value type.
 struct RankTopology {
   int ranks = 1;
   int nodes = 1;                // number of hosts; each has ranks / nodes consecutive ranks
   int groups = 1;               // expert groups of group-limited routing (n_group)
   std::vector<uint8_t> active;  // [ranks], 0: dead; empty: all alive
+  // [ranks] number of slots of each rank, alive or dead; empty: equal parts (ExpertsOfRank).
+  std::vector<int32_t> slots;
+  std::vector<RankCost> costs;  // [ranks]; empty: each rank has RankCost()
+  int sources = 0;              // number of ranks, the first ones, that have tokens; 0: all
 
+  RankCost CostOf(int rank) const { return costs.empty() ? RankCost() : costs[rank]; }
+  // Whether the time of a rank is proportional to its rows, with the same factor on all ranks, and
+  // slots are divided evenly.
+  bool EqualRanks() const;
   bool Alive(int rank) const { return active.empty() || active[rank] != 0; }
   int NumAlive() const;
   int NodeOf(int rank) const { return static_cast<int>(int64_t{rank} * nodes / ranks); }
 };
 
 // Expert placement of all layers. A slot holds one physical expert. Slot p belongs to the rank
-// given by ExpertsOfRank (moe/placement/placement.h). Slots of dead ranks are −1 and receive no
-// tokens. A value type.
+// given by LivingSlots, or by ExpertsOfRank (moe/placement/placement.h). Slots of dead ranks are −1
+// and receive no tokens. A value type.
 struct Placement {
   int layers = 0, physical = 0, logical = 0;
   std::vector<int32_t> physical_to_logical;  // [layers, physical]
@@ -62,7 +81,9 @@ struct Placement {
 };
 
 // Error kInvalid in the following cases. A size is below 1, ranks are not divisible by nodes, or
-// `active` has another length or no living rank. All living ranks together have fewer slots than
+// `active` has another length or no living rank. `slots` has another length or sum, or a number
+// below 1. `costs` has another length, or a cost that is not positive. `sources` is not a number of
+// ranks. All living ranks together have fewer slots than
 // there are experts. One rank has more slots than there are experts, so that it would hold an
 // expert twice.
 void ValidateTopology(const RankTopology& topology, int physical, int logical);

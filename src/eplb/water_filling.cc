@@ -78,8 +78,12 @@ constexpr double kNothing = 1e-6;  // in tokens; smaller amounts are rounding er
 }  // namespace
 
 void WaterFilling::Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
-                         std::span<const int32_t> expert_of, int offset) {
+                         std::span<const int32_t> expert_of, int offset,
+                         std::span<const double> costs) {
   CHECK(bin_of.size() == expert_of.size());
+  CHECK(costs.empty() || std::ssize(costs) == num_bins);
+  costs_.assign(num_bins, 1.0);
+  std::ranges::copy(costs, costs_.begin());
   offset_ = offset;
   begin_.assign(num_experts + 1, 0);
   // A second replica of an expert in the same bin does not change what can be balanced, so its slot
@@ -137,17 +141,20 @@ void WaterFilling::FillExpert(const Replicated& group, double load) {
   if (count == 2) {
     double& a = bins_[replicas_[begin].bin];
     double& b = bins_[replicas_[begin + 1].bin];
-    const double other_a = a - filled_[begin], other_b = b - filled_[begin + 1];
-    const double share = std::clamp((load + other_b - other_a) / 2, 0.0, load);
+    const double cost_a = costs_[replicas_[begin].bin], cost_b = costs_[replicas_[begin + 1].bin];
+    const double other_a = a - filled_[begin] * cost_a, other_b = b - filled_[begin + 1] * cost_b;
+    const double share =
+        std::clamp((load * cost_b + other_b - other_a) / (cost_a + cost_b), 0.0, load);
     filled_[begin] = share;
     filled_[begin + 1] = load - share;
-    a = other_a + share;
-    b = other_b + (load - share);
+    a = other_a + share * cost_a;
+    b = other_b + (load - share) * cost_b;
     return;
   }
   const auto order = std::span(order_).subspan(begin, count);
+  const auto cost = [&](int32_t i) { return costs_[replicas_[i].bin]; };
   for (int32_t i = 0; i < count; ++i) {
-    bins_[replicas_[begin + i].bin] -= filled_[begin + i];
+    bins_[replicas_[begin + i].bin] -= filled_[begin + i] * cost(begin + i);
     order[i] = begin + i;
   }
   // Insertion sort by the load of the bin without this expert. There are few replicas.
@@ -159,15 +166,16 @@ void WaterFilling::FillExpert(const Replicated& group, double load) {
     for (; at > 0 && other(order[at - 1]) > level; --at) order[at] = order[at - 1];
     order[at] = moved;
   }
-  double level = 0, sum = load;
+  double level = 0, sum = load, speed = 0;
   for (int32_t i = 0; i < count; ++i) {
-    sum += other(order[i]);
-    level = sum / (i + 1);
+    sum += other(order[i]) / cost(order[i]);
+    speed += 1 / cost(order[i]);
+    level = sum / speed;
     if (i + 1 == count || level <= other(order[i + 1])) break;
   }
   for (int32_t i = begin; i < group.end; ++i) {
-    filled_[i] = std::max(0.0, level - other(i));
-    bins_[replicas_[i].bin] += filled_[i];
+    filled_[i] = std::max(0.0, level - other(i)) / cost(i);
+    bins_[replicas_[i].bin] += filled_[i] * cost(i);
   }
 }
 
@@ -177,7 +185,7 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
   for (size_t e = 0; e < single_.size(); ++e) {
     load_[e] = load[e];
     if (single_[e].bin < 0) continue;
-    bins_[single_[e].bin] += load[e];
+    bins_[single_[e].bin] += load[e] * costs_[single_[e].bin];
     total += load[e];
   }
   for (const Replicated& group : replicated_) {
@@ -185,10 +193,12 @@ double WaterFilling::Fill(std::span<const double> load, int sweeps, double toler
     total += load[group.expert];
     for (int32_t i = group.begin; i < group.end; ++i) {
       filled_[i] = share;
-      bins_[replicas_[i].bin] += share;
+      bins_[replicas_[i].bin] += share * costs_[replicas_[i].bin];
     }
   }
-  mean_ = total / static_cast<double>(bins_.size());
+  double speed = 0;  // the number of bins, if costs are 1
+  for (const double cost : costs_) speed += 1 / cost;
+  mean_ = total / speed;
   double max_load = *std::ranges::max_element(bins_);
   for (int sweep = 0; sweep < sweeps && max_load > mean_ * (1 + tolerance); ++sweep) {
     if (sweep % 2 == 0)
@@ -213,19 +223,22 @@ void WaterFilling::Shares(std::span<int32_t> shares) {
     for (int32_t i = group.begin; i < group.end; ++i) {
       if (filled_[i] > kNothing) receivers_.push_back(i);
       const double whole = std::min(std::floor(filled_[i] + kNothing), static_cast<double>(left));
-      bins_[replicas_[i].bin] += whole - filled_[i];
+      bins_[replicas_[i].bin] += (whole - filled_[i]) * costs_[replicas_[i].bin];
       filled_[i] = whole;
       left -= static_cast<int32_t>(whole);
     }
     const auto count = static_cast<int32_t>(receivers_.size());
     for (; left > 0 && count > 0; --left) {
       const int32_t first = (offset_ + group.expert) % count;
+      const auto after = [&](int32_t i) {
+        return bins_[replicas_[i].bin] + costs_[replicas_[i].bin];
+      };
       int32_t emptiest = receivers_[first];
       for (int32_t i = 1; i < count; ++i) {
         const int32_t other = receivers_[(first + i) % count];
-        if (bins_[replicas_[other].bin] < bins_[replicas_[emptiest].bin]) emptiest = other;
+        if (after(other) < after(emptiest)) emptiest = other;
       }
-      bins_[replicas_[emptiest].bin] += 1;
+      bins_[replicas_[emptiest].bin] += costs_[replicas_[emptiest].bin];
       filled_[emptiest] += 1;
     }
     for (int32_t i = group.begin; i < group.end; ++i)

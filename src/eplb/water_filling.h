@@ -1,4 +1,4 @@
-// Divides load over replicas so that the most loaded rank has as little as possible.
+// Divides load over replicas so that the slowest rank takes as little time as possible.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class DivisionForest {
 };
 
 // Divides the tokens of a batch over the replicas of their experts to minimize the maximum rank
-// load, by water-filling.
+// load, by water-filling. With costs of bins, the load of a bin is the time of its tokens.
 
 // Reset prepares an instance for the placement of one layer: the bins (ranks) of each expert's
 // replicas. An expert's load may be divided over its replicas in any way. Each thread has its own
@@ -58,6 +58,7 @@ class DivisionForest {
 // has the least maximum load: if the most loaded bin could be relieved, the sum of squares would
 // decrease. So the iteration converges to the exact optimum (replica_choice.h); `sweeps` bounds the
 // distance from it.
+// With costs, the sum of load² / cost is minimized instead, for the same reasons.
 class WaterFilling {
  public:
   struct Replica {
@@ -68,16 +69,19 @@ class WaterFilling {
   // `bin_of` [slots]: −1 for unused slots; slots of a bin are contiguous. `expert_of` [slots]: the
   // expert of each slot. `offset`, not negative: the starting point among equally good replicas of
   // an expert. Ranks that each divide their own batch use different offsets; otherwise all of them
-  // would choose the first replica.
+  // would choose the first replica. `costs` [bins], positive: the time of a token on each bin;
+  // empty: 1.
   void Reset(int num_bins, int num_experts, std::span<const int32_t> bin_of,
-             std::span<const int32_t> expert_of, int offset = 0);
+             std::span<const int32_t> expert_of, int offset = 0,
+             std::span<const double> costs = {});
 
   // Divides `load` [experts], not negative. Returns the load of the most loaded bin. Stops before
   // `sweeps` sweeps if no bin exceeds the mean by more than the fraction `tolerance`.
   double Fill(std::span<const double> load, int sweeps, double tolerance = 0);
 
   std::span<const double> bin_loads() const { return bins_; }  // [bins] after Fill
-  double mean() const { return mean_; }                        // of the bins
+  // The load of each bin if tokens could be divided over the bins at will: without costs, the mean.
+  double mean() const { return mean_; }
   // Writes the division of the last Fill to `shares` [slots], 0 for unused slots. Shares are whole
   // tokens if the loads were whole. Before that, the number of divided experts is reduced without a
   // change of the bin loads (DivisionForest). Tokens left over from rounding down go to the
@@ -96,6 +100,7 @@ class WaterFilling {
   std::vector<Replica> single_;  // [experts] the only replica; bin −1 if there are several or none
   std::vector<double> filled_;   // [replicas_] load of each replica
   std::vector<double> bins_;     // [bins] load of each bin
+  std::vector<double> costs_;    // [bins] load of a token
   std::vector<int32_t> order_, begin_, last_bin_;  // scratch
   std::vector<double> load_;                       // [experts] of the last Fill
   std::vector<int32_t> receivers_;                 // scratch: replicas with a share

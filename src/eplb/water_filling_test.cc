@@ -114,6 +114,42 @@ TEST(WaterFillingTest, TwoReplicasOnOneBinAreOne) {
   EXPECT_LE(shares[0] + shares[1], 54);
 }
 
+TEST(WaterFillingTest, BinsWithCostsTakeEqualTimes) {
+  const std::vector<int32_t> bin_of{0, 1}, expert_of{0, 0};
+  const std::vector<double> load{100}, costs{1, 9};
+  WaterFilling filling;
+  filling.Reset(2, 1, bin_of, expert_of, 0, costs);
+  EXPECT_NEAR(filling.Fill(load, 8), 90, 1e-9);
+  EXPECT_NEAR(filling.mean(), 90, 1e-9);
+  std::vector<int32_t> shares(2);
+  filling.Shares(shares);
+  EXPECT_EQ(shares, (std::vector<int32_t>{90, 10}));
+}
+
+// No rows of an expert are on a bin that takes longer than another bin with the expert: otherwise
+// the slowest bin could be relieved.
+TEST(WaterFillingTest, NoRowsCouldMoveToAFasterBin) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    const RandomLayer layer = MakeLayer(6, 20, 6, 400, seed);
+    std::mt19937 random(seed);
+    std::vector<double> costs(layer.bins);
+    for (double& cost : costs) cost = 1 + static_cast<double>(random() % 12);
+    const std::vector<double> load(layer.load.begin(), layer.load.end());
+    std::vector<int32_t> shares(layer.bin_of.size());
+    WaterFilling filling;
+    filling.Reset(layer.bins, layer.experts, layer.bin_of, layer.expert_of, 0, costs);
+    filling.Fill(load, 400);
+    filling.Shares(shares);
+    const std::vector<int64_t> rows = BinLoads(layer, shares);
+    const auto time = [&](int32_t bin) { return static_cast<double>(rows[bin]) * costs[bin]; };
+    for (size_t p = 0; p < shares.size(); ++p)
+      for (size_t q = 0; q < shares.size(); ++q)
+        if (shares[p] > 1 && layer.expert_of[p] == layer.expert_of[q]) {
+          EXPECT_LE(time(layer.bin_of[p]), time(layer.bin_of[q]) * 1.02 + 40) << seed;
+        }
+  }
+}
+
 TEST(WaterFillingTest, AnEmptyBatchIsEmptyEverywhere) {
   const std::vector<int32_t> bin_of{0, 1, -1}, expert_of{0, 0, 0};
   WaterFilling filling;

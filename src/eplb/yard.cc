@@ -23,23 +23,6 @@ struct Repair {
 };
 constexpr Repair kRepairs[] = {{0.25, 0.05}, {0.1, 0.01}};
 
-// Loads of the last steps, scaled so that their mean equals the forecast: [scenarios, experts].
-std::vector<std::vector<double>> Scenarios(const LoadHistory& history, int layer,
-                                           std::span<const double> load, int most) {
-  const int count = std::min(most, history.steps);
-  if (count < 2) return {{load.begin(), load.end()}};
-  std::vector<double> sum(load.size(), 0.0);
-  for (int step = history.steps - count; step < history.steps; ++step)
-    for (size_t e = 0; e < load.size(); ++e) sum[e] += history.At(step, layer)[e];
-  std::vector<std::vector<double>> scenarios;
-  for (int step = history.steps - count; step < history.steps; ++step) {
-    std::vector<double>& scenario = scenarios.emplace_back(load.begin(), load.end());
-    for (size_t e = 0; e < load.size(); ++e)
-      if (sum[e] > 0) scenario[e] *= history.At(step, layer)[e] * count / sum[e];
-  }
-  return scenarios;
-}
-
 class LayerPlanner {
  public:
   LayerPlanner(const LoadHistory& history, const RankTopology& topology,
@@ -63,7 +46,7 @@ class LayerPlanner {
       std::ranges::copy(plan.map(), next.begin());
       return;
     }
-    scenarios_ = Scenarios(history_, layer, load, options_.scenarios);
+    scenarios_ = LoadScenarios(history_, layer, load, options_.scenarios);
     previous_ = previous;
     least_ = std::numeric_limits<double>::infinity();
     plan.Assign(previous);

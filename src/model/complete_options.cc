@@ -40,14 +40,16 @@ ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
   options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
-  options.load.placements = LoadPlacements(
-      {.location = options.moe.init_expert_location,
-       .num_layers = config.num_layers(),
-       .num_logical = config.moe->router.num_experts,
-       .redundant = options.moe.num_redundant_experts,
-       .algorithm = options.eplb_algorithm,
-       .topology = {
-           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
+  options.load.placements = LoadPlacements({.location = options.moe.init_expert_location,
+                                            .num_layers = config.num_layers(),
+                                            .num_logical = config.moe->router.num_experts,
+                                            .redundant = options.moe.num_redundant_experts,
+                                            .algorithm = options.eplb_algorithm,
+                                            .topology = {.ranks = mesh.ep,
+                                                         .nodes = options.moe.nodes,
+                                                         .groups = config.moe->router.num_groups,
+                                                         .slots = mesh.expert_slots,
+                                                         .costs = options.rank_costs}});
   return options;
 }
 

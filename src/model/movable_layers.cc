@@ -8,7 +8,7 @@ namespace switchyard {
 namespace {
 
 std::span<const int32_t> OwnExperts(const ExpertPlacement& placement, const Mesh& mesh) {
-  const Range own = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const Range own = ExpertsOfRank(placement.num_physical(), mesh);
   return placement.physical_to_logical().subspan(own.begin, own.size());
 }
 

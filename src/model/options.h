@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "eplb/types.h"
 #include "model/weights.h"
 #include "moe/options.h"
 #include "schedule/operation.h"
@@ -81,6 +82,7 @@ struct ModelOptions {
   // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
   int64_t max_pass_tokens = 0;
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
+  std::vector<RankCost> rank_costs;     // of the EP ranks, for the same planner; empty: equal
   int32_t page_size = 16;               // page size of the cache passed to Forward
   LoadOptions load;
 };

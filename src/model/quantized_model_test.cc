@@ -102,7 +102,7 @@ TEST_P(QuantizedModel, LogitsAreThoseOfTheDequantizedModel) {
   const Reference reference = ReadReference(GetParam());
   // Input columns with their own scales are folded into bfloat16 weights.
   const double tolerance = std::string(GetParam()) == "modelopt_w4a8" ? 5e-2 : 2e-4;
-  for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}, {2, 1}}) {
+  for (const MeshShape& shape : {MeshShape{1, 1}, {2, 2}, {2, 1}}) {
     SCOPED_TRACE("tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
     const auto logits = Logits(Dir(GetParam()), {.activations = "never"}, shape, reference.tokens);
     EXPECT_LT(Worst(logits, reference.logits), tolerance);
@@ -216,7 +216,7 @@ TEST(QuantizedModelErrors, RowsInBFloat16StayClose) {
     } catch (const Error&) {
       continue;
     }
-    for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}}) {
+    for (const MeshShape& shape : {MeshShape{1, 1}, {2, 2}}) {
       const auto logits = Logits(dir, {.activations = "always"}, shape, tokens);
       const double error = RelativeError(logits, plain);
       std::printf("%s: error of the logits by rows in bfloat16 %.4f\n", isa, error);

@@ -28,6 +28,7 @@ namespace {
 // Maximum number of physical experts on a rank.
 int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape) {
+  if (!shape.expert_slots.empty()) return std::ranges::max(shape.expert_slots);
   return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
 }
 
@@ -138,12 +139,14 @@ Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& lo
   return all;
 }
 
-// The larger of the first and the last rank's weights. Where blocks of a format do not divide
+// The larger of the first and the last rank's weights; with ranks that have experts only, those of
+// the first rank. Where blocks of a format do not divide
 // evenly over ranks, the last rank has the most columns. Its part may also start within a block of
 // a panel, and is expanded then.
 Counted CountLargest(const ModelConfig& config, const MeshShape& mesh, const LoadOptions& load) {
   Counted first = Count(config, Mesh(mesh, 0), load);
-  if (mesh.tp == 1 || config.quantization.none()) return first;
+  const bool same = config.quantization.none() && mesh.expert_slots.empty();
+  if (mesh.tp == 1 || mesh.expert_ranks > 0 || same) return first;
   const Counted last = Count(config, Mesh(mesh, mesh.tp - 1), load);
   return last.bytes.total() > first.bytes.total() ? last : first;
 }

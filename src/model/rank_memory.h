@@ -37,7 +37,8 @@ struct RankMemoryShape {
   int64_t states = 0;  // slots of recurrent states
 };
 
-// The memory of the first or the last rank, whichever has more weights. `options`: those of the
+// The memory of the first or the last rank, whichever has more weights; of the first one with
+// MeshShape::expert_ranks. `options`: those of the
 // model's constructor. Error kInvalid as from the constructor, for sizes that cannot be sharded.
 RankMemory MemoryOfRank(const ModelConfig& config, const ModelOptions& options,
                         const MeshShape& mesh, const RankMemoryShape& shape);

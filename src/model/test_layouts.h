@@ -38,6 +38,8 @@ struct Case {
   int64_t round_tokens = 8192;       // capacity of deepep's normal mode
   bool single_batch = false;         // single-batch overlap
   std::string combine_rows = "slot";
+  int expert_ranks = 0;               // --expert-ranks
+  std::vector<int32_t> expert_slots;  // --expert-slots
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -45,7 +47,9 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.dense_tp << " " << c.backend << " " << c.mode << " " << Name(c.dtype) << " kv "
              << Name(c.kv_dtype) << " redundant " << c.redundant << " rows " << c.activations
              << (c.two_batches ? " two batches" : "") << " round " << c.round_tokens
-             << (c.single_batch ? " single batch" : "") << " by " << c.combine_rows;
+             << (c.single_batch ? " single batch" : "") << " by " << c.combine_rows
+             << " expert ranks " << c.expert_ranks << " slots "
+             << ::testing::PrintToString(c.expert_slots);
 }
 
 // A sequence and its schedule: from pass `start` on in chunks of `chunk` rows up to `decode_from`,
@@ -173,7 +177,12 @@ std::vector<std::vector<Outcome>> RunBy(const Case& c, const std::vector<Group>&
   options.moe.combine_rows = c.combine_rows;
   options.moe.single_batch_overlap = c.single_batch;
   options.two_batch_overlap = c.two_batches;
-  const MeshShape shape{.tp = c.tp, .ep = c.ep, .dp = c.dp, .dense_tp = c.dense_tp};
+  const MeshShape shape{.tp = c.tp,
+                        .ep = c.ep,
+                        .dp = c.dp,
+                        .dense_tp = c.dense_tp,
+                        .expert_ranks = c.expert_ranks,
+                        .expert_slots = c.expert_slots};
   int passes = 0;
   for (const Group& group : groups)
     for (const Text& text : group) passes = std::max(passes, text.passes());

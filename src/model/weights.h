@@ -128,9 +128,10 @@ struct LoadOptions {
   int threads = 1;               // number of threads that fill memory; Model sets it
 };
 
-// Loads this rank's shard. Errors name the file and tensor: missing or truncated files, tensors
-// outside their file, overlapping ranges, shape or dtype that contradicts config.json, missing
-// tensors (the first five and how many), NaN scales.
+// Loads this rank's shard; on a rank without attention (Mesh::attends) only its routed experts, and
+// all other weights are undefined. Errors name the file and tensor: missing or truncated files,
+// tensors outside their file, overlapping ranges, shape or dtype that contradicts config.json,
+// missing tensors (the first five and how many), NaN scales.
 ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& config,
                          const Mesh& mesh, const LoadOptions& options);
 

@@ -39,7 +39,8 @@ void MoeLayer::ApplyPlacement() {
   std::vector<int32_t> replicas;
   if (!placement.is_identity())
     replicas = backend_->scatters()
-                   ? placement.ReplicasFor(mesh.ep(), mesh.ep_rank(), backend_->options().nodes)
+                   ? placement.ReplicasFor(mesh.ep(), mesh.ep_rank(), backend_->options().nodes,
+                                           mesh.shape().expert_slots)
                    : placement.CommonReplicas();
   parts_->SetReplicas(std::move(replicas));
   const int layer = parts_->config.layer;

@@ -84,7 +84,7 @@ struct TestLayer {
     MoeLayerWeights share = whole;
     ExpertPlacement placement = config.placement;
     if (placement.num_logical() == 0) placement = ExpertPlacement::Trivial(spec.num_experts);
-    const Range range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+    const Range range = ExpertsOfRank(placement.num_physical(), mesh);
     share.experts.clear();
     for (int p = range.begin; p < range.end; ++p)
       share.experts.push_back(Slice(whole.experts[placement.physical_to_logical()[p]],

@@ -5,6 +5,7 @@
 
 #include "comm/mesh.h"
 #include "core/dtype.h"
+#include "core/format.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
@@ -44,12 +45,18 @@ std::string ModelText(const EngineConfig& config, const ModelConfig& model) {
 std::string LayoutText(const EngineConfig& config, const ModelConfig& model) {
   const MeshShape& mesh = config.mesh;
   std::string text = mesh.pp > 1 ? fmt::format("pp {}, ", mesh.pp) : "";
-  text += fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.dp);
-  if (model.has_moe())
-    text +=
-        fmt::format(", {} experts on each rank, {}",
-                    (model.moe->router.num_experts + config.moe.num_redundant_experts) / mesh.ep,
-                    mesh.tp == mesh.ep ? "whole" : fmt::format("1/{} of each", mesh.tp / mesh.ep));
+  text += fmt::format("tp {}, ep {}, dp {}", mesh.tp, mesh.ep, mesh.attention_groups());
+  if (mesh.expert_ranks > 0) text += fmt::format(", {} ranks with experts only", mesh.expert_ranks);
+  if (!model.has_moe()) return text;
+  const std::string experts =
+      mesh.expert_slots.empty()
+          ? fmt::format(
+                "{} experts on each rank",
+                (model.moe->router.num_experts + config.moe.num_redundant_experts) / mesh.ep)
+          : fmt::format("{} experts on the ranks", Joined(mesh.expert_slots, ", "));
+  text +=
+      fmt::format(", {}, {}", experts,
+                  mesh.tp == mesh.ep ? "whole" : fmt::format("1/{} of each", mesh.tp / mesh.ep));
   return text;
 }
 

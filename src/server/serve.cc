@@ -262,9 +262,9 @@ int RunServe(const ServerArgs& args) {
     void Send(const std::vector<ControlMessage>& messages) override { ranks->Send(messages); }
     Supervisor* ranks = nullptr;
   } link;
-  Front front(
-      link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
-      DpController(args.engine.mesh.dp, ParseLoadBalanceMethod(args.engine.load_balance_method)));
+  Front front(link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
+              DpController(args.engine.mesh.attention_groups(),
+                           ParseLoadBalanceMethod(args.engine.load_balance_method)));
   front.SetWeightVersion(args.weight_version);
   Disaggregation transfers(args, plan, launch, front);
   const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);

@@ -80,6 +80,27 @@ def test_simulate_prints_windows_and_draws_them(tmp_path):
     assert [len(curve.attrib["points"].split()) for curve in curves] == [150, 150]
 
 
+def test_ranks_may_have_their_own_slots_and_speeds(tmp_path):
+    flags = ["--tensor", "steady", "--ranks", "2", "--slots", "64,192", "--rank-costs", "1:10,8:200", "--sources", "1",
+             "--dispatch", "static"]
+    file = tmp_path / "placement.json"
+    printed = lines("plan", TRACES, *flags, "--output", file)
+    before, after = map(float, re.fullmatch(r"time of the slowest rank in a step, all layers: ([\d.e+]+) before, ([\d.e+]+) after",
+                                            printed[-2]).groups())
+    assert after < before
+    (row,) = json.loads(file.read_text())["physical_to_logical_map"]
+    assert sorted(row) == list(range(256))
+    printed = lines("simulate", TRACES, *flags, "--every", "50")
+    before, after = map(float, re.findall(r"[\d.e+]+(?= before| after)", printed[-1]))
+    assert after < before
+    assert "--slots 64;192: want a number" in refusal(
+        "plan", TRACES, "--tensor", "steady", "--ranks", "2", "--slots", "64;192")
+    assert "the ranks have 255 expert slots together; want 256" in refusal(
+        "plan", TRACES, "--tensor", "steady", "--ranks", "2", "--slots", "63,192", "--physical", "256")
+    assert "want auto or yard" in refusal("plan", TRACES, *flags, "--algorithm", "deepseek")
+    assert "--dispatch lp divides rows over equal ranks" in refusal("plan", TRACES, *flags[:-1], "lp")
+
+
 def test_counts_may_be_text(tmp_path):
     file = tmp_path / "counts.json"
     file.write_text(json.dumps({"logical_count": [[9, 1, 1, 1, 1, 1], [0] * 6]}))

@@ -129,6 +129,22 @@ def test_plans_of_stages_and_workers_are_accepted_by_serve():
     assert {split["decode"]["workers"] for split in figures["splits"] if "decode" in split} == {1}
 
 
+def test_plan_of_a_gpu_with_experts_on_cpus():
+    flags = ["plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "1xh100", "--cpu-experts", "--cpus", 64]
+    out = run(*flags, "--memory", 80, "--host-memory", 768, "--expert-loads", "zipf:0.9")
+    placed, experts = map(int, re.search(r"(\d+) of (\d+) experts of each layer on the GPU; with zipf:0.9", out).groups())
+    assert 0 < placed < experts == 256
+    rows = re.findall(r"^(?:decode|prompt) of (\d+) +([\d.]+) .* ([\d.]+)x", out, re.M)
+    assert [int(row[0]) for row in rows] == [1, 8, 32, 512, 4096]
+    assert all(float(row[2]) >= 1 for row in rows[:3])
+    assert "--host-memory 64: the " in run(*flags, "--memory", 80, "--host-memory", 64, code=2)
+    assert "--memory 8: weights without routed experts" in run(*flags, "--memory", 8, "--host-memory", 768, code=2)
+    assert "--host-memory: --cpu-experts is missing" in run(
+        "plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "1xh100", "--host-memory", 64, code=2)
+    assert "--cpu-experts: plans one GPU" in run(
+        "plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh100", "--cpu-experts", code=2)
+
+
 def test_explain_prints_the_decision_tree():
     out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
               "tp8-ep8-dp8-dense1-deepep")

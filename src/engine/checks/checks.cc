@@ -3,9 +3,11 @@
 #include "engine/checks/checks.h"
 
 #include <cmath>
+#include <numeric>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "core/gguf_files.h"
 #include "engine/checks/features.h"
 #include "engine/expert_services.h"
@@ -219,6 +221,53 @@ void CheckGgufDevice(const EngineConfig& c, bool gpus) {
           path.string());
 }
 
+// Ranks with experts only, and ranks with their own numbers of experts.
+void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
+  const MeshShape& mesh = c.mesh;
+  if (mesh.expert_ranks == 0 && mesh.expert_slots.empty()) return;
+  const std::string flag = mesh.expert_ranks > 0
+                               ? fmt::format("--expert-ranks {}", mesh.expert_ranks)
+                               : fmt::format("--expert-slots {}", Joined(mesh.expert_slots, ","));
+  if (!plan.model.has_moe()) throw Invalid("{}: this model has no experts; leave it out", flag);
+  const auto refuse = [&](bool given, const std::string& other) {
+    if (given) throw Invalid("{}: not supported with {}", flag, other);
+  };
+  refuse(mesh.pp > 1, fmt::format("--pp-size {}", mesh.pp));
+  refuse(c.elastic_ep_backend != "none",
+         fmt::format("--elastic-ep-backend {}", c.elastic_ep_backend));
+  refuse(c.spare_ranks > 0, fmt::format("--spare-ranks {}", c.spare_ranks));
+  refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
+  const DraftSource drafts = SourceOf(c.speculative);
+  refuse(
+      drafts != DraftSource::kNone && drafts != DraftSource::kNgram,
+      fmt::format("--speculative-algorithm {}, which has a draft model", c.speculative.algorithm));
+  refuse(mesh.expert_ranks > 0 && c.moe.waterfill,
+         "--enable-deepep-waterfill: shared experts stay on ranks with attention");
+  if (mesh.expert_slots.empty()) return;
+  const int64_t slots =
+      std::accumulate(mesh.expert_slots.begin(), mesh.expert_slots.end(), int64_t{0});
+  const int64_t want = plan.model.moe->router.num_experts + c.moe.num_redundant_experts;
+  if (slots != want)
+    throw Invalid(
+        "--expert-slots {}: {} slots; want {}, the model's experts and --ep-num-redundant-experts",
+        Joined(mesh.expert_slots, ","), slots, want);
+  for (const int32_t of_rank : mesh.expert_slots)
+    if (of_rank > plan.model.moe->router.num_experts)
+      throw Invalid(
+          "--expert-slots {}: a rank would hold an expert twice; want at most {} for each",
+          Joined(mesh.expert_slots, ","), plan.model.moe->router.num_experts);
+}
+
+void CheckRankCosts(const EngineConfig& c, const EnginePlan& plan) {
+  if (c.eplb.rank_costs.empty()) return;
+  if (!plan.model.has_moe())
+    throw Invalid("--eplb-rank-costs: this model has no experts; leave it out");
+  const auto costs = std::ssize(RankCostsOf(c));
+  if (costs != c.mesh.ep)
+    throw Invalid("--eplb-rank-costs {}: costs of {} ranks; want those of {} EP ranks (--ep-size)",
+                  c.eplb.rank_costs, costs, c.mesh.ep);
+}
+
 // The reason why ranks can serve only together, for --elastic-ep-backend; "" if some can serve
 // without the others. They can if each rank has whole attention and dense layers, and outputs do
 // not depend on the placement of experts.
@@ -281,6 +330,8 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);
   CheckRecorder(config, plan.model);
+  CheckUnequalRanks(config, plan);
+  CheckRankCosts(config, plan);
   CheckEplb(config, plan);
   CheckSpares(config, plan);
   CheckWeightLayout(config, plan);

@@ -120,6 +120,67 @@ TEST(ChecksTest, Disaggregation) {
   });
 }
 
+TEST(ChecksTest, RanksWithExpertsOnly) {
+  const auto with = [](auto change) {
+    return [change](EngineConfig& c) {
+      c.mesh.expert_ranks = 2;
+      change(c);
+    };
+  };
+  ExpectCases({
+      {with([](auto&) {}), ""},
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 2, 3, 10};
+       }),
+       ""},
+      {with([](auto& c) { c.two_batch_overlap = true; }), ""},
+      {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
+      {with([](auto& c) { c.eplb.enable = true; }), ""},
+      {with([](auto& c) { c.mesh.dp = 2; }), "--expert-ranks 2: each other rank needs whole"},
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 2, 3, 4};
+       }),
+       "--expert-slots 1,2,3,4: 10 slots; want 16"},
+      {with([](auto& c) {
+         c.mesh.expert_slots = {1, 15};
+       }),
+       "--expert-slots has 2 numbers"},
+      {with([](auto& c) {
+         c.moe.num_redundant_experts = 12;
+         c.mesh.expert_slots = {4, 4, 3, 17};
+       }),
+       "--expert-slots 4,4,3,17: a rank would hold an expert twice; want at most 16"},
+      {with([](auto& c) { c.spare_ranks = 1; }),
+       "--expert-ranks 2: not supported with --spare-ranks"},
+      {with([](auto& c) { c.elastic_ep_backend = "mooncake"; }),
+       "--expert-ranks 2: not supported with --elastic-ep-backend mooncake"},
+      {with([](auto& c) { c.disaggregation_mode = "prefill"; }),
+       "--expert-ranks 2: not supported with --disaggregation-mode prefill"},
+      {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }),
+       "--expert-ranks 2: not supported with --speculative-algorithm NEXTN"},
+      {with([](auto& c) { c.eplb.rank_costs = "1:40,20"; }),
+       "--eplb-rank-costs 1:40,20: costs of 2 ranks; want those of 4 EP ranks"},
+      {with([](auto& c) { c.eplb.rank_costs = "1:40,20,20,20"; }), ""},
+      {with([](auto& c) {
+         c.eplb.rank_costs = "1:40,20,20,20";
+         c.eplb.dispatch = "lp";
+       }),
+       "--ep-dispatch-algorithm lp divides rows over equal ranks"},
+      {with([](auto& c) {
+         c.eplb.enable = true;
+         c.eplb.algorithm = "deepseek";
+         c.eplb.rank_costs = "1:40,20,20,20";
+       }),
+       "--enable-eplb, --eplb-algorithm deepseek: deepseek, deepseek_hierarchical and"},
+  });
+  const auto waterfill = with([](auto& c) { c.moe.waterfill = true; });
+  ExpectCases({{waterfill, "--expert-ranks 2: not supported with --enable-deepep-waterfill"}},
+              "deepseek_v3");
+  ExpectCases({{with([](auto&) {}), "--expert-ranks 2: this model has no experts"}}, "llama");
+  ExpectCases({{with([](auto&) {}), "--expert-ranks 2: supported on CPUs only"}}, "qwen3_moe",
+              {.gpus = true});
+}
+
 TEST(ChecksTest, ExpertsOfTheModel) {
   const auto waterfill = [](auto& c) { c.moe.waterfill = true; };
   ExpectCases({{waterfill, ""},

@@ -257,6 +257,23 @@ void AddParallelism(std::vector<Feature>& all) {
   add(
       "--pp-size", [](EngineConfig& c) -> int& { return c.mesh.pp; }, 2);
   all.back().reach = {.one_gpu = false, .gpu_hosts = false};
+  constexpr Reach kUnequal{.gpus = false, .hosts = false, .one_gpu = false};
+  add(
+      "--expert-ranks", [](EngineConfig& c) -> int& { return c.mesh.expert_ranks; }, 1);
+  all.back().reach = kUnequal;
+  all.back().request = [](EngineConfig& c) {
+    c.mesh = {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1};
+  };
+  all.push_back(Setting<std::vector<int32_t>>(
+      kRanks, "--expert-slots",
+      [](EngineConfig& c) -> std::vector<int32_t>& { return c.mesh.expert_slots; }, {}, kUnequal));
+  all.back().number = [](const EngineConfig& config) {
+    return Joined(config.mesh.expert_slots, ",");
+  };
+  all.back().request = [](EngineConfig& c) {
+    const int experts = ReadModelConfig(c).moe->router.num_experts;
+    c.mesh = {.tp = 2, .ep = 2, .expert_slots = {1, experts - 1}};
+  };
 }
 
 // Features of serving. `reach` is set for those that do not work on all kinds of ranks.

@@ -111,7 +111,8 @@ TEST(FeaturesTest, RanksWithoutSharedMemoryRefuseByName) {
       ++refused;
     }
   });
-  EXPECT_EQ(refused, 3);  // mooncake, and two values of --disaggregation-mode
+  // mooncake, two values of --disaggregation-mode, and ranks with unequal roles or slots
+  EXPECT_EQ(refused, 5);
 }
 
 // GPUs of a host map each other's memory, also if a launcher starts the ranks.

@@ -59,6 +59,12 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const std::string prefix = LayerPrefix(parts, index);
   LayerWeights layer;
   Meter meter(parts);
+  if (!mesh.attends()) {
+    if (!config.layers[index].moe) return layer;
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
+    bytes.experts += meter.Next();
+    return layer;
+  }
   const auto norm = [&](const std::string& name) {
     return name.empty() ? Tensor() : BuildNorm(parts, prefix + name + ".weight");
   };
@@ -138,7 +144,8 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   if (config.takes_hidden()) w.hidden_input = BuildHiddenInput(parts);
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
-  if (config.has_embedding && (!config.eagle || config.eagle->own_embedding))
+  const bool attends = mesh.attends();
+  if (attends && config.has_embedding && (!config.eagle || config.eagle->own_embedding))
     w.embedding = parts.Vocabulary(names.embedding, config.vocab_size, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());
@@ -149,7 +156,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   }
   names = all;
   meter.Next();
-  if (config.has_head) {
+  if (attends && config.has_head) {
     if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);
     bytes.norms += meter.Next();
     BuildHead(parts, &w);

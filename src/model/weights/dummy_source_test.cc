@@ -17,7 +17,7 @@ TEST(DummyWeights, DoNotDependOnTheMesh) {
   for (const std::string& name : kFixtures) {
     const ModelConfig config = LoadModelConfig(FixtureDir(name));
     const Roles whole = Assemble("/nonexistent", config, {1, 1}, dummy);
-    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}, {4, 2}}) {
+    for (const MeshShape& shape : {MeshShape{2, 1}, {2, 2}, {4, 2}}) {
       SCOPED_TRACE(name + " tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
       ExpectSame(Assemble("/nonexistent", config, shape, dummy), whole);
     }

@@ -54,7 +54,7 @@ void ExpectTheModels(const std::filesystem::path& dir, const ModelConfig& config
 
 TEST(ExpertLoader, LoadsWhatTheModelLoads) {
   for (const std::string& name : kFixtures)
-    for (const MeshShape shape : {MeshShape{1, 1}, {4, 2}}) {
+    for (const MeshShape& shape : {MeshShape{1, 1}, {4, 2}}) {
       SCOPED_TRACE(fmt::format("{} tp {}", name, shape.tp));
       const auto dir = FixtureDir(name);
       ExpectTheModels(dir, LoadModelConfig(dir), shape, {});

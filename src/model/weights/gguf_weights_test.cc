@@ -161,7 +161,7 @@ TEST(GgufFormats, PanelsHoldTheNumbersOfTheFile) {
     SCOPED_TRACE(file);
     const Roles expanded = Assemble(GgufFile(file), LoadModelConfig(GgufFile(file)), {1, 1});
     const ModelConfig config = WithInt8Rows(file);
-    for (const MeshShape shape : {MeshShape{1, 1}, {2, 1}, {2, 2}}) {
+    for (const MeshShape& shape : {MeshShape{1, 1}, {2, 1}, {2, 2}}) {
       const Roles panels = Assemble(GgufFile(file), config, shape);
       for (const auto& [role, values] : expanded) {
         const Values& got = panels.at(role);

@@ -184,10 +184,11 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
   const Mesh& mesh = parts.mesh();
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
-  w.router = BuildRouter(parts, block, owned);
-  const Range places = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  if (mesh.attends()) w.router = BuildRouter(parts, block, owned);
+  const Range places = ExpertsOfRank(placement.num_physical(), mesh);
   w.experts = ExpertsOfBlock(
       parts, block, placement.physical_to_logical().subspan(places.begin, places.size()), owned);
+  if (!mesh.attends()) return w;
   const int64_t shared = moe.shared_intermediate;
   if (shared != 0) {
     w.has_shared = true;

@@ -247,7 +247,7 @@ TEST(PanelPacking, CheckpointsHoldTheSameWeights) {
     stored.quantization.stored_layout = true;
     EXPECT_FALSE(PacksStoredWeights(stored.quantization));
     const Roles want = Assemble(c.dir, stored, {1, 1});
-    for (const MeshShape shape : {MeshShape{1, 1}, {2, 1}, {4, 2}})
+    for (const MeshShape& shape : {MeshShape{1, 1}, {2, 1}, {4, 2}})
       ExpectSame(Assemble(c.dir, config, shape), want);
 
     const Mesh mesh({2, 2}, 1);

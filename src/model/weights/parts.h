@@ -92,6 +92,8 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
 LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& prefix);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
+// BuildMoe builds the routed experts only on a rank without attention (Mesh::attends).
+//
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
                                                  std::span<const int32_t> experts,

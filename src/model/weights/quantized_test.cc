@@ -97,7 +97,7 @@ TEST(QuantizedCheckpoints, PartsOfAllRanksMakeTheWhole) {
     const auto dir = QuantizedDir(c.name);
     const ModelConfig config = LoadModelConfig(dir);
     const Roles whole = Assemble(dir, config, {1, 1});
-    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}, {4, 2}}) {
+    for (const MeshShape& shape : {MeshShape{2, 1}, {2, 2}, {4, 2}}) {
       SCOPED_TRACE(std::string(c.name) + " tp " + std::to_string(shape.tp) + " ep " +
                    std::to_string(shape.ep));
       ExpectSame(Assemble(dir, config, shape), whole);

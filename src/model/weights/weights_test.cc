@@ -106,7 +106,7 @@ TEST(LoadWeights, PartsOfAllRanksMakeTheWhole) {
     const auto dir = FixtureDir(name);
     const ModelConfig config = LoadModelConfig(dir);
     const Roles whole = Assemble(dir, config, {1, 1});
-    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}}) {
+    for (const MeshShape& shape : {MeshShape{2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}}) {
       SCOPED_TRACE(name + " tp " + std::to_string(shape.tp) + " ep " + std::to_string(shape.ep));
       ExpectSame(Assemble(dir, config, shape), whole);
     }
@@ -117,7 +117,7 @@ TEST(LoadWeights, PartsOfEachFamilyMakeTheWholeAndHaveThePlannedBytes) {
   for (const std::filesystem::path& dir : FamilyDirs()) {
     const ModelConfig config = LoadModelConfig(dir);
     const Roles whole = Assemble(dir, config, {1, 1});
-    for (const MeshShape shape : {MeshShape{2, 1}, {2, 2}}) {
+    for (const MeshShape& shape : {MeshShape{2, 1}, {2, 2}}) {
       SCOPED_TRACE(dir.filename().string() + " ep " + std::to_string(shape.ep));
       ExpectSame(Assemble(dir, config, shape), whole);
       for (int r = 0; r < 2; ++r) {
@@ -138,7 +138,7 @@ TEST(LoadWeights, EightRanks) {
     text["num_key_value_heads"] = name == "olmoe" ? 8 : 4;
     const ModelConfig config = ParseModelConfig(text.dump());
     const Roles whole = Assemble(dir, config, {1, 1});
-    for (const MeshShape shape : {MeshShape{8, 4}, {8, 1}, {8, 8}}) {
+    for (const MeshShape& shape : {MeshShape{8, 4}, {8, 1}, {8, 8}}) {
       SCOPED_TRACE(name + " ep " + std::to_string(shape.ep));
       ExpectSame(Assemble(dir, config, shape), whole);
     }
@@ -180,7 +180,7 @@ TEST(LoadWeights, BytesOfARankAreThoseOfThePlan) {
   for (const std::string& name : kFixtures) {
     const auto dir = FixtureDir(name);
     const ModelConfig config = LoadModelConfig(dir);
-    for (const MeshShape shape : {MeshShape{1, 1}, {2, 2}, {4, 1}, {4, 2}}) {
+    for (const MeshShape& shape : {MeshShape{1, 1}, {2, 2}, {4, 1}, {4, 2}}) {
       for (int r = 0; r < shape.tp; ++r) {
         SCOPED_TRACE(name + " rank " + std::to_string(r) + " of " + std::to_string(shape.tp));
         const Mesh mesh(shape, r);

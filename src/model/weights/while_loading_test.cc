@@ -81,7 +81,7 @@ TEST(WhileLoading, WeightsDoNotDependOnTheMesh) {
     for (const Method& m : kMethods) {
       const ModelConfig config = LoadModelConfig(dir, {}, {.method = m.name});
       const Roles whole = Assemble(dir, config, {1, 1});
-      for (const MeshShape shape : {MeshShape{2, 1}, {4, 2}}) {
+      for (const MeshShape& shape : {MeshShape{2, 1}, {4, 2}}) {
         SCOPED_TRACE(fmt::format("{} {} tp {} ep {}", name, m.name, shape.tp, shape.ep));
         ExpectSame(Assemble(dir, config, shape), whole);
       }

@@ -55,7 +55,8 @@ ExchangeShape ExchangeShapeOf(const MoeOptions& options, const MoeShape& shape,
   CHECK(options.max_dispatch_tokens_per_rank > 0 && options.long_seq_per_round_tokens > 0);
   CHECK_GE(options.num_redundant_experts, 0);
   const bool shared = options.waterfill && shape.has_shared;
-  const ExpertMap experts(shape.num_experts + options.num_redundant_experts, mesh.ep, shared);
+  const ExpertMap experts(shape.num_experts + options.num_redundant_experts, mesh.ep, shared,
+                          mesh.expert_slots);
   const std::string& dtype = options.dispatcher_output_dtype;
   const bool fp8 = dtype == "fp8" || (dtype == "auto" && options.fp8_group_activations);
   const int most_parts = options.single_batch_overlap ? kMaxCombineParts : 1;
@@ -80,7 +81,7 @@ CpuMoeBackend::CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, R
       groups_(Groups(comm)),
       pool_(pool),
       experts_(shape.num_experts + options.num_redundant_experts, comm.mesh.ep(),
-               options.waterfill && shape.has_shared) {
+               options.waterfill && shape.has_shared, comm.mesh.shape().expert_slots) {
   CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
   const DispatcherContext context{options_, exchange_, experts_, comm_, pool_};
   if (const FusedBackend* fused = backends.fused.FindIf(options.a2a_backend)) {

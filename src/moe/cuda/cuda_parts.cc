@@ -100,7 +100,7 @@ std::vector<OwnedExpert> CudaMoeParts::Swap(std::vector<OwnedExpert> replacement
   // (HostChoice).
   if (backend.chooser()) backend.device().Synchronize();
   const Mesh& mesh = backend.mesh();
-  const Range own = ExpertsOfRank(config.placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const Range own = ExpertsOfRank(config.placement.num_physical(), mesh);
   return backend.mover().Switch(
       experts, config.placement.physical_to_logical().subspan(own.begin, own.end - own.begin),
       std::move(replacements));

@@ -106,7 +106,7 @@ TEST_P(AllToAllTest, MoeTpGroupsExchangeConcurrently) {
   const TestLayer layer = SmallLayer();
   const auto batches = RoutingPatterns();
   const RowFormat format{DType::kBF16};
-  for (const MeshShape mesh : {MeshShape{2, 1}, {4, 2}, {8, 4}})
+  for (const MeshShape& mesh : {MeshShape{2, 1}, {4, 2}, {8, 4}})
     ExpectSame(RunExchange(GetParam().Options(format), layer, mesh, batches),
                RunExchange(kReference.Options(format), layer, mesh, batches));
 }

@@ -223,7 +223,7 @@ TEST(CombineRoundsTest, LayersHaveTheSameBitsWithBothSettings) {
   for (const bool no_experts : {false, true}) {
     const TestLayer layer(
         {.hidden = 96, .intermediate = 96, .shared = true, .no_experts = no_experts});
-    for (const MeshShape mesh :
+    for (const MeshShape& mesh :
          {MeshShape{.tp = 4, .ep = 4, .dp = 4}, MeshShape{.tp = 6, .ep = 2, .dp = 3},
           MeshShape{.tp = 8, .ep = 8}}) {
       std::vector<TestPass> passes = SpreadPasses({41, 3, 22}, mesh.dp, /*decode=*/false);

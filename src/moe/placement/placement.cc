@@ -1,6 +1,7 @@
 #include "moe/placement/placement.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -8,8 +9,16 @@
 
 namespace switchyard {
 
-Range ExpertsOfRank(int num_physical, int ep, int ep_rank) {
-  return EvenPart(num_physical, ep, ep_rank);
+Range ExpertsOfRank(int num_physical, int ep, int ep_rank, std::span<const int32_t> slots) {
+  if (slots.empty()) return EvenPart(num_physical, ep, ep_rank);
+  CHECK_EQ(static_cast<int>(slots.size()), ep);
+  CHECK_EQ(std::accumulate(slots.begin(), slots.end(), int64_t{0}), num_physical);
+  const int64_t begin = std::accumulate(slots.begin(), slots.begin() + ep_rank, int64_t{0});
+  return {begin, begin + slots[ep_rank]};
+}
+
+Range ExpertsOfRank(int num_physical, const Mesh& mesh) {
+  return ExpertsOfRank(num_physical, mesh.ep(), mesh.ep_rank(), mesh.shape().expert_slots);
 }
 
 int32_t NearReplica(std::span<const int32_t> replicas, int32_t expert, int rank,
@@ -66,11 +75,12 @@ std::vector<int32_t> ExpertPlacement::CommonReplicas() const {
   return chosen;
 }
 
-std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes) const {
+std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes,
+                                                  std::span<const int32_t> slots) const {
   CHECK(nodes >= 1 && ep % nodes == 0);
   std::vector<int> rank_of(num_physical());
   for (int rank = 0; rank < ep; ++rank) {
-    const Range range = ExpertsOfRank(num_physical(), ep, rank);
+    const Range range = ExpertsOfRank(num_physical(), ep, rank, slots);
     std::fill(rank_of.begin() + range.begin, rank_of.begin() + range.end, rank);
   }
   std::vector<int32_t> chosen;
@@ -80,9 +90,11 @@ std::vector<int32_t> ExpertPlacement::ReplicasFor(int ep, int ep_rank, int nodes
   return chosen;
 }
 
-ExpertMap::ExpertMap(int num_physical, int ep, bool shared_dispatched) : places_(num_physical) {
+ExpertMap::ExpertMap(int num_physical, int ep, bool shared_dispatched,
+                     std::span<const int32_t> slots)
+    : places_(num_physical) {
   for (int rank = 0; rank < ep; ++rank) {
-    const Range range = ExpertsOfRank(num_physical, ep, rank);
+    const Range range = ExpertsOfRank(num_physical, ep, rank, slots);
     for (int e = range.begin; e < range.end; ++e)
       places_[e] = {rank, static_cast<int32_t>(e - range.begin)};
     local_experts_.push_back(static_cast<int32_t>(range.size()));

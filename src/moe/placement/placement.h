@@ -2,18 +2,23 @@
 // model).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "comm/mesh.h"
 #include "moe/types.h"
 
 namespace switchyard {
 
-// Physical experts [begin, end) of EP rank `ep_rank`: contiguous ranges whose lengths differ by at
-// most one.
-Range ExpertsOfRank(int num_physical, int ep, int ep_rank);
+// Physical experts [begin, end) of EP rank `ep_rank`: contiguous ranges. `slots` [ep]: their
+// lengths, whose sum is num_physical (MeshShape::expert_slots). If it is empty, the lengths differ
+// by at most one.
+Range ExpertsOfRank(int num_physical, int ep, int ep_rank, std::span<const int32_t> slots = {});
+// Those of the mesh's own rank.
+Range ExpertsOfRank(int num_physical, const Mesh& mesh);
 
 // Selects the replica to which tokens of EP rank `rank` are sent (SGLang's
 // logical_to_rank_dispatch_physical): a replica on the rank itself, else on its node, else
@@ -38,8 +43,9 @@ class ExpertPlacement {
   bool is_identity() const { return identity_; }
 
   // [num_logical] the replica to which EP rank `ep_rank` sends tokens (NearReplica). `ep` must be
-  // divisible by `nodes`.
-  std::vector<int32_t> ReplicasFor(int ep, int ep_rank, int nodes = 1) const;
+  // divisible by `nodes`. `slots`: as for ExpertsOfRank.
+  std::vector<int32_t> ReplicasFor(int ep, int ep_rank, int nodes = 1,
+                                   std::span<const int32_t> slots = {}) const;
   // [num_logical] one replica of each expert, the same on all ranks. Used if every rank has all
   // tokens. Replicas are selected round-robin over the experts.
   std::vector<int32_t> CommonReplicas() const;
@@ -57,7 +63,8 @@ class ExpertPlacement {
 // copy of it is the physical expert num_physical + r.
 class ExpertMap {
  public:
-  ExpertMap(int num_physical, int ep, bool shared_dispatched);
+  // `slots`: as for ExpertsOfRank.
+  ExpertMap(int num_physical, int ep, bool shared_dispatched, std::span<const int32_t> slots = {});
 
   int size() const { return static_cast<int>(places_.size()); }
   int Owner(int32_t expert) const { return places_[expert].rank; }
@@ -67,7 +74,7 @@ class ExpertMap {
     return expert >= 0 && Owner(expert) == rank ? LocalId(expert) : -1;
   }
   int LocalExperts(int rank) const { return local_experts_[rank]; }
-  int MaxLocalExperts() const { return local_experts_[0]; }
+  int MaxLocalExperts() const { return std::ranges::max(local_experts_); }
 
  private:
   struct Place {
@@ -75,7 +82,7 @@ class ExpertMap {
     int32_t local_id = 0;
   };
   std::vector<Place> places_;
-  std::vector<int> local_experts_;  // [ep] number of experts on each rank; descending
+  std::vector<int> local_experts_;  // [ep] number of experts on each rank
 };
 
 }  // namespace switchyard

@@ -105,6 +105,26 @@ TEST(ExpertPlacementTest, EveryReplicaIsOfItsExpertAndLocalWherePossible) {
   }
 }
 
+TEST(ExpertPlacementTest, RanksMayHaveTheirOwnNumbersOfExperts) {
+  const std::vector<int32_t> slots = {1, 4, 2};
+  EXPECT_EQ(ExpertsOfRank(7, 3, 1, slots).begin, 1);
+  EXPECT_EQ(ExpertsOfRank(7, 3, 1, slots).end, 5);
+  EXPECT_EQ(ExpertsOfRank(7, 3, 2, slots).end, 7);
+  const MeshShape shape{.tp = 3, .ep = 3, .expert_slots = slots};
+  EXPECT_EQ(ExpertsOfRank(7, Mesh(shape, 2)).begin, 5);
+  const ExpertMap map(7, 3, false, slots);
+  EXPECT_EQ(map.MaxLocalExperts(), 4);
+  EXPECT_EQ(map.LocalExperts(2), 2);
+  EXPECT_EQ(map.Owner(0), 0);
+  EXPECT_EQ(map.Owner(4), 1);
+  EXPECT_EQ(map.LocalId(4), 3);
+  EXPECT_EQ(map.Owner(6), 2);
+  // Expert 0 is on ranks 0 and 2, experts 1 to 4 on rank 1.
+  const ExpertPlacement placement(6, {0, 1, 2, 3, 4, 5, 0});
+  EXPECT_THAT(placement.ReplicasFor(3, 0, 1, slots), ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(placement.ReplicasFor(3, 2, 1, slots), ElementsAre(6, 1, 2, 3, 4, 5));
+}
+
 TEST(ExpertMapTest, SharedCopiesComeAfterTheOthersOneOnEachRank) {
   const ExpertMap plain(5, 2, false);
   EXPECT_EQ(plain.size(), 5);

@@ -23,7 +23,7 @@ inline ExpertPlacement RandomPlacement(int experts, int redundant, uint32_t seed
 // This rank's experts with `placement`.
 inline std::vector<OwnedExpert> ShardUnder(const TestLayer& layer, const Mesh& mesh,
                                            const ExpertPlacement& placement) {
-  const Range range = ExpertsOfRank(placement.num_physical(), mesh.ep(), mesh.ep_rank());
+  const Range range = ExpertsOfRank(placement.num_physical(), mesh);
   std::vector<OwnedExpert> experts;
   for (int p = range.begin; p < range.end; ++p)
     experts.push_back({TestLayer::Slice(layer.whole.experts[placement.physical_to_logical()[p]],

@@ -104,6 +104,7 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
            "Number of ranks that shard a dense feed-forward layer. 1: each rank holds the whole "
            "layer and computes its own tokens; each attention group shards the head. 0: --tp-size")
       .NonNegative();
+  AddExpertRankFlags(app, a, kParallel);
   app.Flag("--device", e.device, kParallel,
            "Device of the ranks: auto (cuda if there is a GPU), cpu or cuda")
       .OneOf({"auto", "cpu", "cuda"});
@@ -202,8 +203,8 @@ void AddMoeFlags(CommandLine& app, EngineConfig& e) {
       .OneOf({"static", "dynamic", "fake", "balanced", "lp"});
   app.Switch("--enable-eplb", eplb.enable, kMoe, "Rebalances experts over ranks while serving");
   app.Flag("--eplb-algorithm", eplb.algorithm, kMoe,
-           "Placement algorithm. auto: yard if --ep-dispatch-algorithm is balanced or lp, else "
-           "deepseek")
+           "Placement algorithm. auto: yard if --ep-dispatch-algorithm is balanced or lp, or if "
+           "ranks have unequal slots or costs; else deepseek")
       .OneOf({"auto", "deepseek", "deepseek_hierarchical", "elasticity_aware", "yard"});
   app.Flag("--eplb-rebalance-num-iterations", eplb.num_iterations, kMoe,
            "Forward passes between two rebalances")

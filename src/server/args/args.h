@@ -14,6 +14,7 @@ namespace switchyard {
 // Arguments of `serve`, with the defaults of absent flags.
 struct ServerArgs {
   EngineConfig engine;
+  std::string expert_slots;          // --expert-slots
   int dp_size = 1;                   // --dp-size; above 1, requires --enable-dp-attention
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size

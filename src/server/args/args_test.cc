@@ -66,6 +66,32 @@ TEST(ArgsTest, AttentionGroups) {
               HasSubstr("total_requests"));
 }
 
+TEST(ArgsTest, RanksWithExpertsOnly) {
+  const auto a = ParseServe({"--model-path", "/m", "--tp", "2", "--expert-ranks", "1",
+                             "--expert-slots", "6,10", "--eplb-rank-costs", "1:40,20:900"});
+  ASSERT_TRUE(a);
+  const MeshShape& mesh = a->engine.mesh;
+  EXPECT_EQ(mesh.expert_ranks, 1);
+  EXPECT_EQ(mesh.expert_slots, (std::vector<int32_t>{6, 10}));
+  EXPECT_EQ(mesh.ep, 2);
+  EXPECT_EQ(mesh.dp, 2);
+  EXPECT_EQ(mesh.dense_tp, 1);
+  EXPECT_EQ(mesh.attention_groups(), 1);
+  const EngineConfig back = DecodeConfig(EncodeConfig(a->engine));
+  EXPECT_EQ(back.mesh.expert_ranks, 1);
+  EXPECT_EQ(back.mesh.expert_slots, mesh.expert_slots);
+  EXPECT_EQ(back.eplb.rank_costs, "1:40,20:900");
+  const auto two = ParseServe({"--model-path", "/m", "--tp", "3", "--expert-ranks", "1",
+                               "--dp-size", "2", "--enable-dp-attention"});
+  EXPECT_EQ(two->engine.mesh.attention_groups(), 2);
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--tp", "3", "--expert-ranks", "1"}),
+              HasSubstr("want --dp-size 2"));
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--tp", "2", "--expert-ranks", "2"}),
+              HasSubstr("--expert-ranks 2: want less than --tp-size 2"));
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--expert-slots", "a"}),
+              HasSubstr("--expert-slots a: want a number"));
+}
+
 TEST(ArgsTest, MixtureOfExperts) {
   const auto a = ParseServe({"--model-path",
                              "/m",

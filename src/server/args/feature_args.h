@@ -24,6 +24,9 @@ void AddPipelineFlags(CommandLine& app, EngineConfig& e, const char* group);
 bool HasMaxMicroBatchSize(std::span<const std::string> words);
 void SettleMaxMicroBatchSize(EngineConfig& e, TakenFlags* taken);
 
+// Flags of ranks with experts only, and of ranks with unequal numbers of experts or speeds.
+void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group);
+
 // The flags of speculative decoding.
 
 void AddSpeculativeFlags(CommandLine& app, EngineConfig& e);

@@ -16,6 +16,7 @@ constexpr const char* kModel = "Model";
 constexpr const char* kCluster = "Cluster";
 constexpr const char* kLoad = "Load";
 constexpr const char* kOutput = "Output";
+constexpr const char* kCpuExperts = "Experts on a GPU and CPUs";
 
 void AddModel(CommandLine& app, PlanArgs& a) {
   EngineConfig& e = a.engine;
@@ -100,6 +101,36 @@ void CheckWorkers(const PlanArgs& a) {
         "--nodes {}: --cpu plans a single host; want --nodes 1, or --disaggregate with "
         "a worker on each host",
         a.nodes);
+}
+
+void AddCpuExperts(CommandLine& app, PlanArgs& a) {
+  app.Switch("--cpu-experts", a.cpu_experts, kCpuExperts,
+             "Plan one GPU and the CPUs of its host: the most popular experts of each layer are on "
+             "the GPU, the others on the CPUs. On paper only: serve does not support it yet");
+  app.Flag("--host-memory", a.host_memory_gib, kCpuExperts,
+           "Memory of the host in GiB; 0: that of this host")
+      .NonNegative();
+  app.Flag("--link-gbs", a.link_gbs, kCpuExperts, "Rate of the link between GPU and host, in GB/s")
+      .Positive();
+  app.Flag("--cache-tokens", a.cache_tokens, kCpuExperts, "Tokens in the KV cache").Positive();
+  app.Flag("--expert-loads", a.expert_loads, kCpuExperts,
+           "Experts that tokens choose: uniform, or zipf:EXPONENT (a few experts are popular)");
+  app.Flag("--cpu-cost-table", a.cpu_cost_table, kCpuExperts,
+           "JSON of `switchyard bench calibrate` for the CPUs; default: rates of Zen 4 threads");
+}
+
+void CheckCpuExperts(const CommandLine& app, const PlanArgs& a) {
+  if (!a.cpu_experts) {
+    for (const char* flag :
+         {"--host-memory", "--link-gbs", "--cache-tokens", "--expert-loads", "--cpu-cost-table"})
+      if (app.Given(flag)) throw Invalid("{}: --cpu-experts is missing", flag);
+    return;
+  }
+  if (a.card.empty() || a.per_node != 1 || a.nodes != 1)
+    throw Invalid("--cpu-experts: plans one GPU; want --gpus 1xCARD");
+  for (const char* flag : {"--disaggregate", "--explain", "--svg", "--json", "--rate", "--batch",
+                           "--slo-ttft", "--slo-itl", "--pp-size"})
+    if (app.Given(flag)) throw Invalid("{}: not supported with --cpu-experts", flag);
 }
 
 void AddLoad(CommandLine& app, PlanArgs& a) {
@@ -197,6 +228,7 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   AddStages(app, a);
   AddWorkers(app, a);
   AddLoad(app, a);
+  AddCpuExperts(app, a);
   AddOutput(app, a);
   app.Footer(
       "A layout is a choice of tp, pp, ep, dp attention, dense layers, exchange, redundant experts "
@@ -206,6 +238,7 @@ std::optional<PlanArgs> ParsePlan(const std::vector<std::string>& args) {
   if (!ParseWords(app, args)) return std::nullopt;
   Settle(raw, a);
   CheckWorkers(a);
+  CheckCpuExperts(app, a);
   if (!a.engine.pp_layer_partition.empty() && a.stages < 2)
     throw Invalid("--pp-layer-partition {}: --pp-size is missing; set it to the number of stages",
                   a.engine.pp_layer_partition);

@@ -31,6 +31,12 @@ struct PlanArgs {
   double max_ttft_ms = 0, max_itl_ms = 0;  // --slo-ttft, --slo-itl
   double imbalance = 1.1;                  // --imbalance
   double price = 0;                        // --price: per hour of a GPU or host
+  bool cpu_experts = false;                // --cpu-experts
+  double host_memory_gib = 0;              // --host-memory; 0: that of this host
+  double link_gbs = 25;                    // --link-gbs, in 10^9 bytes per second
+  int64_t cache_tokens = 16384;            // --cache-tokens
+  std::string expert_loads = "zipf:1";     // --expert-loads, with --cpu-experts
+  std::string cpu_cost_table;              // --cpu-cost-table FILE
   std::string explain;                     // --explain LAYOUT
   std::string svg;                         // --svg FILE; also of simulate
   bool json = false;                       // --json

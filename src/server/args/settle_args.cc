@@ -10,6 +10,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "engine/pipeline/layer_partition.h"
+#include "eplb/rank_flags.h"
 #include "model/hub_cache.h"
 #include "server/args/feature_args.h"
 
@@ -197,6 +198,24 @@ void SetAttentionGroups(ServerArgs& a) {
   a.engine.mesh.dp = a.dp_size;
 }
 
+// A rank with experts only counts as an attention group without requests (MeshShape).
+void SetExpertRanks(const CommandLine& app, ServerArgs& a) {
+  MeshShape& mesh = a.engine.mesh;
+  mesh.expert_slots = ParseExpertSlots("--expert-slots", a.expert_slots);
+  if (mesh.expert_ranks == 0) return;
+  const int groups = mesh.tp - mesh.expert_ranks;
+  if (groups < 1)
+    throw Invalid("--expert-ranks {}: want less than --tp-size {}, so that a rank has attention",
+                  mesh.expert_ranks, mesh.tp);
+  if (a.dp_size != groups)
+    throw Invalid(
+        "--expert-ranks {0}: each of the other {1} ranks is an attention group: want --dp-size {1}",
+        mesh.expert_ranks, groups);
+  mesh.dp = mesh.tp;
+  if (!app.Given("--ep-size")) mesh.ep = mesh.tp;
+  if (!app.Given("--moe-dense-tp-size")) mesh.dense_tp = 1;
+}
+
 // Replaces a Hugging Face id by the directory of its local snapshot. The id remains the served
 // name.
 void ResolveModel(ServerArgs& a) {
@@ -252,6 +271,7 @@ void NoteSingleBatchOverlap(const MoeOptions& moe, TakenFlags* taken) {
 void SettleArgs(const CommandLine& app, ServerArgs* args) {
   SetExpertParallelism(app, *args);
   SetAttentionGroups(*args);
+  SetExpertRanks(app, *args);
   EngineConfig& engine = args->engine;
   if (engine.mesh.pp > 1 && engine.pp_layer_partition.empty())
     engine.pp_layer_partition = LayerPartitionOfEnvironment();

@@ -33,6 +33,20 @@ void AddCommon(CommandLine& app, EplbArgs& a) {
   app.Option("--physical", a.physical, "Expert slots of all ranks; 0: the number of experts")
       .ShowDefault()
       .NonNegative();
+  app.Option("--slots", a.slots,
+             "Expert slots of each rank, such as 96,160; their sum is --physical. Default: equal "
+             "parts");
+  app.Option("--rank-costs", a.rank_costs,
+             "For each rank the time of a row, and after a colon that of reading an expert's "
+             "weights, such as 1:40,20:900. Plans then minimize the time of the slowest rank");
+  app.Option("--sources", a.sources,
+             "Number of ranks, the first ones, whose tokens are dispatched; 0: all")
+      .ShowDefault()
+      .NonNegative();
+  app.Option("--passes", a.passes,
+             "Number of passes that a step of the recording sums, for the times of --rank-costs")
+      .ShowDefault()
+      .Positive();
   app.Option("--nodes", a.nodes, "Hosts, with equal numbers of ranks").ShowDefault().Positive();
   app.Option(
          "--groups", a.groups,

@@ -18,6 +18,10 @@ struct EplbArgs {
   std::string tensor = "logical_count";  // --tensor
   int physical = 0;                      // --physical: expert slots; 0: the number of experts
   int ranks = 1, nodes = 1, groups = 1;  // --ranks, --nodes, --groups
+  std::string slots;                     // --slots: of each rank; empty: equal parts
+  std::string rank_costs;                // --rank-costs: of each rank; empty: equal ranks
+  int sources = 0;                       // --sources: ranks with tokens, the first ones; 0: all
+  int passes = 1;                        // --passes: that a step of the recording sums
   std::string algorithm = "auto";        // --algorithm
   std::string dispatch = "balanced";     // --dispatch
   double expert_mib = 42;                // --expert-mib; default: an expert of DeepSeek-V3 in FP8

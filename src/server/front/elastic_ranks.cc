@@ -45,6 +45,10 @@ void CheckScale(const ScaleRequest& request, const MeshShape& now) {
     throw Invalid(
         "want one of these: sizes of a new layout (new_tp_size, new_ep_size, new_dp_size), ranks "
         "to remove or add (leave, come), or ranks to restart (restart)");
+  if ((now.expert_ranks > 0 || !now.expert_slots.empty()) && !request.restarts())
+    throw Invalid(
+        "the number of ranks is fixed with --expert-ranks and --expert-slots; only `restart` is "
+        "supported");
   CheckRanks("leave", request.leave, now);
   CheckRanks("restart", request.restart, now);
   if (now.tp - std::ssize(request.leave) + request.come < 1)

@@ -4,6 +4,7 @@
 #include <functional>
 #include <iterator>
 
+#include "core/format.h"
 #include "core/gguf_files.h"
 #include "core/wire.h"
 #include "engine/speculative/draft_model.h"
@@ -100,6 +101,9 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--dp-size", std::to_string(config.mesh.dp)},
       {"--moe-dense-tp-size", std::to_string(config.mesh.dense_tp)},
       {"--pp-size", std::to_string(config.mesh.pp)},
+      {"--expert-ranks", std::to_string(config.mesh.expert_ranks)},
+      {"--expert-slots", Joined(config.mesh.expert_slots, ",")},
+      {"--eplb-rank-costs", config.eplb.rank_costs},
       {"--moe-a2a-backend", config.moe.a2a_backend},
       {"--moe-runner-backend", config.moe.runner_backend},
       {"--speculative-algorithm", config.speculative.algorithm},

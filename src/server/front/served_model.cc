@@ -125,7 +125,7 @@ namespace {
 
 // Limit of running and queued requests together; 0: no limit.
 int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan, int64_t queued_per_running) {
-  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.dp;
+  const int64_t running = int64_t{plan.max_running_requests} * config.mesh.attention_groups();
   const int64_t queued = config.max_queued_requests < 0 ? queued_per_running * running
                                                         : int64_t{config.max_queued_requests};
   if (queued == 0) return 0;

@@ -89,7 +89,7 @@ void HandleSetInternalState(Service& service, const http::Request& request,
   Change(
       service, [&](EngineControls* controls) { ApplyServerArgs(body, sizes, controls); },
       PauseAction::kNone,
-      [responder, groups = sizes.mesh.dp](bool done, const ControlsSet&) {
+      [responder, groups = sizes.mesh.attention_groups()](bool done, const ControlsSet&) {
         if (!done) return responder.SendError(503, kLost);
         Json updated = Json::array();  // one for each attention group
         for (int group = 0; group < groups; ++group) updated.push_back(true);
@@ -223,7 +223,7 @@ void ApplyServerArgs(const Json& body, const LayoutSizes& sizes, EngineControls*
     throw InvalidField("server_args", "server_args is {}, want an object",
                        args ? "no object" : "missing");
   const Fields values(*args, "server_args.");
-  const int64_t groups = sizes.mesh.dp, most = sizes.max_running_requests * groups;
+  const int64_t groups = sizes.mesh.attention_groups(), most = sizes.max_running_requests * groups;
   for (const auto& [name, value] : args->items()) {
     const std::string field = "server_args." + name;
     if (value.is_null()) continue;

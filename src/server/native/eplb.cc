@@ -65,10 +65,12 @@ Json PlacementJson(const std::vector<int32_t>& slots, const Service& service) {
   const int64_t layers = service.plan.model.num_layers();
   if (slots.empty()) return nullptr;
   const int64_t width = std::ssize(slots) / layers;
-  const int ranks = service.sizes().mesh.ep - service.front.history().absent;
+  const MeshShape mesh = service.sizes().mesh;
+  const int ranks = mesh.ep - service.front.history().absent;
   Json of_ranks = Json::array(), of_layers = Json::array();
   for (int rank = 0; rank < ranks; ++rank)
-    of_ranks.push_back(ExpertsOfRank(static_cast<int>(width), ranks, rank).size());
+    of_ranks.push_back(
+        ExpertsOfRank(static_cast<int>(width), ranks, rank, mesh.expert_slots).size());
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::span row = std::span(slots).subspan(layer * width, width);
     of_layers.push_back(row[0] < 0 ? Json() : Json(std::vector<int32_t>(row.begin(), row.end())));

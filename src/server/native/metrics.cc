@@ -58,17 +58,17 @@ void AddServer(Page& page, const Service& service, const RankHistory& history) {
              (ranks != nullptr && ranks->state().running) || weights.changing ? 1 : 0);
   page.Gauge("switchyard_memory_released", "1 while memory of the ranks is released", {},
              weights.released.any() ? 1 : 0);
-  for (int g = 0; g < sizes.mesh.dp; ++g)
+  for (int g = 0; g < sizes.mesh.attention_groups(); ++g)
     page.Gauge("switchyard_max_running_requests", "Limit of the running set",
                {{"group", std::to_string(g)}}, static_cast<double>(service.running_limit()));
   page.Gauge("switchyard_generation_paused", "1 between /pause_generation and its end", {},
              service.front.controls().paused ? 1 : 0);
   // The limit of open requests stays when a change of the layout changes the running sets.
   if (const int32_t open = service.front.max_open())
-    page.Gauge(
-        "switchyard_max_waiting_requests", "Requests that may wait while all running sets are full",
-        {},
-        static_cast<double>(std::max<int64_t>(0, open - service.running_limit() * sizes.mesh.dp)));
+    page.Gauge("switchyard_max_waiting_requests",
+               "Requests that may wait while all running sets are full", {},
+               static_cast<double>(std::max<int64_t>(
+                   0, open - service.running_limit() * sizes.mesh.attention_groups())));
 }
 
 void AddExperts(Page& page, const ExpertLoad& load) {

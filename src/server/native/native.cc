@@ -176,6 +176,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   const EnginePlan& plan = service.plan;
   const LayoutSizes sizes = service.sizes();
   const MeshShape& mesh = sizes.mesh;
+  const int dp = mesh.attention_groups();
   const EngineControls controls = service.front.controls();
   Json info = {{"model_path", ModelPath(service)},
                {"served_model_name", service.model.name},
@@ -183,9 +184,9 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"kv_cache_dtype", Name(plan.kv_dtype)},
                {"tp_size", mesh.tp},
                {"ep_size", mesh.ep},
-               {"dp_size", mesh.dp},
+               {"dp_size", dp},
                {"pp_size", mesh.pp},
-               {"enable_dp_attention", mesh.dp > 1},
+               {"enable_dp_attention", dp > 1},
                {"load_balance_method", e.load_balance_method},
                {"moe_dense_tp_size", mesh.dense_tp == 0 ? mesh.tp : mesh.dense_tp},
                {"moe_a2a_backend", e.moe.a2a_backend},
@@ -196,11 +197,11 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
                {"context_length", plan.context_length},
                {"page_size", e.page_size},
                {"max_total_num_tokens", sizes.num_pages * e.page_size},
-               {"max_running_requests", service.running_limit() * mesh.dp},
+               {"max_running_requests", service.running_limit() * dp},
                {"generation_paused", controls.paused},
                {"forward_sleep_time", controls.step_delay_seconds},
                {"chunked_prefill_size",
-                sizes.chunked_prefill_size < 0 ? -1 : sizes.chunked_prefill_size * mesh.dp},
+                sizes.chunked_prefill_size < 0 ? -1 : sizes.chunked_prefill_size * dp},
                {"disable_radix_cache", e.disable_radix_cache},
                {"jump_forward", plan.max_forced > 0},
                {"is_embedding", service.model.config.pooling.has_value()},

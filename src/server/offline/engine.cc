@@ -56,7 +56,7 @@ Engine::Impl::Impl(const std::vector<std::string>& words, const std::function<bo
       plan(PlanOf(args, interrupted)),
       model(LoadServedModel(args, plan.model)),
       front(link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
-            DpController(args.engine.mesh.dp,
+            DpController(args.engine.mesh.attention_groups(),
                          ParseLoadBalanceMethod(args.engine.load_balance_method))),
       grammars(MakeGrammars(args, model)),
       service{front, model, args, plan, grammars.get()},

@@ -102,7 +102,7 @@ void LocalWeights::Unload() {
   const auto now = Clock::now();
   // Stop the ranks first, so that none of their messages reaches the front during PauseForChange.
   if (ranks_) ranks_->Stop();
-  front_.PauseForChange(now, config_.mesh.dp);
+  front_.PauseForChange(now, config_.mesh.attention_groups());
   link_.Set(nullptr);
   ranks_.reset();
   malloc_trim(0);

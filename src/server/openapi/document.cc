@@ -161,7 +161,7 @@ void AddBounds(const Service& service, Json* schemas) {
     if (properties == schema.end()) continue;
     for (const char* field : {"routed_dp_rank", "data_parallel_rank"})
       if (properties->contains(field))
-        (*properties)[field]["maximum"] = service.sizes().mesh.dp - 1;
+        (*properties)[field]["maximum"] = service.sizes().mesh.attention_groups() - 1;
     if (properties->contains("priority") && !service.args.engine.priority_scheduling)
       (*properties)["priority"] = {
           {"enum", {0, nullptr}},

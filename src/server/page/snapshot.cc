@@ -28,7 +28,7 @@ Json ModelJson(const Service& service) {
 Json LayoutJson(const LayoutSizes& sizes) {
   return {{"pp", sizes.mesh.pp},
           {"tp", sizes.mesh.tp},
-          {"dp", sizes.mesh.dp},
+          {"dp", sizes.mesh.attention_groups()},
           {"ep", sizes.mesh.ep},
           {"max_running_requests", sizes.max_running_requests}};
 }

@@ -57,7 +57,7 @@ class ServedLayout : public RankLayout {
   std::unique_ptr<EngineRanks> Start(EngineRanks::Events events, std::function<bool()> give_up,
                                      bool may_be_absent) override;
   void Release() override { membership_.ranks.reset(); }
-  int groups() const override { return job_.config.mesh.dp; }
+  int groups() const override { return job_.config.mesh.attention_groups(); }
   const RankJob& job() const { return job_; }
 
  private:

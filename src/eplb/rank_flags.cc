@@ -1,0 +1,58 @@
+#include "eplb/rank_flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <system_error>
+
+#include "core/error.h"
+
+namespace switchyard {
+namespace {
+
+std::vector<std::string_view> Split(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(at, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+template <typename T>
+bool Read(std::string_view text, T* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
+
+std::vector<int32_t> ParseExpertSlots(std::string_view flag, const std::string& text) {
+  std::vector<int32_t> slots;
+  if (text.empty()) return slots;
+  for (const std::string_view part : Split(text, ','))
+    if (!Read(part, &slots.emplace_back()) || slots.back() < 1)
+      throw Invalid("{} {}: want a number of at least 1 for each EP rank, such as 96,160", flag,
+                    text);
+  return slots;
+}
+
+std::vector<RankCost> ParseRankCosts(std::string_view flag, const std::string& text) {
+  std::vector<RankCost> costs;
+  if (text.empty()) return costs;
+  for (const std::string_view part : Split(text, ',')) {
+    const std::vector<std::string_view> numbers = Split(part, ':');
+    RankCost& cost = costs.emplace_back();
+    const bool read = numbers.size() <= 2 && Read(numbers.front(), &cost.row) &&
+                      (numbers.size() < 2 || Read(numbers.back(), &cost.expert));
+    if (!read || !(cost.row > 0 && cost.row < 1e12 && cost.expert >= 0 && cost.expert < 1e12))
+      throw Invalid(
+          "{} {}: want for each EP rank the time of a row, and after a colon that of an expert's "
+          "weights, such as 1:40,20:900",
+          flag, text);
+  }
+  return costs;
+}
+
+}  // namespace switchyard
