@@ -45,7 +45,7 @@ class FusedExperts {
   virtual void End(const ExpertBlock& block, DispatchHandle* handle, float* y) = 0;
 };
 
-class ElasticRanks;
+class MaskedRanks;
 
 // Rows that combine returns to a token's rank (--moe-combine-rows): one output per slot, or one
 // partial sum per rank.
@@ -76,7 +76,7 @@ struct DispatcherContext {
   const ExpertMap& experts;  // outlives the dispatcher, as do comm and pool
   RankComm& comm;
   ThreadPool& pool;
-  ElasticRanks* elastic = nullptr;  // set if ranks may fail (dispatchers/elastic_ranks.h)
+  MaskedRanks* elastic = nullptr;  // set if ranks may fail (dispatchers/elastic_ranks.h)
 };
 
 template <typename Backend>

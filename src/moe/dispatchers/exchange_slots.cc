@@ -49,7 +49,7 @@ ExchangeSlots::ExchangeSlots(SymmetricMemory& memory, std::vector<int> group, st
 }
 
 ExchangeSlots::ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
-                             ElasticRanks* elastic)
+                             MaskedRanks* elastic)
     : ExchangeSlots(*comm.memory, comm.mesh.EpGroup(), std::move(name), num_stages, payload_bytes,
                     {.elastic = elastic}) {}
 

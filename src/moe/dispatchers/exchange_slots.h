@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
-#include "moe/dispatchers/elastic_ranks.h"
 #include "moe/dispatchers/exchange_memory.h"
+#include "moe/dispatchers/masked_ranks.h"
 
 namespace switchyard {
 
@@ -81,7 +81,7 @@ class ExchangeSlots {
     // Not used with `elastic`.
     bool pairwise = false;
     // If set, ranks may be lost, and waits skip lost ranks. Must outlive the slots.
-    ElasticRanks* elastic = nullptr;
+    MaskedRanks* elastic = nullptr;
   };
   // `group`: the world ranks of the members, including this one. Allocates Bytes(…) of symmetric
   // memory. `name` is for messages.
@@ -89,7 +89,7 @@ class ExchangeSlots {
                 size_t payload_bytes, const Options& options);
   // Constructs the slots for the EP group.
   ExchangeSlots(RankComm& comm, std::string name, int num_stages, size_t payload_bytes,
-                ElasticRanks* elastic = nullptr);
+                MaskedRanks* elastic = nullptr);
   static size_t Bytes(int ep, int num_stages, size_t payload_bytes, int slots = kSlots);
   // Describes the memory that Bytes counts, for kSlots slots: the buffers of `payload`, then the
   // flags.
@@ -147,7 +147,7 @@ class ExchangeSlots {
   std::vector<bool> taken_;       // [slots]
   std::vector<uint32_t> rounds_;  // [slots]
   const bool all_mapped_, pairwise_;
-  ElasticRanks* const elastic_;
+  MaskedRanks* const elastic_;
   // [stages, slots] number of the last commit in `elastic_`.
   std::vector<uint64_t> commits_;
 };

@@ -5,7 +5,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "moe/dispatchers/builtin.h"
-#include "moe/dispatchers/elastic_ranks.h"
+#include "moe/dispatchers/masked_ranks.h"
 
 namespace switchyard {
 namespace {
@@ -27,7 +27,7 @@ class Mooncake : public Dispatcher {
 
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
     ExchangeMemory memory = DeepEpBackend().memory(options, shape);
-    memory.parts.push_back({"mooncake", 1, {{"cell", ElasticRanks::SymmetricBytes()}}});
+    memory.parts.push_back({"mooncake", 1, {{"cell", MaskedRanks::SymmetricBytes()}}});
     return memory;
   }
 
@@ -70,7 +70,7 @@ class Mooncake : public Dispatcher {
   void EndCombine(DispatchHandle* handle, float* y) override { exchange_->EndCombine(handle, y); }
 
  private:
-  ElasticRanks elastic_;
+  MaskedRanks elastic_;
   std::unique_ptr<Dispatcher> exchange_;
 };
 
@@ -80,7 +80,7 @@ DispatcherBackend MooncakeBackend() {
   DispatcherBackend backend =
       BackendOf<Dispatcher, Mooncake>("deepep that continues without lost ranks");
   backend.combines_by_rank = backend.combines_in_parts = true;
-  backend.hosts = false;  // ElasticRanks needs memory that all ranks map
+  backend.hosts = false;  // MaskedRanks needs memory that all ranks map
   return backend;
 }
 

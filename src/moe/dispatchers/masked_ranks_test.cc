@@ -1,5 +1,5 @@
 // The agreement on lost ranks. All ranks of a group are simulated on one thread.
-#include "moe/dispatchers/elastic_ranks.h"
+#include "moe/dispatchers/masked_ranks.h"
 
 #include <memory>
 
@@ -15,16 +15,16 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class ElasticRanksTest : public ::testing::Test {
+class MaskedRanksTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
 
-  ElasticRanksTest() {
+  MaskedRanksTest() {
     const MeshShape mesh{kRanks, kRanks};
     const auto arena = SharedArena::Create(kRanks, RankComm::BytesPerRank(mesh) + 4096);
     for (int r = 0; r < kRanks; ++r) {
       comms_.push_back(RankComm::Create(arena, mesh, r));
-      ranks_.push_back(std::make_unique<ElasticRanks>(*comms_[r], milliseconds(20)));
+      ranks_.push_back(std::make_unique<MaskedRanks>(*comms_[r], milliseconds(20)));
       flag_ = comms_[r]->memory->Allocate(sizeof(uint32_t));  // never raised
     }
   }
@@ -37,23 +37,23 @@ class ElasticRanksTest : public ::testing::Test {
   static Deadline Far() { return Now() + hours(1); }
 
   std::vector<std::unique_ptr<RankComm>> comms_;
-  std::vector<std::unique_ptr<ElasticRanks>> ranks_;
+  std::vector<std::unique_ptr<MaskedRanks>> ranks_;
   size_t flag_ = 0;
 };
 
-TEST_F(ElasticRanksTest, StagesAreNumberedAlike) {
+TEST_F(MaskedRanksTest, StagesAreNumberedAlike) {
   for (uint64_t stage = 1; stage < 4; ++stage)
     for (const auto& rank : ranks_) EXPECT_EQ(rank->Commit(), stage);
 }
 
-TEST_F(ElasticRanksTest, WhatIsCommittedCountsThoughNoFlagFollows) {
+TEST_F(MaskedRanksTest, WhatIsCommittedCountsThoughNoFlagFollows) {
   ranks_[1]->Commit();
   Wait(0, 1, 1, Far());
   Wait(2, 1, 1, Now());
   EXPECT_TRUE(ranks_[0]->all_active() && ranks_[2]->all_active());
 }
 
-TEST_F(ElasticRanksTest, AllRanksAgreeOnTheLostRankAndTheStage) {
+TEST_F(MaskedRanksTest, AllRanksAgreeOnTheLostRankAndTheStage) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   EXPECT_THAT(ranks_[0]->mask(), ElementsAre(1, 0, 1));
@@ -65,7 +65,7 @@ TEST_F(ElasticRanksTest, AllRanksAgreeOnTheLostRankAndTheStage) {
   EXPECT_THAT(ranks_[2]->mask(), ElementsAre(1, 0, 1));
 }
 
-TEST_F(ElasticRanksTest, ALostRankDetectsItWhenItCommitsOrWaits) {
+TEST_F(MaskedRanksTest, ALostRankDetectsItWhenItCommitsOrWaits) {
   ranks_[1]->Commit();
   Wait(0, 1, 2, Now());
   const auto expect_excluded = [](const auto& body) {
@@ -81,7 +81,7 @@ TEST_F(ElasticRanksTest, ALostRankDetectsItWhenItCommitsOrWaits) {
   expect_excluded([&] { Wait(1, 2, 1, Far()); });
 }
 
-TEST_F(ElasticRanksTest, ARankDoesNotExcludeThoseAheadOfIt) {
+TEST_F(MaskedRanksTest, ARankDoesNotExcludeThoseAheadOfIt) {
   for (int stage = 0; stage < 3; ++stage) ranks_[0]->Commit();
   ranks_[1]->Commit();
   Wait(1, 0, 1, Now());

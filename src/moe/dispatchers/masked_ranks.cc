@@ -1,4 +1,4 @@
-#include "moe/dispatchers/elastic_ranks.h"
+#include "moe/dispatchers/masked_ranks.h"
 
 #include <algorithm>
 #include <atomic>
@@ -21,9 +21,9 @@ double Seconds(milliseconds time) { return std::chrono::duration<double>(time).c
 
 }  // namespace
 
-size_t ElasticRanks::SymmetricBytes() { return 64; }
+size_t MaskedRanks::SymmetricBytes() { return 64; }
 
-ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
+MaskedRanks::MaskedRanks(RankComm& comm, milliseconds timeout)
     : memory_(*comm.memory),
       peers_(comm.mesh.EpGroup()),
       rank_(comm.mesh.ep_rank()),
@@ -33,20 +33,20 @@ ElasticRanks::ElasticRanks(RankComm& comm, milliseconds timeout)
   for (const int peer : peers_) CHECK(memory_.Mapped(peer));
 }
 
-uint64_t* ElasticRanks::CellOf(int ep_rank) const {
+uint64_t* MaskedRanks::CellOf(int ep_rank) const {
   return reinterpret_cast<uint64_t*>(memory_.At(peers_[ep_rank], cell_));
 }
 
-ElasticRanks::Outcome ElasticRanks::OutcomeOf(uint64_t cell, uint64_t number) {
+MaskedRanks::Outcome MaskedRanks::OutcomeOf(uint64_t cell, uint64_t number) {
   if ((cell & ~kClosed) >= number) return Outcome::kCommitted;
   return cell & kClosed ? Outcome::kLost : Outcome::kPending;
 }
 
-ElasticRanks::Outcome ElasticRanks::ReadCell(int ep_rank, uint64_t number) const {
+MaskedRanks::Outcome MaskedRanks::ReadCell(int ep_rank, uint64_t number) const {
   return OutcomeOf(std::atomic_ref(*CellOf(ep_rank)).load(), number);
 }
 
-ElasticRanks::Outcome ElasticRanks::CloseCell(int ep_rank, uint64_t number) {
+MaskedRanks::Outcome MaskedRanks::CloseCell(int ep_rank, uint64_t number) {
   const std::atomic_ref cell(*CellOf(ep_rank));
   uint64_t seen = cell.load();
   while (OutcomeOf(seen, number) == Outcome::kPending)
@@ -54,7 +54,7 @@ ElasticRanks::Outcome ElasticRanks::CloseCell(int ep_rank, uint64_t number) {
   return OutcomeOf(seen, number);
 }
 
-void ElasticRanks::CheckNotExcluded() const {
+void MaskedRanks::CheckNotExcluded() const {
   if (std::atomic_ref(*CellOf(rank_)).load() & kClosed)
     throw Error(ErrorKind::kPeer,
                 fmt::format("rank {} was excluded by the other ranks after {} stages of the MoE "
@@ -63,7 +63,7 @@ void ElasticRanks::CheckNotExcluded() const {
                 "restart it");
 }
 
-uint64_t ElasticRanks::Commit() {
+uint64_t MaskedRanks::Commit() {
   uint64_t expected = committed_;
   if (!std::atomic_ref(*CellOf(rank_)).compare_exchange_strong(expected, committed_ + 1)) {
     CHECK_EQ(expected, committed_ | kClosed);
@@ -72,8 +72,8 @@ uint64_t ElasticRanks::Commit() {
   return ++committed_;
 }
 
-void ElasticRanks::Wait(int ep_rank, uint64_t number, size_t flag, uint32_t value, Deadline until,
-                        const char* what) {
+void MaskedRanks::Wait(int ep_rank, uint64_t number, size_t flag, uint32_t value, Deadline until,
+                       const char* what) {
   while (!memory_.WaitFor(flag, value, kPollInterval)) {
     Outcome outcome = ReadCell(ep_rank, number);
     if (outcome == Outcome::kPending && std::chrono::steady_clock::now() >= until)
@@ -84,7 +84,7 @@ void ElasticRanks::Wait(int ep_rank, uint64_t number, size_t flag, uint32_t valu
   }
 }
 
-void ElasticRanks::Mask(int ep_rank, const char* what) {
+void MaskedRanks::Mask(int ep_rank, const char* what) {
   mask_[ep_rank] = 0;
   all_active_ = false;
   LOG_WARNING(

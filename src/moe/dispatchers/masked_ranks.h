@@ -40,10 +40,10 @@ namespace switchyard {
 // launcher must therefore end a lost rank instead of letting it continue.
 //
 // Owned by the dispatcher. Used by the rank's thread only.
-class ElasticRanks {
+class MaskedRanks {
  public:
   // Allocates SymmetricBytes() of symmetric memory. Error kInvalid if a rank is on another host.
-  ElasticRanks(RankComm& comm, std::chrono::milliseconds timeout);
+  MaskedRanks(RankComm& comm, std::chrono::milliseconds timeout);
   static size_t SymmetricBytes();
 
   // [EP] 1: active, 0: lost. Changes only in Wait.
