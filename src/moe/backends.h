@@ -76,7 +76,7 @@ struct DispatcherContext {
   const ExpertMap& experts;  // outlives the dispatcher, as do comm and pool
   RankComm& comm;
   ThreadPool& pool;
-  MaskedRanks* elastic = nullptr;  // set if ranks may fail (dispatchers/elastic_ranks.h)
+  MaskedRanks* elastic = nullptr;  // set if ranks may fail (dispatchers/masked_ranks.h)
 };
 
 template <typename Backend>

@@ -72,7 +72,7 @@ DispatcherBackend FlashInferBackend();
 // mooncake: fault-tolerant all-to-all.
 //
 // deepep in the mode of `--deepep-mode`, with an active-rank mask. A rank that does not end a stage
-// within `--elastic-ep-timeout` is lost, permanently and for all other ranks (elastic_ranks.h).
+// within `--elastic-ep-timeout` is lost, permanently and for all other ranks (masked_ranks.h).
 // After that nothing is sent to it, its experts contribute nothing, and no rank waits for it. The
 // weights of a token's remaining experts are not rescaled. The result of a token without lost
 // experts stays bit-identical. active_ranks() and a log line report lost ranks; their experts can
