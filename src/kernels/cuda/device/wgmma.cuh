@@ -130,6 +130,18 @@ SWITCHYARD_MULTIPLY_REGISTERS(160, 80, "%80, %81, %82, %83", "%84", "%85")
 SWITCHYARD_MULTIPLY_REGISTERS(192, 96, "%96, %97, %98, %99", "%100", "%101")
 #undef SWITCHYARD_MULTIPLY_REGISTERS
 
+// d [64, 256] (+)= a [64, 16] · b [256, 16]ᵀ in bf16; both operands in shared memory. An operand with
+// "columns" is MN-major: the reduction runs over its rows in memory.
+template <bool kColumnsA, bool kColumnsB>
+__device__ __forceinline__ void WgmmaBf16Majors(float (&d)[128], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" SWITCHYARD_NAMES_128
+      "}, %128, %129, p, 1, 1, %131, %132;\n\t}"
+      : SWITCHYARD_SUMS_128(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kColumnsA ? 1 : 0), "n"(kColumnsB ? 1 : 0));
+}
+
 #undef SWITCHYARD_MULTIPLY_BF16
 #undef SWITCHYARD_MULTIPLY_FP8
 #undef SWITCHYARD_MULTIPLY
