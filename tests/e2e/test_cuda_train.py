@@ -21,7 +21,8 @@ CONFIGS = {
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "moe_intermediate_size": 128, "n_routed_experts": 16,
                     "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
                     "routed_scaling_factor": 2.5, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 128,
-                    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_key_value_heads": 4},
+                    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_key_value_heads": 4,
+                    "num_nextn_predict_layers": 1},
 }
 STEPS = 200
 FLAGS = ["--length", 128, "--rows-per-step", 8, "--rows-per-pass", 4, "--learning-rate", 0.003, "--warmup-steps", 10,

@@ -22,7 +22,6 @@ class DeviceTrainingTest : public testing::RunTest {
  protected:
   TrainingOptions OnDevice(int64_t steps) const {
     TrainingOptions options = Options(steps);
-    options.mtp_layers = 0;
     options.products = ProductDtype::kBFloat16;
     options.device_ops = [](ThreadPool& pool) { return MakePlainOps<BF16>(pool); };
     return options;
@@ -69,7 +68,6 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
   EXPECT_THAT(refusal([](Options& o) { o.early_sums = true; }), HasSubstr("--early-sums"));
   EXPECT_THAT(refusal([](Options& o) { o.zero_stage = 1; }), HasSubstr("--zero-stage"));
   EXPECT_THAT(refusal([](Options& o) { o.synchronous = true; }), HasSubstr("--exchange sync"));
-  EXPECT_THAT(refusal([](Options& o) { o.mtp_layers = 1; }), HasSubstr("--mtp-layers"));
   EXPECT_THAT(refusal([&](Options& o) {
                 o.lora.rank = 2;
                 o.learner.bias_step = 0;

@@ -28,8 +28,7 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
   return layout;
 }
 
-void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config,
-                 int64_t mtp_layers) {
+void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config) {
   if (options.device_ops == nullptr) return;
   const auto refuse = [](bool is, const char* flag, const char* want) {
     if (is) throw Invalid("--device cuda: {} is not supported yet; want {}", flag, want);
@@ -47,7 +46,7 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
   refuse(options.early_sums, "--early-sums", "a run without it");
   refuse(options.zero_stage > 0, "--zero-stage", "--zero-stage 0");
   refuse(options.synchronous, "--exchange sync", "--exchange async");
-  CheckDeviceModel(config, {.balance = options.losses.balance, .mtp_layers = mtp_layers});
+  CheckDeviceModel(config, options.losses);
 }
 
 LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config) {

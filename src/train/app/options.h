@@ -67,8 +67,7 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config);
 
 // Throws Error kInvalid, naming the flag or what the model has, for options that train on CPUs and
 // not on a device; nothing without options.device_ops. `layout`: of LayoutOf.
-void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config,
-                 int64_t mtp_layers);
+void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config);
 
 // The adapters with all fields filled in. Throws Error kInvalid, naming the flag, for targets that
 // the model lacks, and for options that adapters exclude or need.

@@ -136,7 +136,7 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.options.lora = LoraOf(options, setup.files.config);
-  CheckDevice(setup.options, setup.options.layout, setup.files.config, setup.files.mtp_layers);
+  CheckDevice(setup.options, setup.options.layout, setup.files.config);
   if (options.recompute == Recompute::kMoe && !setup.files.config.has_moe())
     throw Invalid("--recompute moe: the model ({}) has no experts",
                   setup.files.config.architecture);

@@ -1,6 +1,8 @@
 // Arrays in the memory of a device.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/error.h"
 #include "kernels/device.h"
 
 namespace switchyard::train {
@@ -31,8 +34,9 @@ class DeviceMemory {
     std::shared_ptr<void> data;
   };
   Block Take(size_t bytes) {
-    constexpr size_t kUnit = 512;
-    bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+    // Few different sizes, so that micro-batches of other lengths find blocks that fit.
+    const size_t unit = std::max<size_t>(512, std::bit_floor(bytes) / 8);
+    bytes = (bytes + unit - 1) / unit * unit;
     // The smallest kept block that wastes at most as much as it holds.
     const auto found = kept_.lower_bound(bytes);
     if (found != kept_.end() && found->first <= 2 * bytes) {
@@ -40,12 +44,26 @@ class DeviceMemory {
       kept_.erase(found);
       return block;
     }
+    Block block{bytes, Allocate(bytes)};
     bytes_ += static_cast<int64_t>(bytes);
-    return {bytes, device_.Allocate(bytes)};
+    return block;
   }
   void Give(Block block) { kept_.emplace(block.bytes, std::move(block.data)); }
 
  private:
+  // If the device is full, frees all kept memory first. The device completes its work before it
+  // frees memory.
+  std::shared_ptr<void> Allocate(size_t bytes) {
+    try {
+      return device_.Allocate(bytes);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResource || kept_.empty()) throw;
+    }
+    for (const auto& [size, block] : kept_) bytes_ -= static_cast<int64_t>(size);
+    kept_.clear();
+    return device_.Allocate(bytes);
+  }
+
   kernels::Device& device_;
   std::multimap<size_t, std::shared_ptr<void>> kept_;
   int64_t bytes_ = 0;

@@ -17,14 +17,19 @@ namespace switchyard::train {
 namespace {
 
 constexpr int64_t kHeadRows = 1024;  // rows whose logits are in memory at the same time
+// Limits of the kernels (train/cuda/routing.h).
+constexpr int kMostExperts = 512, kMostSlots = 16;
 
 }  // namespace
 
 void CheckDeviceModel(const ModelConfig& config, const LossOptions& options) {
   const auto refuse = [&](bool is, std::string_view what) {
-    if (is) throw Invalid("{}: {} cannot be trained on GPUs yet", config.architecture, what);
+    if (is) throw Invalid("{}: {} cannot be trained on GPUs", config.architecture, what);
   };
-  refuse(options.mtp_layers > 0, "a model with MTP modules (want --mtp-layers 0)");
+  refuse(options.mtp_only, "MTP modules alone");
+  refuse(config.moe && (config.moe->router.num_experts > kMostExperts ||
+                        config.moe->router.top_k > kMostSlots),
+         "a router of more than 512 experts, or more than 16 for a token,");
 }
 
 template <typename C>
@@ -42,36 +47,53 @@ DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops)
   cos_sin_ = DeviceArray<float>(memory_, std::span<const float>(table.span<float>()));
   embedding_ = parameters_.Place(names.embedding);
   int64_t loads = 0;
-  for (int64_t i = 0; i < config.num_layers(); ++i) {
-    const LayerConfig& c = config.layers[static_cast<size_t>(i)];
-    const std::string prefix = fmt::format("{}{}.", names.layers, i);
-    Layer& layer = layers_.emplace_back();
-    layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
-    layer.attention = MakeDeviceAttention<C>({.config = config,
-                                              .names = names,
-                                              .prefix = prefix,
-                                              .window = c.window,
-                                              .cos_sin = cos_sin_.data(),
-                                              .on = on_});
-    layer.post_norm = parameters_.Place(prefix + names.post_attention_norm + ".weight");
-    if (c.moe) {
-      layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
-      layer.loads_at = loads;
-      loads += config.moe->router.num_experts;
-    } else {
-      const std::string mlp = prefix + names.mlp + ".";
-      layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
-                                               mlp + "down_proj", hidden_, config.intermediate);
-    }
-  }
-  final_norm_ = parameters_.Place(names.final_norm);
+  for (int64_t i = 0; i < config.num_layers(); ++i) AddLayer(i, names, &loads);
+  final_norms_.push_back(parameters_.Place(names.final_norm));
   head_ = {.weight = config.tie_embeddings ? embedding_ : parameters_.Place(names.head),
            .n = config.vocab_size,
            .k = hidden_};
+  for (int64_t d = 0; d < host.options().mtp_layers; ++d) {
+    const int64_t index = config.num_layers() + d;
+    const std::string prefix = fmt::format("{}{}.", names.layers, index);
+    mtp_.push_back({.embedding_norm = parameters_.Place(prefix + "enorm.weight"),
+                    .hidden_norm = parameters_.Place(prefix + "hnorm.weight"),
+                    .projection = {.weight = parameters_.Place(prefix + "eh_proj.weight"),
+                                   .n = hidden_,
+                                   .k = 2 * hidden_}});
+    AddLayer(index, names, &loads);
+    final_norms_.push_back(parameters_.Place(prefix + "shared_head.norm.weight"));
+  }
   parameters_.Allocate();
   parameters_.FromHost(nullptr);
   loads_ = DeviceArray<int32_t>(memory_, loads);
   ops_.Zero(loads_.data(), loads_.bytes());
+}
+
+// As Model::AddLayer.
+template <typename C>
+void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* loads) {
+  const ModelConfig& config = host_.config();
+  const bool mtp = index >= config.num_layers();
+  const LayerConfig* const own = mtp ? nullptr : &config.layers[static_cast<size_t>(index)];
+  const std::string prefix = fmt::format("{}{}.", names.layers, index);
+  Layer& layer = layers_.emplace_back();
+  layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
+  layer.attention = MakeDeviceAttention<C>({.config = config,
+                                            .names = names,
+                                            .prefix = prefix,
+                                            .window = mtp ? 0 : own->window,
+                                            .cos_sin = cos_sin_.data(),
+                                            .on = on_});
+  layer.post_norm = parameters_.Place(prefix + names.post_attention_norm + ".weight");
+  if (mtp ? config.has_moe() : own->moe) {
+    layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
+    layer.loads_at = *loads;
+    *loads += config.moe->router.num_experts;
+    return;
+  }
+  const std::string mlp = prefix + names.mlp + ".";
+  layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
+                                           mlp + "down_proj", hidden_, config.intermediate);
 }
 
 template <typename C>
@@ -143,7 +165,7 @@ DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, Devic
       layer.moe->Forward(rows.view, s->after_normed.data(), host_.options().balance, step_tokens,
                          &s->moe, out.data(), loads_.data() + layer.loads_at);
   if (!balance.empty())
-    pending_.push_back({.losses = std::move(balance), .scale = 1, .balance = true});
+    pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
   return out;
 }
 
@@ -168,9 +190,52 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
 }
 
 template <typename C>
-DeviceArray<float> DeviceModel<C>::Heads(const DeviceArray<float>& x,
-                                         const std::vector<int32_t>& targets,
-                                         const StepSize& step) {
+DeviceArray<float> DeviceModel<C>::Embedded(const Rows& rows) {
+  auto x = on_.template Array<float>(rows.view.m * hidden_);
+  ops_.Embed(rows.tokens.data(), rows.view.m, parameters_.value(*embedding_), hidden_, x.data());
+  return x;
+}
+
+// As Model::Join.
+template <typename C>
+DeviceArray<float> DeviceModel<C>::Join(const MtpModule& module, const std::vector<int32_t>& source,
+                                        const Depth& before, Depth* depth) {
+  const int64_t m = depth->rows.view.m, all = before.rows.view.m;
+  depth->embedded = Embedded(depth->rows);
+  auto hidden = on_.template Array<float>(all * hidden_);
+  ops_.LoadColumns(all, hidden_, before.final.data(), hidden_, hidden.data());
+  const DeviceArray<int32_t> rows(memory_, std::span<const int32_t>(source));
+  depth->previous = on_.template Array<float>(m * hidden_);
+  ops_.Embed(rows.data(), m, hidden.data(), hidden_, depth->previous.data());
+  depth->joined = on_.template Array<C>(2 * m * hidden_);
+  const DeviceArray<C> embedded = Normed(depth->embedded, *module.embedding_norm),
+                       previous = Normed(depth->previous, *module.hidden_norm);
+  ops_.StoreColumns(m, hidden_, embedded.data(), depth->joined.data(), 2 * hidden_);
+  ops_.StoreColumns(m, hidden_, previous.data(), depth->joined.data() + hidden_, 2 * hidden_);
+  auto x = on_.template Array<float>(m * hidden_);
+  module.projection.ForwardSum(on_, m, depth->joined.data(), x.data(), false);
+  return x;
+}
+
+template <typename C>
+void DeviceModel<C>::JoinBackward(const MtpModule& module, const DepthState<float>& host,
+                                  const Depth& depth, const DeviceArray<float>& d, Depth* before) {
+  const int64_t m = depth.rows.view.m;
+  const DeviceArray<C> dout = Rounded(d);
+  const DeviceArray<C> djoined =
+      module.projection.Backward(on_, m, depth.joined.data(), dout.data());
+  auto dnormed = on_.template Array<float>(m * hidden_), dx = on_.template Array<float>(m * hidden_);
+  ops_.LoadColumns(m, hidden_, djoined.data(), 2 * hidden_, dnormed.data());
+  NormBackward(depth.embedded, *module.embedding_norm, dnormed.data(), false, &dx);
+  ops_.EmbedGradient(host.tokens, dx.data(), hidden_, parameters_.gradient(*embedding_));
+  ops_.LoadColumns(m, hidden_, djoined.data() + hidden_, 2 * hidden_, dnormed.data());
+  NormBackward(depth.previous, *module.hidden_norm, dnormed.data(), false, &dx);
+  ops_.EmbedGradient(host.source, dx.data(), hidden_, before->dfinal.data());
+}
+
+template <typename C>
+void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, double Losses::*part,
+                          Depth* depth) {
   const std::ptrdiff_t m = std::ssize(targets);
   // Rows without a target are omitted from the products.
   std::vector<int32_t> rows, wanted, place(targets.size(), -1);
@@ -181,37 +246,29 @@ DeviceArray<float> DeviceModel<C>::Heads(const DeviceArray<float>& x,
     wanted.push_back(targets[t]);
   }
   const std::ptrdiff_t count = std::ssize(rows);
-  const double scale = 1.0 / step.targets;
-  const DeviceArray<C> final = Normed(x, *final_norm_);
-  auto dfinal = on_.template Array<float>(m * hidden_);
-  if (count == 0) {
-    ops_.Zero(dfinal.data(), dfinal.bytes());
-  } else {
-    const DeviceArray<int32_t> row_ids(memory_, std::span<const int32_t>(rows)),
-        target_ids(memory_, std::span<const int32_t>(wanted));
-    DeviceArray<int32_t> places(memory_, std::span<const int32_t>(place));
-    auto in = on_.template Array<C>(count * hidden_);
-    ops_.SelectRows(final.data(), row_ids.data(), count, hidden_, in.data());
-    auto din = on_.template Array<float>(count * hidden_), losses = on_.template Array<float>(count);
-    const int64_t most = std::min<int64_t>(kHeadRows, count);
-    auto logits = on_.template Array<float>(most * head_.n);
-    auto dlogits = on_.template Array<C>(most * head_.n);
-    for (int64_t begin = 0; begin < count; begin += kHeadRows) {
-      const int64_t c = std::min<int64_t>(kHeadRows, count - begin);
-      const C* chunk = in.data() + begin * hidden_;
-      head_.ForwardSum(on_, c, chunk, logits.data(), false);
-      ops_.CrossEntropy(logits.data(), target_ids.data() + begin, c, head_.n,
-                        static_cast<float>(scale), dlogits.data(), losses.data() + begin);
-      head_.BackwardSum(on_, c, chunk, dlogits.data(), din.data() + begin * hidden_, false);
-    }
-    const DeviceSlots slots = {
-        .m = m, .k = 1, .slots = nullptr, .place = places.data(), .offsets = nullptr};
-    ops_.ScatterRows(slots, din.data(), hidden_, false, dfinal.data());
-    pending_.push_back({.losses = std::move(losses), .scale = scale, .balance = false});
+  depth->dfinal = on_.template Array<float>(m * hidden_);
+  if (count == 0) return ops_.Zero(depth->dfinal.data(), depth->dfinal.bytes());
+  const DeviceArray<int32_t> row_ids(memory_, std::span<const int32_t>(rows)),
+      target_ids(memory_, std::span<const int32_t>(wanted));
+  DeviceArray<int32_t> places(memory_, std::span<const int32_t>(place));
+  auto in = on_.template Array<C>(count * hidden_);
+  ops_.SelectRows(depth->final.data(), row_ids.data(), count, hidden_, in.data());
+  auto din = on_.template Array<float>(count * hidden_), losses = on_.template Array<float>(count);
+  const int64_t most = std::min<int64_t>(kHeadRows, count);
+  auto logits = on_.template Array<float>(most * head_.n);
+  auto dlogits = on_.template Array<C>(most * head_.n);
+  for (int64_t begin = 0; begin < count; begin += kHeadRows) {
+    const int64_t c = std::min<int64_t>(kHeadRows, count - begin);
+    const C* chunk = in.data() + begin * hidden_;
+    head_.ForwardSum(on_, c, chunk, logits.data(), false);
+    ops_.CrossEntropy(logits.data(), target_ids.data() + begin, c, head_.n,
+                      static_cast<float>(scale), dlogits.data(), losses.data() + begin);
+    head_.BackwardSum(on_, c, chunk, dlogits.data(), din.data() + begin * hidden_, false);
   }
-  auto d = on_.template Array<float>(m * hidden_);
-  NormBackward(x, *final_norm_, dfinal.data(), false, &d);
-  return d;
+  const DeviceSlots slots = {
+      .m = m, .k = 1, .slots = nullptr, .place = places.data(), .offsets = nullptr};
+  ops_.ScatterRows(slots, din.data(), hidden_, false, depth->dfinal.data());
+  pending_.push_back({.losses = std::move(losses), .scale = scale, .part = part});
 }
 
 template <typename C>
@@ -220,21 +277,47 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
   if (!batch.experts.empty())
     throw Error(ErrorKind::kInvalid, "documents that give experts cannot be trained on GPUs yet",
                 "train without them: --routing-replay off");
-  if (batch.size() == 0) return;
-  const DepthState<float>& depth = pass_.depths.front();
-  const Rows rows = Upload(depth);
-  DeviceArray<float> stream(memory_, rows.view.m * hidden_);
-  ops_.Embed(rows.tokens.data(), rows.view.m, parameters_.value(*embedding_), hidden_,
-             stream.data());
+  // A depth has rows only if the depths before it have some.
+  size_t count = 0;
+  while (count < pass_.depths.size() && pass_.depths[count].rows.rows() > 0) ++count;
+  const size_t main_layers = layers_.size() - mtp_.size();
+  std::vector<Depth> depths(count);
   std::vector<State> states(layers_.size());
-  for (size_t i = 0; i < layers_.size(); ++i)
-    stream = Forward(layers_[i], rows, std::move(stream), step.tokens, &states[i]);
-  DeviceArray<float> d = Heads(stream, depth.targets, step);
-  for (size_t i = layers_.size(); i-- > 0;) {
-    Backward(layers_[i], rows, states[i], &d);
-    states.pop_back();  // releases the activations
+  // Layers of a depth: all of the model, or that of a module.
+  const auto first = [&](size_t d) { return d == 0 ? 0 : main_layers + d - 1; };
+  const auto last = [&](size_t d) { return main_layers + d; };
+  for (size_t d = 0; d < count; ++d) {
+    const DepthState<float>& host = pass_.depths[d];
+    Depth& depth = depths[d];
+    depth.rows = Upload(host);
+    DeviceArray<float> x =
+        d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
+    for (size_t i = first(d); i < last(d); ++i)
+      x = Forward(layers_[i], depth.rows, std::move(x), step.tokens, &states[i]);
+    depth.final = Normed(x, *final_norms_[d]);
+    depth.last = std::move(x);
   }
-  ops_.EmbedGradient(depth.tokens, d.data(), hidden_, parameters_.gradient(*embedding_));
+  const LossOptions& options = host_.options();
+  for (size_t d = 0; d < count; ++d) {
+    double scale = 1.0 / step.targets;
+    if (d > 0) scale *= options.mtp_weight / static_cast<double>(options.mtp_layers);
+    Head(pass_.depths[d].targets, scale, d == 0 ? &Losses::main : &Losses::mtp, &depths[d]);
+  }
+  for (size_t d = count; d-- > 0;) {
+    const DepthState<float>& host = pass_.depths[d];
+    Depth& depth = depths[d];
+    auto stream = on_.template Array<float>(depth.last.size());
+    NormBackward(depth.last, *final_norms_[d], depth.dfinal.data(), false, &stream);
+    for (size_t i = last(d); i-- > first(d);) {
+      Backward(layers_[i], depth.rows, states[i], &stream);
+      states[i] = {};  // releases the activations
+    }
+    if (d == 0) {
+      ops_.EmbedGradient(host.tokens, stream.data(), hidden_, parameters_.gradient(*embedding_));
+    } else {
+      JoinBackward(mtp_[d - 1], host, depth, stream, &depths[d - 1]);
+    }
+  }
 }
 
 template <typename C>
@@ -243,8 +326,7 @@ Losses DeviceModel<C>::TakeLosses() {
   for (const Pending& pending : pending_) {
     std::vector<float> losses(static_cast<size_t>(pending.losses.size()));
     memory_.device().CopyOut(losses.data(), pending.losses.data(), losses.size() * sizeof(float));
-    const double sum = std::accumulate(losses.begin(), losses.end(), 0.0) * pending.scale;
-    (pending.balance ? sums.balance : sums.main) += sum;
+    sums.*pending.part += std::accumulate(losses.begin(), losses.end(), 0.0) * pending.scale;
   }
   pending_.clear();
   return sums;

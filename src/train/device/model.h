@@ -57,37 +57,57 @@ class DeviceModel {
     std::unique_ptr<DeviceMoe<C>> moe;
     int64_t loads_at = 0;  // index of the first expert in loads_
   };
+  struct MtpModule {
+    const Slab *embedding_norm, *hidden_norm;
+    DeviceLinear<C> projection;  // [H, 2 H]
+  };
   // Activations of a layer; m: rows of the micro-batch.
   struct State {
-    DeviceArray<float> x, after;            // [m, H] input; input plus the output of attention
-    DeviceArray<C> normed, after_normed;    // [m, H] their norms
+    DeviceArray<float> x, after;          // [m, H] input; input plus the output of attention
+    DeviceArray<C> normed, after_normed;  // [m, H] their norms
     DeviceAttentionState<C> attention;
     DeviceArray<C> gate_up;  // of a dense layer
     DeviceMoeState<C> moe;
   };
-  // The rows of the micro-batch in device memory.
+  // The rows of a prediction depth in device memory.
   struct Rows {
     DeviceArray<int32_t> tokens, begins, positions, lengths;
     DeviceRows view;
   };
+  // A prediction depth as in DepthState; m: its rows.
+  struct Depth {
+    Rows rows;
+    DeviceArray<float> last, dfinal;  // [m, H] the last layer's output; gradient of `final`
+    DeviceArray<C> final;             // [m, H] norm of `last`
+    // Only MTP: inputs of the module [m, H], and both after their norms [m, 2 H].
+    DeviceArray<float> embedded, previous;
+    DeviceArray<C> joined;
+  };
 
+  void AddLayer(int64_t index, const TensorNames& names, int64_t* loads);
   Rows Upload(const DepthState<float>& depth);
   NormShape<float> Norm(int64_t m) const {
     return {.m = m, .n = hidden_, .ldx = hidden_, .eps = host_.config().norm_eps};
   }
   DeviceArray<C> Normed(const DeviceArray<float>& x, const Slab& gain);
-  // Adds the gradient of the norm's input to `d`.
+  // Writes the gradient of the norm's input to `d`, or adds it.
   void NormBackward(const DeviceArray<float>& x, const Slab& gain, const float* dy, bool accumulate,
                     DeviceArray<float>* d);
   DeviceArray<C> Rounded(const DeviceArray<float>& x);
+  DeviceArray<float> Embedded(const Rows& rows);
   // Returns the layer's output.
   DeviceArray<float> Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
                              double step_tokens, State* state);
   // `d`: the gradient of the output, and after the call that of the input.
   void Backward(Layer& layer, const Rows& rows, State& state, DeviceArray<float>* d);
-  // The gradient of the last layer's output x [m, H].
-  DeviceArray<float> Heads(const DeviceArray<float>& x, const std::vector<int32_t>& targets,
-                           const StepSize& step);
+  // The input of an MTP module's layer. `before`: the previous depth.
+  DeviceArray<float> Join(const MtpModule& module, const std::vector<int32_t>& source,
+                          const Depth& before, Depth* depth);
+  // `d`: the gradient of Join's result. Adds to the previous depth's dfinal.
+  void JoinBackward(const MtpModule& module, const DepthState<float>& host, const Depth& depth,
+                    const DeviceArray<float>& d, Depth* before);
+  // Computes dfinal. `scale`: of the losses, which are a part of Losses.
+  void Head(const std::vector<int32_t>& targets, double scale, double Losses::*part, Depth* depth);
 
   Model<float>& host_;
   const int64_t hidden_;
@@ -97,15 +117,17 @@ class DeviceModel {
   const DeviceContext<C> on_;
   Pass<float> pass_;  // of the host: the rows of a batch
   DeviceArray<float> cos_sin_;
-  const Slab *embedding_, *final_norm_;
+  const Slab* embedding_;
+  std::vector<const Slab*> final_norms_;  // of each depth
   DeviceLinear<C> head_;
-  std::vector<Layer> layers_;
+  std::vector<Layer> layers_;  // layers of the model, then those of the MTP modules
+  std::vector<MtpModule> mtp_;
   DeviceArray<int32_t> loads_;  // [MoE layers, E]
-  // Losses of tokens since TakeLosses: cross-entropies with their factor, and balance losses.
+  // Losses of tokens since TakeLosses, the factor of their sum, and the sum of which they are part.
   struct Pending {
     DeviceArray<float> losses;
     double scale = 1;
-    bool balance = false;
+    double Losses::*part = nullptr;
   };
   std::vector<Pending> pending_;
 };

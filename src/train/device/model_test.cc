@@ -82,6 +82,17 @@ TEST_P(DeviceModelTest, LossesAndGradientsAreThoseOfTheModelOnCpus) {
     EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 2e-5) << name;
 }
 
+TEST(DeviceModel, MtpModulesLearnAsOnCpus) {
+  const ModelConfig config = ParseModelConfig(SmallConfig("deepseek_v3"));
+  const LossOptions options = {.balance = {.sequence = 0.2}, .mtp_layers = 2, .mtp_weight = 0.4};
+  const Learned want = OnCpu(config, options), got = OnDevice<float>(config, options, 1);
+  EXPECT_NEAR(got.losses.main, want.losses.main, 1e-5);
+  EXPECT_NEAR(got.losses.mtp, want.losses.mtp, 1e-5);
+  EXPECT_EQ(got.loads, want.loads);
+  for (const auto& [name, gradient] : want.gradients)
+    EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 2e-5) << name;
+}
+
 TEST_P(DeviceModelTest, ResultsDoNotDependOnThreads) {
   const LossOptions options;
   const Learned one = OnDevice<BF16>(config_, options, 1), two = OnDevice<BF16>(config_, options, 2);
@@ -145,7 +156,7 @@ TEST(DeviceModel, TheNormCountsEveryGradientAndNamesTheFirstThatIsNotFinite) {
 
 TEST(DeviceModel, WhatItDoesNotTrainIsNamed) {
   const ModelConfig config = ParseModelConfig(SmallConfig("deepseek_v3"));
-  EXPECT_THAT(ErrorOf([&] { CheckDeviceModel(config, {.mtp_layers = 1}); }), HasSubstr("MTP"));
+  EXPECT_THAT(ErrorOf([&] { CheckDeviceModel(config, {.mtp_only = true}); }), HasSubstr("MTP"));
   OneRank<float> one(config, {});
   const auto ops = MakePlainOps<float>(one.pool);
   DeviceModel<float> model(one.model, *ops);

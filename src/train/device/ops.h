@@ -98,6 +98,9 @@ class TrainOps {
   virtual void Zero(void* to, int64_t bytes) = 0;
   virtual void Copy(void* to, const void* from, int64_t bytes) = 0;  // both in device memory
   virtual void Round(const float* x, C* y, int64_t count) = 0;       // y = x, rounded to C
+  // Copies of m rows of n elements, whose rows are `row` elements apart in an array of columns.
+  virtual void StoreColumns(int64_t m, int64_t n, const C* from, C* columns, int64_t row) = 0;
+  virtual void LoadColumns(int64_t m, int64_t n, const C* columns, int64_t row, float* to) = 0;
 
   // Linear layers. The versions with `Sum` have float32 outputs, to which they add if `accumulate`.
   virtual void Project(const LinearShape& s, const C* x, const C* w, C* y) = 0;

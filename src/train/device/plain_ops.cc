@@ -36,6 +36,12 @@ class PlainOps final : public TrainOps<C> {
   void Round(const float* x, C* y, int64_t count) override {
     for (int64_t i = 0; i < count; ++i) y[i] = Rounded<C>(x[i]);
   }
+  void StoreColumns(int64_t m, int64_t n, const C* from, C* columns, int64_t row) override {
+    for (int64_t t = 0; t < m; ++t) std::copy_n(from + t * n, n, columns + t * row);
+  }
+  void LoadColumns(int64_t m, int64_t n, const C* columns, int64_t row, float* to) override {
+    for (int64_t i = 0; i < m * n; ++i) to[i] = Load(columns[i / n * row + i % n]);
+  }
 
   void Project(const LinearShape& s, const C* x, const C* w, C* y) override {
     ForRows(s, [&](int64_t g, int64_t t) {

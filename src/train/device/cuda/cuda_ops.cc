@@ -111,6 +111,12 @@ class CudaOps final : public TrainOps<BF16> {
   void Round(const float* x, BF16* y, int64_t count) override {
     gpu::Convert(x, y, count, stream_);
   }
+  void StoreColumns(int64_t m, int64_t n, const BF16* from, BF16* columns, int64_t row) override {
+    gpu::CopyRows(from, n, columns, row, m, n, false, stream_);
+  }
+  void LoadColumns(int64_t m, int64_t n, const BF16* columns, int64_t row, float* to) override {
+    gpu::CopyRows(columns, row, to, n, m, n, false, stream_);
+  }
 
   void Project(const LinearShape& s, const BF16* x, const BF16* w, BF16* y) override {
     gpu::LinearForward(ProductOf(s), x, w, y, false, stream_);
