@@ -157,13 +157,6 @@ Setup Prepare(const TrainingOptions& options, RunFiles run_files, Progress& prog
   const Corpus corpus(setup.documents, options.packing);  // throws if the corpus is empty
   const auto replayed = std::ranges::count_if(
       setup.documents, [](const EncodedDocument& d) { return d.experts != nullptr; });
-  if (options.device_ops != nullptr && replayed > 0)
-    throw Error(
-        ErrorKind::kInvalid,
-        fmt::format("--device cuda: {} documents give the experts of their tokens, which is not "
-                    "supported yet",
-                    replayed),
-        "train without them: --routing-replay off");
   progress.Say(fmt::format(
       "one epoch: {} documents, {} tokens, {} of them targets{}", setup.documents.size(),
       corpus.tokens(), corpus.targets(),

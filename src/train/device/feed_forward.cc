@@ -106,9 +106,11 @@ DeviceSlots DeviceMoe<C>::SlotsOf(int64_t m, DeviceMoeState<C>& s) const {
 }
 
 template <typename C>
-DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const C* x,
-                                         const BalanceLosses& losses, double step_tokens,
-                                         DeviceMoeState<C>* s, float* y, int32_t* loads) {
+DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in,
+                                         DeviceMoeState<C>* s, float* y, int32_t* loads,
+                                         int32_t* counts) {
+  const C* const x = in.x;
+  const BalanceLosses& losses = in.losses;
   const int64_t m = rows.m, experts = config_.num_experts, k = config_.top_k;
   for (DeviceArray<float>* array : {&s->logits, &s->scores})
     *array = on_.template Array<float>(m * experts);
@@ -118,7 +120,9 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const C* x,
   s->offsets = on_.template Array<int32_t>(experts + 1);
   on_.ops.RouterProject(m, experts, hidden_, x, on_.parameters.value(*router_), s->logits.data());
   const DeviceRouting routing = RoutingOf(m, *s);
-  on_.ops.Route(config_, routing);
+  on_.ops.SelectExperts(config_, routing);
+  if (in.given != nullptr) on_.ops.GiveExperts(config_, routing, in.given, counts);
+  on_.ops.RouteWeights(config_, routing);
   const DeviceSlots slots = SlotsOf(m, *s);
   on_.ops.SortSlots(config_, routing.ids, slots, loads);
   DeviceArray<float> balance;
@@ -128,7 +132,7 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const C* x,
     s->sequence_factors =
         on_.template Array<float>(losses.sequence != 0.0 ? rows.sequences * experts : 0);
     s->balance = {.weights = losses,
-                  .step_tokens = step_tokens,
+                  .step_tokens = in.step_tokens,
                   .batch = s->batch_factors.data(),
                   .sequence = s->sequence_factors.data()};
     on_.ops.Balance(config_, rows, routing, s->balance, balance.data());

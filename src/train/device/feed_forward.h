@@ -59,11 +59,17 @@ class DeviceMoe {
   DeviceMoe(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
             const DeviceContext<C>& on);
 
-  // x [m, H]; adds the output to y [m, H], and the number of slots of each expert to loads [E].
-  // Returns the balance losses of the tokens [m]; empty if no loss has a weight.
-  DeviceArray<float> Forward(const DeviceRows& rows, const C* x, const BalanceLosses& losses,
-                             double step_tokens, DeviceMoeState<C>* state, float* y,
-                             int32_t* loads);
+  struct Input {
+    const C* x = nullptr;              // [m, H]
+    const int32_t* given = nullptr;    // [m, k] given experts (TrainOps::GiveExperts); null: none
+    BalanceLosses losses = {};
+    double step_tokens = 1;  // StepSize::tokens
+  };
+  // Adds the output to y [m, H], the number of slots of each expert to loads [E], and to counts [2]
+  // those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no loss has a
+  // weight.
+  DeviceArray<float> Forward(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state,
+                             float* y, int32_t* loads, int32_t* counts);
   // dy [m, H], and the same rounded to C. Writes dx [m, H]. The state is invalid afterwards.
   void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const float* dy,
                 const C* rounded_dy, float* dx);

@@ -23,6 +23,9 @@ std::map<std::string, double> DeviceLearner<C>::AfterStep(double rate_part) {
   const std::vector<std::vector<float>> loads = model_.TakeLoads();
   Balance balance;
   for (const std::vector<float>& layer : loads) balance.Add(layer);
+  const Model<float>::ReplayCounts replay = model_.TakeReplay();
+  balance.replayed = replay.replayed;
+  balance.agreed = replay.agreed;
   const double step = options_.bias_step * (options_.bias_step_falls ? rate_part : 1.0);
   if (step > 0.0) {
     host_.MoveBiases(loads, step);

@@ -26,7 +26,10 @@ class DeviceLearner final : public TrainedModel {
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
   std::map<std::string, double> AfterStep(double rate_part) override;
-  void SkipStep() override { model_.TakeLoads(); }
+  void SkipStep() override {
+    model_.TakeLoads();
+    model_.TakeReplay();
+  }
   DeviceUpdate* update() override { return &model_.parameters(); }
 
   const DeviceModel<C>& model() const { return model_; }

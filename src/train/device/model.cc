@@ -67,6 +67,8 @@ DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops)
   parameters_.FromHost(nullptr);
   loads_ = DeviceArray<int32_t>(memory_, loads);
   ops_.Zero(loads_.data(), loads_.bytes());
+  replay_ = DeviceArray<int32_t>(memory_, 2);
+  ops_.Zero(replay_.data(), replay_.bytes());
 }
 
 // As Model::AddLayer.
@@ -147,7 +149,7 @@ DeviceArray<C> DeviceModel<C>::Rounded(const DeviceArray<float>& x) {
 
 template <typename C>
 DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
-                                           double step_tokens, State* s) {
+                                           const int32_t* given, double step_tokens, State* s) {
   const int64_t m = rows.view.m;
   s->x = std::move(x);
   s->normed = Normed(s->x, *layer.input_norm);
@@ -162,8 +164,12 @@ DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, Devic
     return out;
   }
   DeviceArray<float> balance =
-      layer.moe->Forward(rows.view, s->after_normed.data(), host_.options().balance, step_tokens,
-                         &s->moe, out.data(), loads_.data() + layer.loads_at);
+      layer.moe->Forward(rows.view,
+                         {.x = s->after_normed.data(),
+                          .given = given,
+                          .losses = host_.options().balance,
+                          .step_tokens = step_tokens},
+                         &s->moe, out.data(), loads_.data() + layer.loads_at, replay_.data());
   if (!balance.empty())
     pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
   return out;
@@ -274,9 +280,6 @@ void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, dou
 template <typename C>
 void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
   host_.Begin(batch, step, &pass_);
-  if (!batch.experts.empty())
-    throw Error(ErrorKind::kInvalid, "documents that give experts cannot be trained on GPUs yet",
-                "train without them: --routing-replay off");
   // A depth has rows only if the depths before it have some.
   size_t count = 0;
   while (count < pass_.depths.size() && pass_.depths[count].rows.rows() > 0) ++count;
@@ -292,8 +295,10 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
     depth.rows = Upload(host);
     DeviceArray<float> x =
         d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
-    for (size_t i = first(d); i < last(d); ++i)
-      x = Forward(layers_[i], depth.rows, std::move(x), step.tokens, &states[i]);
+    for (size_t i = first(d); i < last(d); ++i) {
+      const DeviceArray<int32_t> given = GivenExperts(host, i);
+      x = Forward(layers_[i], depth.rows, std::move(x), given.data(), step.tokens, &states[i]);
+    }
     depth.final = Normed(x, *final_norms_[d]);
     depth.last = std::move(x);
   }
@@ -318,6 +323,27 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
       JoinBackward(mtp_[d - 1], host, depth, stream, &depths[d - 1]);
     }
   }
+}
+
+template <typename C>
+DeviceArray<int32_t> DeviceModel<C>::GivenExperts(const DepthState<float>& host, size_t layer) {
+  if (host.experts.empty() || layers_[layer].moe == nullptr) return {};
+  const auto k = static_cast<size_t>(host_.config().moe->router.top_k);
+  const size_t width = k * static_cast<size_t>(host_.config().num_layers());
+  std::vector<int32_t> given;
+  for (size_t at = layer * k; at < host.experts.size(); at += width) {
+    const auto token = std::span(host.experts).subspan(at, k);
+    given.insert(given.end(), token.begin(), token.end());
+  }
+  return DeviceArray<int32_t>(memory_, std::span<const int32_t>(given));
+}
+
+template <typename C>
+typename Model<float>::ReplayCounts DeviceModel<C>::TakeReplay() {
+  int32_t counts[2] = {};
+  memory_.device().CopyOut(counts, replay_.data(), sizeof counts);
+  ops_.Zero(replay_.data(), replay_.bytes());
+  return {.replayed = static_cast<double>(counts[0]), .agreed = static_cast<double>(counts[1])};
 }
 
 template <typename C>

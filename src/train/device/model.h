@@ -38,12 +38,14 @@ class DeviceModel {
 
   DeviceParameters<C>& parameters() { return parameters_; }
   // Adds the gradients of a micro-batch to those of the parameters. Does not wait for the device.
-  // Throws errors of Model::Begin, and kInvalid for given experts.
+  // Throws errors of Model::Begin.
   void Learn(const Batch& batch, const StepSize& step);
   // The sum of the losses since the last call. Waits for the device.
   Losses TakeLosses();
   // The tokens of each expert, [MoE layers][experts], since the last call. Waits for the device.
   std::vector<std::vector<float>> TakeLoads();
+  // Those of Model::replay since the last call. Waits for the device.
+  Model<float>::ReplayCounts TakeReplay();
   // Uploads selection biases that Model::MoveBiases has changed on the host.
   void UploadBiases();
   // Bytes of all arrays on the device, and of memory kept for later ones.
@@ -97,7 +99,9 @@ class DeviceModel {
   DeviceArray<float> Embedded(const Rows& rows);
   // Returns the layer's output.
   DeviceArray<float> Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
-                             double step_tokens, State* state);
+                             const int32_t* given, double step_tokens, State* state);
+  // The experts that the batch gives to its tokens in a layer of the model [m, k]; empty: none.
+  DeviceArray<int32_t> GivenExperts(const DepthState<float>& host, size_t layer);
   // `d`: the gradient of the output, and after the call that of the input.
   void Backward(Layer& layer, const Rows& rows, State& state, DeviceArray<float>* d);
   // The input of an MTP module's layer. `before`: the previous depth.
@@ -122,7 +126,8 @@ class DeviceModel {
   DeviceLinear<C> head_;
   std::vector<Layer> layers_;  // layers of the model, then those of the MTP modules
   std::vector<MtpModule> mtp_;
-  DeviceArray<int32_t> loads_;  // [MoE layers, E]
+  DeviceArray<int32_t> loads_;   // [MoE layers, E]
+  DeviceArray<int32_t> replay_;  // [2] of TrainOps::GiveExperts
   // Losses of tokens since TakeLosses, the factor of their sum, and the sum of which they are part.
   struct Pending {
     DeviceArray<float> losses;

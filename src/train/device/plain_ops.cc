@@ -174,8 +174,17 @@ class PlainOps final : public TrainOps<C> {
     }
   }
 
-  void Route(const RouterConfig& config, const DeviceRouting& routing) override {
-    plain::Route(config, routing, pool_);
+  void SelectExperts(const RouterConfig& config, const DeviceRouting& routing) override {
+    TopK topk;
+    switchyard::SelectExperts(config, routing.logits, routing.m, routing.bias, &topk, pool_);
+    std::ranges::copy(topk.ids, routing.ids);
+  }
+  void GiveExperts(const RouterConfig& config, const DeviceRouting& routing, const int32_t* given,
+                   int32_t* counts) override {
+    plain::GiveExperts(config, routing, given, counts);
+  }
+  void RouteWeights(const RouterConfig& config, const DeviceRouting& routing) override {
+    plain::RouteWeights(config, routing);
   }
   void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& routing,
                const DeviceBalance& balance, float* losses) override {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "core/parallel.h"
 #include "core/range.h"
 #include "moe/router/router.h"
 #include "train/device/ops.h"
@@ -17,10 +17,20 @@ namespace switchyard::train::plain {
 
 using router_math::LogSum;
 
-inline void Route(const RouterConfig& config, const DeviceRouting& r, ThreadPool& pool) {
-  TopK topk;
-  SelectExperts(config, r.logits, r.m, r.bias, &topk, pool);
-  std::ranges::copy(topk.ids, r.ids);
+inline void GiveExperts(const RouterConfig& config, const DeviceRouting& r, const int32_t* given,
+                        int32_t* counts) {
+  const auto k = static_cast<size_t>(config.top_k);
+  for (int64_t t = 0; t < r.m; ++t, given += k) {
+    const std::span<const int32_t> wanted(given, k);
+    if (std::ranges::all_of(wanted, [](int32_t e) { return e < 0; })) continue;
+    const std::span<int32_t> own(r.ids + t * config.top_k, k);
+    ++counts[0];
+    if (std::ranges::is_permutation(wanted, own)) ++counts[1];
+    std::ranges::copy(wanted, own.begin());
+  }
+}
+
+inline void RouteWeights(const RouterConfig& config, const DeviceRouting& r) {
   const int64_t experts = config.num_experts, k = config.top_k;
   for (int64_t t = 0; t < r.m; ++t) {
     const float* logits = r.logits + t * experts;

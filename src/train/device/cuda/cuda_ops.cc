@@ -16,6 +16,7 @@
 #include "train/cuda/products.h"
 #include "train/cuda/routing.h"
 #include "train/cuda/rows.h"
+#include "train/device/cuda/given_experts.h"
 #include "train/device/memory.h"
 #include "train/parameter.h"
 
@@ -233,7 +234,7 @@ class CudaOps final : public TrainOps<BF16> {
     gpu::SwiGluGradient(GateUp(s, gate_up), dout, gate_up, gate_up + s.n, {}, stream_);
   }
 
-  void Route(const RouterConfig& config, const DeviceRouting& r) override {
+  void SelectExperts(const RouterConfig& config, const DeviceRouting& r) override {
     const cuda::SelectExpertsParams params = {
         .logits = r.logits,
         .correction_bias = r.bias,
@@ -252,6 +253,13 @@ class CudaOps final : public TrainOps<BF16> {
       throw Invalid("a router of {} experts with top-{} cannot be trained on GPUs",
                     config.num_experts, config.top_k);
     cuda::Check(cuda::SelectExpertsOnDevice(params, stream_), "the selection of experts");
+  }
+  void GiveExperts(const RouterConfig& config, const DeviceRouting& r, const int32_t* given,
+                   int32_t* counts) override {
+    cuda::Check(gpu::UseGivenExperts(given, r.m, config.top_k, r.ids, counts, stream_),
+                "the use of given experts");
+  }
+  void RouteWeights(const RouterConfig& config, const DeviceRouting& r) override {
     gpu::RouterWeights(RouterOf(config, r.m), r.logits, r.ids, r.scores, r.weights, stream_);
   }
   void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
