@@ -136,8 +136,9 @@ void AddBalanceFlags(CommandLine& app, TrainArgs& a) {
 
 void AddRankFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Ranks (tp x dp x pp)";
-  app.Flag("--device", a.device, kGroup,
-           "Device that computes: cpu, or cuda (one rank on one GPU, with --compute-dtype bfloat16)")
+  app.Flag(
+         "--device", a.device, kGroup,
+         "Device that computes: cpu, or cuda (one rank on one GPU, with --compute-dtype bfloat16)")
       .OneOf({"cpu", "cuda"});
   app.Flag("--base-gpu-id", a.base_gpu_id, kGroup, "GPU of --device cuda").NonNegative();
   app.Flag("--tp,--tp-size", a.tp, kGroup,

@@ -246,7 +246,7 @@ class RankLearner {
 
  private:
   std::unique_ptr<TrainOps<BF16>> ops_;  // outlives device_
-  std::optional<Learner> host_;  // one of the two
+  std::optional<Learner> host_;          // one of the two
   std::optional<DeviceLearner<BF16>> device_;
 };
 

@@ -20,7 +20,8 @@ DeviceLinear<C> Place(const DeviceAttentionParts<C>& parts, const std::string& n
 }
 
 template <typename C>
-HeadRows<const C> ReadRows(const DeviceArray<C>& array, int64_t row, int64_t head, int64_t offset = 0) {
+HeadRows<const C> ReadRows(const DeviceArray<C>& array, int64_t row, int64_t head,
+                           int64_t offset = 0) {
   return {array.data() + offset, row, head};
 }
 template <typename C>

@@ -16,14 +16,12 @@ DeviceFeedForward<C> DeviceFeedForward<C>::Make(const DeviceContext<C>& on, cons
   const std::string names[] = {gate + ".weight", up + ".weight"};
   const DeviceLinear<C> gate_up = {
       .weight = on.parameters.Place(names), .n = 2 * width, .k = hidden};
-  return {gate_up,
-          {.weight = on.parameters.Place(down + ".weight"), .n = hidden, .k = width}};
+  return {gate_up, {.weight = on.parameters.Place(down + ".weight"), .n = hidden, .k = width}};
 }
 
 template <typename C>
 DeviceArray<C> DeviceFeedForward<C>::Middle(const DeviceContext<C>& on, int64_t rows, const C* x,
-                                            DeviceArray<C>* gate_up,
-                                            const int32_t* offsets) const {
+                                            DeviceArray<C>* gate_up, const int32_t* offsets) const {
   *gate_up = gate_up_.Forward(on, rows, x, offsets);
   auto middle = on.template Array<C>(rows * down_.k);
   on.ops.SwiGlu({.m = rows, .n = down_.k}, gate_up->data(), middle.data());
@@ -73,10 +71,8 @@ DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names,
     down.push_back(expert + names.expert_down + ".weight");
   }
   experts_.emplace(
-      DeviceLinear<C>{.weight = on.parameters.Place(gate_up),
-                      .n = 2 * width,
-                      .k = hidden_,
-                      .groups = experts},
+      DeviceLinear<C>{
+          .weight = on.parameters.Place(gate_up), .n = 2 * width, .k = hidden_, .groups = experts},
       DeviceLinear<C>{
           .weight = on.parameters.Place(down), .n = hidden_, .k = width, .groups = experts});
   if (const int64_t shared = config.moe->shared_intermediate; shared > 0) {

@@ -33,8 +33,7 @@ class DeviceFeedForward {
                   float* y) const;
   // Adds to the gradients of the weights. dx [rows, H]. gate_up becomes its gradient.
   void Backward(const DeviceContext<C>& on, int64_t rows, const C* x, DeviceArray<C>* gate_up,
-                const C* dout, float* dx, bool accumulate,
-                const int32_t* offsets = nullptr) const;
+                const C* dout, float* dx, bool accumulate, const int32_t* offsets = nullptr) const;
 
  private:
   DeviceLinear<C> gate_up_, down_;
@@ -60,8 +59,8 @@ class DeviceMoe {
             const DeviceContext<C>& on);
 
   struct Input {
-    const C* x = nullptr;              // [m, H]
-    const int32_t* given = nullptr;    // [m, k] given experts (TrainOps::GiveExperts); null: none
+    const C* x = nullptr;            // [m, H]
+    const int32_t* given = nullptr;  // [m, k] given experts (TrainOps::GiveExperts); null: none
     BalanceLosses losses = {};
     double step_tokens = 1;  // StepSize::tokens
   };

@@ -6,8 +6,7 @@
 namespace switchyard::train {
 
 template <typename C>
-DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options,
-                                TrainOps<C>& ops)
+DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops)
     : host_(host), options_(options), model_(host, ops) {
   CHECK(options.order == schedule::Order::kPlain);
 }

@@ -41,7 +41,8 @@ class DeviceLearnerTest : public ::testing::Test {
   using WithLearner = std::function<void(Model<float>& model, ThreadPool& pool,
                                          const std::function<void(TrainedModel&)>& run)>;
 
-  // Trains until `stop_after` steps are taken, from the last checkpoint in `output` if there is one.
+  // Trains until `stop_after` steps are taken, from the last checkpoint in `output` if there is
+  // one.
   Ran Train(const std::string& output, int64_t stop_after, const WithLearner& with_learner) {
     TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 3, .output = dir_ / output};
     options.schedule = {.rate = 0.01, .warmup_steps = 3, .steps = 30};

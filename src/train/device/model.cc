@@ -230,7 +230,8 @@ void DeviceModel<C>::JoinBackward(const MtpModule& module, const DepthState<floa
   const DeviceArray<C> dout = Rounded(d);
   const DeviceArray<C> djoined =
       module.projection.Backward(on_, m, depth.joined.data(), dout.data());
-  auto dnormed = on_.template Array<float>(m * hidden_), dx = on_.template Array<float>(m * hidden_);
+  auto dnormed = on_.template Array<float>(m * hidden_),
+       dx = on_.template Array<float>(m * hidden_);
   ops_.LoadColumns(m, hidden_, djoined.data(), 2 * hidden_, dnormed.data());
   NormBackward(depth.embedded, *module.embedding_norm, dnormed.data(), false, &dx);
   ops_.EmbedGradient(host.tokens, dx.data(), hidden_, parameters_.gradient(*embedding_));

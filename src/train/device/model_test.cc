@@ -18,8 +18,8 @@
 namespace switchyard::train {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Gradients;
+using ::testing::HasSubstr;
 using testing::OneRank;
 using testing::RandomBatch;
 using testing::RelativeError;

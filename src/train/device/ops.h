@@ -31,8 +31,8 @@ struct DeviceRows {
   int64_t longest = 0;  // rows of the longest sequence
 };
 
-// Routing of m tokens. SelectExperts reads logits and bias and writes ids; RouteWeights writes scores
-// and weights.
+// Routing of m tokens. SelectExperts reads logits and bias and writes ids; RouteWeights writes
+// scores and weights.
 struct DeviceRouting {
   int64_t m = 0;
   const float* logits = nullptr;  // [m, E]
@@ -153,13 +153,14 @@ class TrainOps {
 
   // As SelectExperts of moe/router/router.h: ties go to the lower id.
   virtual void SelectExperts(const RouterConfig& config, const DeviceRouting& routing) = 0;
-  // Replaces the ids of tokens that have given experts [m, k], not all −1 (RouterState::given). Adds
-  // their number to counts[0], and to counts[1] that of those whose own selection was the same set.
+  // Replaces the ids of tokens that have given experts [m, k], not all −1 (RouterState::given).
+  // Adds their number to counts[0], and to counts[1] that of those whose own selection was the same
+  // set.
   virtual void GiveExperts(const RouterConfig& config, const DeviceRouting& routing,
                            const int32_t* given, int32_t* counts) = 0;
   virtual void RouteWeights(const RouterConfig& config, const DeviceRouting& routing) = 0;
-  // Row t of `losses` [m] gets the balance losses of token t, as Router::AddBalance sums them. Fills
-  // the arrays of `balance` that its weights need.
+  // Row t of `losses` [m] gets the balance losses of token t, as Router::AddBalance sums them.
+  // Fills the arrays of `balance` that its weights need.
   virtual void Balance(const RouterConfig& config, const DeviceRows& rows,
                        const DeviceRouting& routing, const DeviceBalance& balance,
                        float* losses) = 0;

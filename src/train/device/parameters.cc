@@ -156,15 +156,14 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
   const AdamWOptions& options = moments->options();
   moments->set_steps(moments->steps() + 1);
   const auto t = static_cast<double>(moments->steps());
-  AdamWUpdate update{
-      .gradient_scale = static_cast<float>(gradient_scale),
-      .beta1 = static_cast<float>(options.beta1),
-      .one_minus_beta1 = static_cast<float>(1 - options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .one_minus_beta2 = static_cast<float>(1 - options.beta2),
-      .step = static_cast<float>(learning_rate / (1 - std::pow(options.beta1, t))),
-      .unbias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
-      .epsilon = static_cast<float>(options.epsilon)};
+  AdamWUpdate update{.gradient_scale = static_cast<float>(gradient_scale),
+                     .beta1 = static_cast<float>(options.beta1),
+                     .one_minus_beta1 = static_cast<float>(1 - options.beta1),
+                     .beta2 = static_cast<float>(options.beta2),
+                     .one_minus_beta2 = static_cast<float>(1 - options.beta2),
+                     .step = static_cast<float>(learning_rate / (1 - std::pow(options.beta1, t))),
+                     .unbias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
+                     .epsilon = static_cast<float>(options.epsilon)};
   const auto keep = static_cast<float>(1 - learning_rate * options.weight_decay);
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;

@@ -33,11 +33,10 @@ template <typename C>
 class DeviceParameters final : public DeviceUpdate {
  public:
   // `memory` uses the device of `ops`. Both outlive the object.
-  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops,
-                   DeviceMemory& memory);
+  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceMemory& memory);
 
-  // Places parameters, before Allocate. All must have rows of the same length, and be trained or not alike.
-  // A name may be placed once. The result is valid until the object is destroyed.
+  // Places parameters, before Allocate. All must have rows of the same length, and be trained or
+  // not alike. A name may be placed once. The result is valid until the object is destroyed.
   const Slab* Place(std::span<const std::string> names);
   const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.
@@ -49,7 +48,7 @@ class DeviceParameters final : public DeviceUpdate {
 
   void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
 
-  void GradientsToHost();              // for tests
+  void GradientsToHost();  // for tests
 
   void FromHost(AdamW* moments) override;
   void ToHost(AdamW* moments) override;
@@ -64,7 +63,7 @@ class DeviceParameters final : public DeviceUpdate {
 
   TrainOps<C>& ops_;
   DeviceMemory& memory_;
-  std::map<std::string, Parameter<float>*> host_;  // those without a place yet
+  std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
   std::deque<Slab> slabs_;
   int64_t count_ = 0;  // elements of all slabs, with gaps

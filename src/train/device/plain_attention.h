@@ -73,8 +73,8 @@ void AttentionGradient(const AttentionShape<float>& s, const DeviceRows& rows, H
         std::ranges::fill(dquery, 0.0f);
         for (int64_t j = first; j <= t; ++j) {
           const C* key = At(k, j, head);
-          const float p = std::exp(s.scale * Dot(query, 1, key, 1, s.qk_dim) -
-                                   log_sums[h * rows.m + t]);
+          const float p =
+              std::exp(s.scale * Dot(query, 1, key, 1, s.qk_dim) - log_sums[h * rows.m + t]);
           const float dp = Dot(d, 1, At(v, j, head), 1, s.v_dim);
           const float ds = Load(Rounded<C>(p * (dp - along) * s.scale));
           const float rounded = Load(Rounded<C>(p));

@@ -1,3 +1,5 @@
+#include "train/device/plain_ops.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,7 +12,6 @@
 #include "train/batch.h"
 #include "train/device/ops.h"
 #include "train/device/plain_attention.h"
-#include "train/device/plain_ops.h"
 #include "train/device/plain_router.h"
 #include "train/parameter.h"
 
@@ -229,9 +230,8 @@ class PlainOps final : public TrainOps<C> {
         y[t * width + i] += weights[slot] * Load(results[at * width + i]);
     });
   }
-  void CombineGradient(const RouterConfig&, const DeviceSlots& s, const float* dy,
-                       const C* results, const float* weights, int64_t width, C* dresults,
-                       float* dweights) override {
+  void CombineGradient(const RouterConfig&, const DeviceSlots& s, const float* dy, const C* results,
+                       const float* weights, int64_t width, C* dresults, float* dweights) override {
     std::fill_n(dweights, s.m * s.k, 0.0f);
     ForSlots(s, [&](int64_t t, int64_t slot, int64_t at) {
       const float* d = dy + t * width;

@@ -82,12 +82,8 @@ gpu::ExpertRowsShape ExpertRowsOf(const DeviceSlots& s, int64_t width, const int
 }
 
 gpu::LatentKeysParams KeysOf(const LatentKeyShape& s) {
-  return {.m = s.m,
-          .heads = s.heads,
-          .nope = s.nope,
-          .rope = s.rope,
-          .value = s.value,
-          .lora = s.lora};
+  return {
+      .m = s.m, .heads = s.heads, .nope = s.nope, .rope = s.rope, .value = s.value, .lora = s.lora};
 }
 
 class CudaOps final : public TrainOps<BF16> {
@@ -105,9 +101,9 @@ class CudaOps final : public TrainOps<BF16> {
   }
   void Copy(void* to, const void* from, int64_t bytes) override {
     if (bytes == 0) return;
-    cuda::Check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
-                                stream_),
-                "copying on the GPU");
+    cuda::Check(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+        "copying on the GPU");
   }
   void Round(const float* x, BF16* y, int64_t count) override {
     gpu::Convert(x, y, count, stream_);
@@ -184,8 +180,8 @@ class CudaOps final : public TrainOps<BF16> {
   void HeadNorm(const NormShape<float>& s, const BF16* x, const float* gain, BF16* y) override {
     Norm(s, x, gain, y);
   }
-  void HeadNormGradient(const NormShape<float>& s, const BF16* x, const float* gain,
-                        const BF16* dy, BF16* dx, float* dgain) override {
+  void HeadNormGradient(const NormShape<float>& s, const BF16* x, const float* gain, const BF16* dy,
+                        BF16* dx, float* dgain) override {
     NormGradient(s, x, gain, dy, dx, false, dgain);
   }
   void Rope(const RopeShape<float>& s, BF16* x, bool backward) override {
@@ -209,9 +205,8 @@ class CudaOps final : public TrainOps<BF16> {
   }
   void AttentionGradient(const AttentionShape<float>& s, const DeviceRows& rows,
                          HeadRows<const BF16> q, HeadRows<const BF16> k, HeadRows<const BF16> v,
-                         HeadRows<const BF16> out, const float* log_sums,
-                         HeadRows<const BF16> dout, HeadRows<BF16> dq, HeadRows<BF16> dk,
-                         HeadRows<BF16> dv) override {
+                         HeadRows<const BF16> out, const float* log_sums, HeadRows<const BF16> dout,
+                         HeadRows<BF16> dq, HeadRows<BF16> dk, HeadRows<BF16> dv) override {
     DeviceArray<float> along(scratch_, s.heads * rows.m);
     gpu::AttentionGradient({.shape = AttentionOf(s, rows),
                             .q = Read(q),
@@ -281,8 +276,7 @@ class CudaOps final : public TrainOps<BF16> {
                                stream_);
   }
   void RouteGradient(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
-                     const DeviceBalance* balance, const float* dweights,
-                     float* dlogits) override {
+                     const DeviceBalance* balance, const float* dweights, float* dlogits) override {
     const gpu::BalanceParams params =
         balance == nullptr ? gpu::BalanceParams() : BalanceOf(*balance, rows);
     gpu::RouterGradient(RouterOf(config, r.m), params, r.logits, r.scores, r.ids, r.weights,

@@ -1,4 +1,6 @@
 // A model on a GPU against the same model with plain operations. Skipped without a GPU.
+#include "train/device/cuda_ops.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "kernels/device.h"
-#include "train/device/cuda_ops.h"
 #include "train/device/model.h"
 #include "train/optimizer/adamw.h"
 #include "train/test_training.h"
@@ -25,7 +26,8 @@ using testing::RelativeError;
 std::string Config(const std::string& kind, int head) {
   std::string own;
   if (kind == "mixtral") {
-    own = R"("architectures": ["MixtralForCausalLM"], "num_local_experts": 6, "sliding_window": 20)";
+    own =
+        R"("architectures": ["MixtralForCausalLM"], "num_local_experts": 6, "sliding_window": 20)";
   } else if (kind == "qwen3_moe") {
     own = R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "mlp_only_layers": [0],
              "moe_intermediate_size": 24, "tie_word_embeddings": true)";
