@@ -14,6 +14,9 @@ void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& r
 void AttentionBench(const Options& options, const GpuMachine& machine, Report& report);
 void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& report);
 
+// Kernels of training; a program of its own (bench/cuda/train_kernels.cu).
+void TrainKernelsBench(const Options& options, const GpuMachine& machine, Report& report);
+
 // Part of `exchange`. Returns the bytes per second of a plain copy to a peer, while all ranks copy.
 double DispatchCombineBench(const Options& options, Report& report);
 // `link`: bytes per second to a peer; 0: unknown.

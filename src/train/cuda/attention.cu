@@ -1,11 +1,11 @@
 // Attention forward. Tensor core kernel: FlashAttention-2 (Dao, arXiv:2307.08691). A block has 64
 // rows of one head, 16 per warp, and visits the visible keys in tiles of 64, in ascending order.
 // Two tiles of keys and values are in shared memory: one is copied while the other is used.
-#include "core/error.h"
 #include "kernels/cuda/device/launch.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/attention_tiles.cuh"
 #include "train/cuda/launch.cuh"
+#include "train/cuda/refuse.h"
 
 namespace switchyard::train::gpu {
 namespace {
@@ -202,11 +202,11 @@ bool UsesAttentionTiles(const AttentionShape& s) {
 
 void CheckAttention(const AttentionShape& s) {
   if (s.kv_heads < 1 || s.heads % s.kv_heads != 0 || s.heads > 65535 || s.sequences > 65535)
-    throw Invalid("attention of {} heads, {} key heads and {} sequences", s.heads, s.kv_heads,
-                  s.sequences);
-  if (s.qk_dim > kMaxDim || s.v_dim > kMaxDim || s.scale <= 0)
-    throw Invalid("attention with head dimensions {} and {}, at most {}, and scale {}", s.qk_dim,
-                  s.v_dim, kMaxDim, s.scale);
+    Refuse("attention of {} heads, {} key heads and {} sequences",
+           {s.heads, s.kv_heads, s.sequences});
+  if (s.qk_dim > kMaxDim || s.v_dim > kMaxDim)
+    Refuse("attention with head dimensions {} and {}, at most {}", {s.qk_dim, s.v_dim, kMaxDim});
+  if (!(s.scale > 0)) Refuse("attention with a scale that is not positive", {});
 }
 
 void Attention(const AttentionShape& shape, HeadArray q, HeadArray k, HeadArray v,

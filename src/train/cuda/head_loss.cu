@@ -23,19 +23,28 @@ __device__ __forceinline__ int64_t TargetColumn(const LogitShape& shape, int32_t
   return target >= 0 && column >= 0 && column < shape.vocab ? column : -1;
 }
 
-__global__ void LogitStatisticsKernel(LogitShape shape, const float* logits, const int32_t* targets,
-                                      LogitStatistic* out) {
+// `whole`: rows are aligned to four elements.
+__global__ void LogitStatisticsKernel(LogitShape shape, bool whole, const float* logits,
+                                      const int32_t* targets, LogitStatistic* out) {
   __shared__ Partial parts[kWarps];
   const int64_t i = blockIdx.x;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const float* row = logits + i * shape.ld;
   Partial part = {-INFINITY, 0};
-  for (int64_t c = threadIdx.x; c < shape.vocab; c += kThreads) {
-    const float x = row[c];
-    if (x > part.largest) {
-      part = {x, part.sum * expf(part.largest - x) + 1.0f};
-    } else {
-      part.sum += expf(x - part.largest);
+  const auto shift_to = [&](float largest) {
+    if (largest > part.largest) part = {largest, part.sum * expf(part.largest - largest)};
+  };
+  if (whole) {
+    for (int64_t c = threadIdx.x * 4; c < shape.vocab; c += kThreads * 4) {
+      const float4 x = *reinterpret_cast<const float4*>(row + c);
+      shift_to(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+      part.sum += expf(x.x - part.largest) + expf(x.y - part.largest) + expf(x.z - part.largest) +
+                  expf(x.w - part.largest);
+    }
+  } else {
+    for (int64_t c = threadIdx.x; c < shape.vocab; c += kThreads) {
+      shift_to(row[c]);
+      part.sum += expf(row[c] - part.largest);
     }
   }
 #pragma unroll
@@ -53,9 +62,9 @@ __global__ void LogitStatisticsKernel(LogitShape shape, const float* logits, con
   out[i] = {part.largest, part.sum, column < 0 ? 0.0f : row[column]};
 }
 
-__global__ void LogitGradientKernel(LogitShape shape, const float* logits, const int32_t* targets,
-                                    const LogitStatistic* statistics, int ranks, float scale,
-                                    float* losses, Array dlogits) {
+__global__ void LogitGradientKernel(LogitShape shape, bool whole, const float* logits,
+                                    const int32_t* targets, const LogitStatistic* statistics,
+                                    int ranks, float scale, float* losses, Array dlogits) {
   const int64_t i = blockIdx.x;
   const bool ignored = targets[i] < 0;
   LogitStatistic all = statistics[i];
@@ -75,10 +84,20 @@ __global__ void LogitGradientKernel(LogitShape shape, const float* logits, const
   const int64_t target = TargetColumn(shape, targets[i]);
   const float factor = ignored ? 0.0f : scale / all.sum;
   const float* row = logits + i * shape.ld;
-  for (int64_t c = threadIdx.x; c < shape.vocab; c += kThreads) {
-    float d = ignored ? 0.0f : expf(row[c] - all.largest) * factor;
-    if (c == target) d -= scale;
-    StoreOne(dlogits, i * shape.ld + c, d);
+  const auto gradient = [&](float x, int64_t c) {
+    const float d = ignored ? 0.0f : expf(x - all.largest) * factor;
+    return c == target ? d - scale : d;
+  };
+  if (whole) {
+    for (int64_t c = threadIdx.x * 4; c < shape.vocab; c += kThreads * 4) {
+      const float4 x = *reinterpret_cast<const float4*>(row + c);
+      Store4(dlogits, i * shape.ld + c,
+             make_float4(gradient(x.x, c), gradient(x.y, c + 1), gradient(x.z, c + 2),
+                         gradient(x.w, c + 3)));
+    }
+  } else {
+    for (int64_t c = threadIdx.x; c < shape.vocab; c += kThreads)
+      StoreOne(dlogits, i * shape.ld + c, gradient(row[c], c));
   }
 }
 
@@ -102,19 +121,25 @@ LogitShape WithStride(LogitShape shape) {
   return shape;
 }
 
+bool IsWhole(const LogitShape& s, const void* logits, const Array& dlogits) {
+  return (s.vocab | s.ld) % 4 == 0 && reinterpret_cast<uintptr_t>(logits) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(dlogits.data) % (dlogits.bf16 ? 8 : 16) == 0;
+}
+
 }  // namespace
 
 void LogitStatistics(const LogitShape& shape, const float* logits, const int32_t* targets,
                      LogitStatistic* out, Stream stream) {
   Launch("statistics of logits", LogitStatisticsKernel, Grid(shape.rows), kThreads, 0, stream,
-         WithStride(shape), logits, targets, out);
+         WithStride(shape), IsWhole(WithStride(shape), logits, {}), logits, targets, out);
 }
 
 void LogitGradient(const LogitShape& shape, const float* logits, const int32_t* targets,
                    const LogitStatistic* statistics, int ranks, float scale, float* losses,
                    Array dlogits, Stream stream) {
   Launch("gradient of logits", LogitGradientKernel, Grid(shape.rows), kThreads, 0, stream,
-         WithStride(shape), logits, targets, statistics, ranks, scale, losses, dlogits);
+         WithStride(shape), IsWhole(WithStride(shape), logits, dlogits), logits, targets,
+         statistics, ranks, scale, losses, dlogits);
 }
 
 void SumInOrder(const float* values, int64_t count, bool accumulate, double* out, Stream stream) {

@@ -1,8 +1,8 @@
 // Selection of the kernel of a product, and the kernel for any size and format.
-#include "core/error.h"
 #include "train/cuda/launch.cuh"
 #include "train/cuda/products.h"
 #include "train/cuda/products_problem.h"
+#include "train/cuda/refuse.h"
 
 namespace switchyard::train::gpu {
 namespace {
@@ -111,7 +111,7 @@ void StartPlainProduct(const ProductProblem& p, Stream stream) {
                         ? Grid(CeilDiv(s.k, kTile), row_tiles)
                         : Grid(CeilDiv(s.k, kTile), CeilDiv(s.n, kTile), s.groups);
   if (grid.y > 65535)
-    throw Invalid("plain product of {} rows and {} outputs: too large for one launch", s.rows, s.n);
+    Refuse("plain product of {} rows and {} outputs: too large for one launch", {s.rows, s.n});
   Launch("plain product", PlainProductKernel, grid, kThreads, 0, stream, p);
 }
 
@@ -133,11 +133,11 @@ void Run(ProductProblem p, Stream stream) {
   p.shape = WithStrides(p.shape);
   const ProductShape& s = p.shape;
   if (s.groups < 1 || s.groups > kMaxProductGroups)
-    throw Invalid("product with {} groups, want 1 to {}", s.groups, kMaxProductGroups);
+    Refuse("product with {} groups, want 1 to {}", {s.groups, kMaxProductGroups});
   if (s.begins == nullptr && s.groups > 1)
-    throw Invalid("product with {} groups and no row ranges", s.groups);
+    Refuse("product with {} groups and no row ranges", {s.groups});
   if (s.rows < 0 || s.n < 1 || s.k < 1)
-    throw Invalid("product of {} rows, {} outputs and {} inputs", s.rows, s.n, s.k);
+    Refuse("product of {} rows, {} outputs and {} inputs", {s.rows, s.n, s.k});
   const bool rounded = p.a.bf16 && p.b.bf16;
   const bool aligned = Aligned16(p.a.data) && Aligned16(p.b.data) && Aligned16(p.d.data);
   if (rounded && aligned && Fits(s) && s.rows > 0 && switchyard::cuda::IsHopper()) {

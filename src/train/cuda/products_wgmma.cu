@@ -220,8 +220,23 @@ __device__ __forceinline__ void StoreFloats(const Arguments& p, const Tile& tile
   }
 }
 
-__device__ __forceinline__ uint32_t AddPairs(uint32_t old, uint32_t x) {
-  return PackPair(Low(old) + Low(x), High(old) + High(x));
+// Adds the old elements of D, so that a sum is rounded once.
+__device__ __forceinline__ void AddOld(const Arguments& p, const Tile& tile, int64_t row, int lane,
+                                       float (&sums)[kBlockN / 2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t r = row + lane / 4 + half * 8;
+    if (r >= tile.row_end) continue;
+    const auto* d = static_cast<const uint16_t*>(p.d.data) + r * p.ldd;
+#pragma unroll
+    for (int j = 0; j < kBlockN / 8; ++j) {
+      const int64_t c = tile.column + 8 * j + 2 * (lane % 4);
+      if (c >= p.n) continue;  // n is even
+      const uint32_t old = *reinterpret_cast<const uint32_t*>(d + c);
+      sums[4 * j + 2 * half] += Low(old);
+      sums[4 * j + 2 * half + 1] += High(old);
+    }
+  }
 }
 
 // Stages 64 columns at a time in shared memory, so that lanes store runs of 16 bytes. Each warp
@@ -246,13 +261,8 @@ __device__ __forceinline__ void StoreRounded(const Arguments& p, const Tile& til
       const int r = i * 4 + lane / 8, piece = lane % 8;
       const int64_t c = tile.column + slab * 64 + piece * 8;
       if (row + r >= tile.row_end || c >= p.n) continue;  // n is a multiple of 8
-      uint4 x = *reinterpret_cast<const uint4*>(staging + r * 128 + (piece ^ (r % 8)) * 16);
+      const uint4 x = *reinterpret_cast<const uint4*>(staging + r * 128 + (piece ^ (r % 8)) * 16);
       auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.d.data) + (row + r) * p.ldd + c);
-      if (p.accumulate) {
-        const uint4 old = *to;
-        x = make_uint4(AddPairs(old.x, x.x), AddPairs(old.y, x.y), AddPairs(old.z, x.z),
-                       AddPairs(old.w, x.w));
-      }
       *to = x;
     }
   }
@@ -328,6 +338,7 @@ __device__ __forceinline__ void Consume(const Arguments& p, Shared& shared, int 
     if (steps == 0 && p.accumulate) continue;
     const int64_t row = tile.row + warpgroup * 64 + warp * 16;
     if (p.d.bf16) {
+      if (p.accumulate) AddOld(p, tile, row, lane, sums);
       StoreRounded(p, tile, row, lane, shared.d[warpgroup] + warp * 16 * 128, sums);
     } else {
       StoreFloats(p, tile, row, lane, sums);

@@ -1,8 +1,8 @@
 // Router: one warp per token. Order of slots and rows of experts.
 #include <algorithm>
 
-#include "core/error.h"
 #include "train/cuda/launch.cuh"
+#include "train/cuda/refuse.h"
 #include "train/cuda/routing.h"
 
 namespace switchyard::train::gpu {
@@ -335,8 +335,8 @@ __global__ void CombineGradientKernel(ExpertRowsShape shape, ConstArray dy, Cons
 
 void CheckRouter(const RouterShape& shape) {
   if (shape.experts < 1 || shape.experts > kMaxExperts || shape.top_k < 1 || shape.top_k > kMaxTopK)
-    throw Invalid("router kernels with {} experts and top {}: at most {} and {} are supported",
-                  shape.experts, shape.top_k, kMaxExperts, kMaxTopK);
+    Refuse("router kernels with {} experts and top {}: at most {} and {} are supported",
+           {shape.experts, shape.top_k, kMaxExperts, kMaxTopK});
 }
 
 int RowThreads(int64_t width) {
@@ -344,7 +344,7 @@ int RowThreads(int64_t width) {
 }
 
 void CheckHidden(int64_t hidden) {
-  if (hidden % 4 != 0) throw Invalid("expert rows of {} elements, want a multiple of 4", hidden);
+  if (hidden % 4 != 0) Refuse("expert rows of {} elements, want a multiple of 4", {hidden});
 }
 
 }  // namespace
@@ -391,8 +391,8 @@ int64_t SlotOrderScratch(int64_t slots, int experts) { return CeilDiv(slots, kTh
 void OrderSlots(const int32_t* ids, int64_t slots, int experts, const SlotOrder& order,
                 int32_t* scratch, Stream stream) {
   if (experts > kMaxOrderedExperts)
-    throw Invalid("order of slots for {} experts, at most {} are supported", experts,
-                  kMaxOrderedExperts);
+    Refuse("order of slots for {} experts, at most {} are supported",
+           {experts, kMaxOrderedExperts});
   const int tiles = static_cast<int>(CeilDiv(slots, kThreads));
   Launch("counts of slots", CountTilesKernel, Grid(tiles), kThreads, 0, stream, ids, slots, experts,
          tiles, scratch);

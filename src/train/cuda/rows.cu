@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/error.h"
 #include "train/cuda/launch.cuh"
+#include "train/cuda/refuse.h"
 #include "train/cuda/rows.h"
 
 namespace switchyard::train::gpu {
@@ -12,7 +12,8 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
 void CheckWidth(const char* what, int64_t width) {
-  if (width % 4 != 0) throw Invalid("{}: {} elements per row, want a multiple of 4", what, width);
+  if (width % 4 != 0)
+    Refuse(what + std::string(": {} elements per row, want a multiple of 4"), {width});
 }
 
 // --- RMSNorm: one warp per row ---
@@ -302,7 +303,7 @@ void RmsNormGradient(const RmsNormGradientParams& params, Stream stream) {
 }
 
 void Rope(const RopeParams& p, bool backward, Stream stream) {
-  if (p.rotary_dim % 2 != 0) throw Invalid("rotary embedding of {} elements", p.rotary_dim);
+  if (p.rotary_dim % 2 != 0) Refuse("rotary embedding of {} elements", {p.rotary_dim});
   const int64_t pairs = p.heads * p.rotary_dim / 2;
   if (pairs == 0) return;
   Launch("rotary embedding", RopeKernel, Grid(p.m), RowThreads(4 * pairs), 0, stream, p, backward);

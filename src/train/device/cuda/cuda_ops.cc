@@ -2,8 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/check.h"
 #include "core/cuda/runtime.h"
@@ -14,6 +16,7 @@
 #include "train/cuda/attention.h"
 #include "train/cuda/head_loss.h"
 #include "train/cuda/products.h"
+#include "train/cuda/router_products.h"
 #include "train/cuda/routing.h"
 #include "train/cuda/rows.h"
 #include "train/device/cuda/given_experts.h"
@@ -135,13 +138,15 @@ class CudaOps final : public TrainOps<BF16> {
 
   void RouterProject(int64_t m, int64_t n, int64_t k, const BF16* x, const float* w,
                      float* logits) override {
-    gpu::LinearForward({.rows = m, .n = n, .k = k}, x, w, logits, false, stream_);
+    DeviceArray<std::byte> scratch(scratch_, gpu::RouterProductScratch(m, n, k));
+    gpu::RouterLogits({.m = m, .n = n, .k = k, .x = x, .w = w, .scratch = scratch.data()}, logits,
+                      stream_);
   }
   void RouterProductGradients(int64_t m, int64_t n, int64_t k, const float* dlogits, const BF16* x,
                               const float* w, float* dx, float* dw) override {
-    const gpu::ProductShape shape = {.rows = m, .n = n, .k = k};
-    gpu::LinearInputGradient(shape, dlogits, w, dx, true, stream_);
-    gpu::LinearWeightGradient(shape, dlogits, x, dw, true, stream_);
+    DeviceArray<std::byte> scratch(scratch_, gpu::RouterProductScratch(m, n, k));
+    gpu::RouterProductGradients({.m = m, .n = n, .k = k, .x = x, .w = w, .scratch = scratch.data()},
+                                dlogits, dx, dw, stream_);
   }
 
   void Embed(const int32_t* ids, int64_t m, const float* table, int64_t width,

@@ -1,0 +1,236 @@
+// The kernels of training on one GPU, with the sizes of OLMoE-1B-7B (16384 tokens of 4096-token
+// sequences) and with the attention of Qwen3-30B-A3B and DeepSeek-V2-Lite. A program of its own, as
+// `switchyard bench` does not measure training.
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/gpu_arrays.cuh"
+#include "bench/cuda/gpu_benches.h"
+#include "bench/cuda/gpu_timing.h"
+#include "train/cuda/adamw.h"
+#include "train/cuda/attention.h"
+#include "train/cuda/products.h"
+#include "train/cuda/rows.h"
+
+namespace switchyard::bench {
+namespace {
+
+using namespace train;  // NOLINT(google-build-using-namespace): gpu:: is the subject of this file
+
+constexpr int kCalls = 8;
+
+BF16* Rounded(const DeviceArray<__nv_bfloat16>& array) {
+  return reinterpret_cast<BF16*>(array.data);
+}
+void Fill(const DeviceArray<__nv_bfloat16>& array, int64_t count, uint64_t seed) {
+  FillUniform<<<1024, 256>>>(array.data, static_cast<size_t>(count), seed);
+}
+
+void Measure(const std::string& name, const std::string& shape, double flops, double bytes,
+             const GpuMachine& machine, Report& report,
+             const std::function<void(int, cudaStream_t)>& call) {
+  const double seconds = GraphSeconds(kCalls, call);
+  report.Add({.name = name,
+              .shape = shape,
+              .seconds = seconds,
+              .flops = flops,
+              .bytes = bytes,
+              .limit = Roofline(bytes, machine.read, flops, machine.bf16)});
+}
+
+// The three products of a layer whose groups have between 0.7 and 1.3 times rows / groups rows.
+void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
+              const GpuMachine& machine, Report& report) {
+  const std::string shape =
+      Text("%s %d groups %lld x %lld x %lld", what, groups, static_cast<long long>(rows),
+           static_cast<long long>(n), static_cast<long long>(k));
+  const char* const names[] = {"forward", "input-gradient", "weight-gradient"};
+  bool any = false;
+  for (const char* name : names) any = any || report.Selects(name, shape);
+  if (!any) return;
+  std::mt19937 random(static_cast<unsigned>(groups));
+  std::vector<int32_t> begins = {0};
+  double left = static_cast<double>(rows);
+  for (int g = 0; g < groups; ++g) {
+    const double share =
+        g + 1 == groups ? left : left / (groups - g) * (0.7 + 6e-4 * (random() % 1000));
+    left -= share;
+    begins.push_back(g + 1 == groups ? static_cast<int32_t>(rows)
+                                     : begins.back() + static_cast<int32_t>(share));
+  }
+  const DeviceArray<int32_t> device_begins(begins);
+  const DeviceArray<__nv_bfloat16> x(rows * k), y(rows * n), w(groups * n * k);
+  const DeviceArray<float> dw(groups * n * k);
+  Fill(x, rows * k, 1);
+  Fill(y, rows * n, uint64_t{1} << 40);
+  Fill(w, groups * n * k, uint64_t{1} << 41);
+  cuda::Check(cudaMemset(dw.data, 0, groups * n * k * sizeof(float)), "gradients");
+  cuda::Check(cudaDeviceSynchronize(), "made-up operands");
+  const gpu::ProductShape p = {
+      .rows = rows, .n = n, .k = k, .groups = groups, .begins = device_begins.data};
+  const double flops = 2.0 * static_cast<double>(rows * n) * static_cast<double>(k);
+  const double moved = 2.0 * static_cast<double>(rows * (n + k) + groups * n * k);
+  const auto measure = [&](int i, double bytes, const std::function<void(cudaStream_t)>& call) {
+    if (!report.Selects(names[i], shape)) return;
+    report.Start(names[i], shape);
+    Measure(names[i], shape, flops, bytes, machine, report,
+            [&](int, cudaStream_t stream) { call(stream); });
+  };
+  measure(0, moved, [&](cudaStream_t stream) {
+    gpu::LinearForward(p, Rounded(x), Rounded(w), Rounded(y), false, stream);
+  });
+  measure(1, moved, [&](cudaStream_t stream) {
+    gpu::LinearInputGradient(p, Rounded(y), Rounded(w), Rounded(x), false, stream);
+  });
+  // The float32 gradients are read and written.
+  measure(2, moved + 6.0 * static_cast<double>(groups * n * k), [&](cudaStream_t stream) {
+    gpu::LinearWeightGradient(p, Rounded(y), Rounded(x), dw.data, true, stream);
+  });
+}
+
+void Attention(const char* what, int sequences, int64_t length, int64_t heads, int64_t kv_heads,
+               int64_t qk_dim, int64_t v_dim, const GpuMachine& machine, Report& report) {
+  const std::string shape =
+      Text("%s %d x %lld rows", what, sequences, static_cast<long long>(length));
+  const char *const forward = "attention", *const backward = "attention-gradient";
+  if (!report.Selects(forward, shape) && !report.Selects(backward, shape)) return;
+  const int64_t rows = sequences * length;
+  std::vector<int32_t> begins;
+  for (int i = 0; i <= sequences; ++i) begins.push_back(static_cast<int32_t>(i * length));
+  const DeviceArray<int32_t> device_begins(begins);
+  const int64_t q_width = heads * qk_dim, k_width = kv_heads * qk_dim, v_width = kv_heads * v_dim,
+                out_width = heads * v_dim;
+  const DeviceArray<__nv_bfloat16> q(rows * q_width), k(rows * k_width), v(rows * v_width),
+      out(rows * out_width), dout(rows * out_width), dq(rows * q_width), dk(rows * k_width),
+      dv(rows * v_width);
+  const DeviceArray<float> log_sums(rows * heads), along(rows * heads);
+  Fill(q, rows * q_width, 1);
+  Fill(k, rows * k_width, uint64_t{1} << 40);
+  Fill(v, rows * v_width, uint64_t{1} << 41);
+  Fill(dout, rows * out_width, uint64_t{1} << 42);
+  cuda::Check(cudaDeviceSynchronize(), "made-up operands");
+  const gpu::AttentionShape p = {.heads = heads,
+                                 .kv_heads = kv_heads,
+                                 .qk_dim = qk_dim,
+                                 .v_dim = v_dim,
+                                 .scale = 0.1f,
+                                 .rows = rows,
+                                 .sequences = sequences,
+                                 .begins = device_begins.data,
+                                 .longest = length};
+  const auto view = [](const DeviceArray<__nv_bfloat16>& array, int64_t width, int64_t dim) {
+    return gpu::MutableHeadArray{Rounded(array), width, dim};
+  };
+  const auto run = [&](cudaStream_t stream) {
+    gpu::Attention(p, view(q, q_width, qk_dim), view(k, k_width, qk_dim), view(v, v_width, v_dim),
+                   view(out, out_width, v_dim), log_sums.data, stream);
+  };
+  // A row sees half of the rows on average.
+  const double pairs = 0.5 * static_cast<double>(rows * length) * static_cast<double>(heads);
+  const double bytes = 2.0 * static_cast<double>(rows * (q_width + k_width + v_width + out_width));
+  run(nullptr);
+  if (report.Selects(forward, shape)) {
+    report.Start(forward, shape);
+    Measure(forward, shape, 2.0 * pairs * static_cast<double>(qk_dim + v_dim), bytes, machine,
+            report, [&](int, cudaStream_t stream) { run(stream); });
+  }
+  if (!report.Selects(backward, shape)) return;
+  report.Start(backward, shape);
+  // The five products that the gradients need; the kernels compute two of them twice.
+  const double flops = 2.0 * pairs * static_cast<double>(3 * qk_dim + 2 * v_dim);
+  Measure(backward, shape, flops, 2.5 * bytes, machine, report, [&](int, cudaStream_t stream) {
+    gpu::AttentionGradient({.shape = p,
+                            .q = view(q, q_width, qk_dim),
+                            .k = view(k, k_width, qk_dim),
+                            .v = view(v, v_width, v_dim),
+                            .out = view(out, out_width, v_dim),
+                            .dout = view(dout, out_width, v_dim),
+                            .log_sums = log_sums.data,
+                            .along = along.data,
+                            .dq = view(dq, q_width, qk_dim),
+                            .dk = view(dk, k_width, qk_dim),
+                            .dv = view(dv, v_width, v_dim)},
+                           stream);
+  });
+}
+
+void Update(const GpuMachine& machine, Report& report) {
+  constexpr int64_t kCount = 1 << 26;
+  const std::string shape = Text("%lld parameters", static_cast<long long>(kCount));
+  const DeviceArray<float> value(kCount), gradient(kCount), first(kCount), second(kCount);
+  const DeviceArray<__nv_bfloat16> rounded(kCount);
+  const DeviceArray<double> sums(kCount / 16384);
+  for (const auto* array : {&value, &gradient, &first, &second})
+    cuda::Check(cudaMemset(array->data, 0, kCount * sizeof(float)), "parameters");
+  if (report.Selects("adamw", shape)) {
+    report.Start("adamw", shape);
+    const gpu::AdamWParams p = {
+        .count = kCount,
+        .value = value.data,
+        .gradient = gradient.data,
+        .first = first.data,
+        .second = second.data,
+        .rounded = Rounded(rounded),
+        .factors = gpu::MakeAdamWFactors(1e-3, 0.1, 0.9, 0.95, 1e-8, 1, 1.0)};
+    // Four arrays are read and written, and the copy is written.
+    Measure("adamw", shape, 0, 34.0 * kCount, machine, report,
+            [&](int, cudaStream_t stream) { gpu::AdamWStep(p, stream); });
+  }
+  if (!report.Selects("sum-of-squares", shape)) return;
+  report.Start("sum-of-squares", shape);
+  Measure("sum-of-squares", shape, 0, 4.0 * kCount, machine, report, [&](int, cudaStream_t stream) {
+    gpu::BlockSumsOfSquares(gradient.data, kCount, sums.data, stream);
+  });
+}
+
+void Norm(const GpuMachine& machine, Report& report) {
+  constexpr int64_t kRows = 16384, kWidth = 2048, kCount = kRows * kWidth;
+  const std::string shape = "16384 x 2048";
+  const DeviceArray<__nv_bfloat16> x(kCount), y(kCount), dx(kCount);
+  const DeviceArray<float> weight(kWidth), dweight(kWidth),
+      scratch(static_cast<size_t>(gpu::RmsNormScratch(kRows, kWidth)));
+  Fill(x, kCount, 1);
+  cuda::Check(cudaMemset(weight.data, 0, kWidth * sizeof(float)), "weights");
+  if (report.Selects("rms-norm", shape)) {
+    report.Start("rms-norm", shape);
+    gpu::RmsNormParams p = {.m = kRows, .n = kWidth, .eps = 1e-6f, .x = Rounded(x)};
+    p.weight = weight.data;
+    p.y = Rounded(y);
+    Measure("rms-norm", shape, 0, 4.0 * kCount, machine, report,
+            [&](int, cudaStream_t stream) { gpu::RmsNorm(p, stream); });
+  }
+  if (!report.Selects("rms-norm-gradient", shape)) return;
+  report.Start("rms-norm-gradient", shape);
+  const gpu::RmsNormGradientParams p = {.m = kRows,
+                                        .n = kWidth,
+                                        .eps = 1e-6f,
+                                        .x = Rounded(x),
+                                        .weight = weight.data,
+                                        .dy = Rounded(y),
+                                        .dx = Rounded(dx),
+                                        .dweight = dweight.data,
+                                        .scratch = scratch.data};
+  Measure("rms-norm-gradient", shape, 0, 6.0 * kCount, machine, report,
+          [&](int, cudaStream_t stream) { gpu::RmsNormGradient(p, stream); });
+}
+
+}  // namespace
+
+void TrainKernelsBench(const Options&, const GpuMachine& machine, Report& report) {
+  Products("gate and up", 64, 131072, 2048, 2048, machine, report);
+  Products("down", 64, 131072, 2048, 1024, machine, report);
+  Products("down of few rows", 64, 8192, 2048, 1024, machine, report);
+  Products("query", 1, 16384, 2048, 2048, machine, report);
+  Products("head", 1, 4096, 50304, 2048, machine, report);
+  Attention("OLMoE", 4, 4096, 16, 16, 128, 128, machine, report);
+  Attention("Qwen3", 4, 4096, 32, 4, 128, 128, machine, report);
+  Attention("heads of 64", 4, 4096, 32, 8, 64, 64, machine, report);
+  Attention("DeepSeek-V2-Lite", 4, 4096, 16, 16, 192, 128, machine, report);
+  Update(machine, report);
+  Norm(machine, report);
+}
+
+}  // namespace switchyard::bench
