@@ -58,7 +58,8 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
     return ErrorOf([&] { Train(options); });
   };
   using Options = TrainingOptions;
-  EXPECT_THAT(refusal([](Options& o) { o.layout.ep = o.layout.dp = 2; }), HasSubstr("give 2 ranks"));
+  EXPECT_THAT(refusal([](Options& o) { o.layout.ep = o.layout.dp = 2; }),
+              HasSubstr("give 2 ranks"));
   EXPECT_THAT(refusal([](Options& o) { o.products = ProductDtype::kFloat32; }),
               HasSubstr("want --compute-dtype bfloat16"));
   EXPECT_THAT(refusal([](Options& o) { o.recompute = Recompute::kLayer; }),
