@@ -21,9 +21,11 @@
 #include "core/format.h"
 #include "core/log.h"
 #include "core/wire.h"
+#include "kernels/device.h"
 #include "server/service_manager.h"
 #include "train/app/picture.h"
 #include "train/app/training.h"
+#include "train/device/cuda_ops.h"
 #include "train/hosts/front.h"
 #include "train/hosts/launch.h"
 
@@ -86,6 +88,12 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.trainer.full_disk_wait = std::chrono::seconds(args.full_disk_wait_seconds);
   o.trainer.output = args.output;
   o.trainer.files.dtype = args.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  if (args.device == "cuda") {
+    if (args.base_gpu_id >= kernels::CudaDeviceCount())
+      throw Invalid("--device cuda: GPU {} is not there; this program finds {} (--base-gpu-id)",
+                    args.base_gpu_id, kernels::CudaDeviceCount());
+    o.device_ops = [gpu = args.base_gpu_id](ThreadPool&) { return train::MakeCudaOps(gpu); };
+  }
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
   o.zero_stage = args.zero_stage;
@@ -144,6 +152,7 @@ Statement StatementOf(const TrainArgs& a) {
           {"--ep", text(a.ep)},
           {"--pp", text(a.pp)},
           {"--dp", text(a.dp)},
+          {"--device", a.device},
           {"--exchange", a.exchange},
           {"--schedule", a.schedule},
           {"--zero-stage", text(a.zero_stage)},

@@ -49,12 +49,16 @@ void Model<T>::Initialise(uint64_t seed, double deviation) {
       InitialiseAdapter(stream, &p);
       continue;
     }
-    for (size_t i = 0; i < p.value.size(); ++i) {
-      const int64_t place = p.slice.IndexInWhole(p.shape, static_cast<int64_t>(i));
-      p.value[i] = static_cast<T>(matrix                    ? deviation * Normal(stream, place)
-                                  : IsSelectionBias(p.name) ? 0.0
-                                                            : 1.0);
+    if (!matrix) {
+      std::ranges::fill(p.value, IsSelectionBias(p.name) ? T{0} : T{1});
+      continue;
     }
+    pool_.RunRanges(std::ssize(p.value), 1 << 14, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto place = static_cast<uint64_t>(p.slice.IndexInWhole(p.shape, i));
+        p.value[static_cast<size_t>(i)] = static_cast<T>(deviation * Normal(stream, place));
+      }
+    });
   }
 }
 

@@ -54,6 +54,8 @@ struct TrainArgs {
   double bias_step = 0.0;                   // --bias-step
   std::string bias_step_schedule = "rate";  // --bias-step-schedule
   // Ranks
+  std::string device = "cpu";  // --device: cpu, cuda
+  int base_gpu_id = 0;         // --base-gpu-id
   int tp = 1, ep = 1, pp = 1;
   int dp = 0;                      // --dp; 0: the minimum that --ep allows
   int threads = 1;                 // --threads, per rank

@@ -129,6 +129,8 @@ TEST_F(TrainArgsTest, FlagsWithoutEffectAreRefused) {
     args.insert(args.end(), more.begin(), more.end());
     return ErrorOf([&] { ParseTrain(args); });
   };
+  EXPECT_THAT(refusal({"--base-gpu-id", "1"}), HasSubstr("--base-gpu-id: GPUs compute only"));
+  EXPECT_EQ(refusal({"--base-gpu-id", "1", "--device", "cuda"}), "no error");
   EXPECT_THAT(refusal({"--async-save"}), HasSubstr("--async-save: writes the checkpoints of"));
   EXPECT_EQ(refusal({"--async-save", "--save-every", "2"}), "no error");
   EXPECT_EQ(refusal({"--async-save=false"}), "no error");
@@ -148,6 +150,7 @@ TEST_F(TrainArgsTest, ValuesOutOfRangeNameTheFlag) {
                                                         {"--exchange", "fast"},
                                                         {"--dtype", "int8"},
                                                         {"--compute-dtype", "float16"},
+                                                        {"--device", "tpu"},
                                                         {"--steps", "many"}}) {
     std::vector<std::string> args = kLeast;
     args.insert(args.end(), {flag, value});

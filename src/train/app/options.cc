@@ -14,6 +14,7 @@
 #include "core/format.h"
 #include "model/families/family.h"
 #include "text/tokenizer/tokenizer.h"
+#include "train/device/model.h"
 
 namespace switchyard::train {
 
@@ -25,6 +26,27 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
   }
   CheckLayout(layout, config);
   return layout;
+}
+
+void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config) {
+  if (options.device_ops == nullptr) return;
+  const auto refuse = [](bool is, const char* flag, const char* want) {
+    if (is) throw Invalid("--device cuda: {} is not supported yet; want {}", flag, want);
+  };
+  if (layout.ranks() != 1)
+    throw Invalid(
+        "--device cuda: trains on one GPU so far, but --tp, --ep, --dp and --pp give {} ranks",
+        layout.ranks());
+  if (options.products != ProductDtype::kBFloat16)
+    throw Invalid("--device cuda: products have bfloat16 operands; want --compute-dtype bfloat16");
+  refuse(options.lora.rank > 0, "--lora-rank", "no adapters");
+  refuse(options.losses.mtp_only, "--train-only mtp", "all parameters");
+  refuse(options.recompute != Recompute::kNone, "--recompute", "--recompute none");
+  refuse(options.learner.order != schedule::Order::kPlain, "--schedule", "--schedule plain");
+  refuse(options.early_sums, "--early-sums", "a run without it");
+  refuse(options.zero_stage > 0, "--zero-stage", "--zero-stage 0");
+  refuse(options.synchronous, "--exchange sync", "--exchange async");
+  CheckDeviceModel(config, options.losses);
 }
 
 LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config) {

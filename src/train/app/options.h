@@ -4,14 +4,19 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
+#include "core/parallel.h"
 #include "model/config.h"
 #include "train/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/encode.h"
+#include "train/device/ops.h"
 #include "train/layers/lora.h"
 #include "train/layers/recompute.h"
 #include "train/math/product.h"
@@ -44,6 +49,8 @@ struct TrainingOptions {
   Recompute recompute = Recompute::kNone;
   int zero_stage = 0;  // 1: the copies of a parameter share its moments (ShardMoments)
   int threads = 1;     // compute threads per rank
+  // Makes the operations of a device (--device), which computes instead of the threads; null: none.
+  std::function<std::unique_ptr<TrainOps<BF16>>(ThreadPool&)> device_ops;
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank
@@ -57,6 +64,10 @@ struct TrainingOptions {
 
 // The layout with dp filled in. Throws errors of CheckLayout.
 Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config);
+
+// Throws Error kInvalid, naming the flag or what the model has, for options that train on CPUs and
+// not on a device; nothing without options.device_ops. `layout`: of LayoutOf.
+void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config);
 
 // The adapters with all fields filled in. Throws Error kInvalid, naming the flag, for targets that
 // the model lacks, and for options that adapters exclude or need.

@@ -19,6 +19,7 @@
 #include "train/app/event_log.h"
 #include "train/app/options.h"
 #include "train/app/step_log.h"
+#include "train/device/learner.h"
 #include "train/exchange/expert_exchange.h"
 #include "train/gradients.h"
 #include "train/model.h"
@@ -135,6 +136,7 @@ Setup PrepareWithoutData(const TrainingOptions& options, RunFiles run_files) {
   setup.files = PrepareModelFiles(options, run_files);
   setup.options.layout = LayoutOf(options, setup.files.config);
   setup.options.lora = LoraOf(options, setup.files.config);
+  CheckDevice(setup.options, setup.options.layout, setup.files.config);
   if (options.recompute == Recompute::kMoe && !setup.files.config.has_moe())
     throw Invalid("--recompute moe: the model ({}) has no experts",
                   setup.files.config.architecture);
@@ -219,6 +221,35 @@ std::string ActivationsText(const TrainingOptions& options, const Learner& learn
   return text;
 }
 
+// The model of a rank in the training loop: on the rank's threads or on a device.
+class RankLearner {
+ public:
+  RankLearner(const TrainingOptions& options, Model<float>& model, const LearnerRanks& ranks,
+              ThreadPool& pool) {
+    if (options.device_ops == nullptr) {
+      host_.emplace(model, options.learner, ranks);
+    } else {
+      ops_ = options.device_ops(pool);
+      device_.emplace(model, options.learner, *ops_);
+    }
+  }
+  TrainedModel& model() {
+    return device_ ? static_cast<TrainedModel&>(*device_) : static_cast<TrainedModel&>(*host_);
+  }
+  // What to report of the memory. Collective.
+  std::string MemoryText(const TrainingOptions& options, Collectives& world) const {
+    if (host_) return ActivationsText(options, *host_, world);
+    return fmt::format("{}: {:.2f} MiB of parameters, gradients and moments",
+                       ops_->device().Describe(),
+                       static_cast<double>(device_->model().bytes()) / (1 << 20));
+  }
+
+ private:
+  std::unique_ptr<TrainOps<BF16>> ops_;  // outlives device_
+  std::optional<Learner> host_;          // one of the two
+  std::optional<DeviceLearner<BF16>> device_;
+};
+
 void AbortWith(const std::exception& error, int rank, SharedArena& arena) {
   arena.Abort(fmt::format("rank {} failed: {}", rank, error.what()));
 }
@@ -249,12 +280,12 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
   if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
-  Learner learner(model, options.learner, links.ranks());
-  Trainer trainer(learner, corpus, options.trainer, ranks->trainer_ranks(), pool);
+  RankLearner learner(options, model, links.ranks(), pool);
+  Trainer trainer(learner.model(), corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
   // Two statements, because both are collective and operands have no order of evaluation.
   const std::string moments = trainer.MomentsText();
-  const std::string activations = ActivationsText(options, learner, *ranks->world);
+  const std::string memory = learner.MemoryText(options, *ranks->world);
 
   const bool first = rank == 0;
   std::optional<StepLog> log;
@@ -268,7 +299,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
       say(fmt::format("resuming from {}, after step {}", resumed->string(), trainer.state().step));
     }
     say(moments);
-    say(activations);
+    say(memory);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {

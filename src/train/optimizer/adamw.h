@@ -37,6 +37,7 @@ class AdamW {
   struct Moments {
     std::vector<float> first, second;  // of Parameter::MyShard; empty without gradient
   };
+  const AdamWOptions& options() const { return options_; }
   const std::vector<Parameter<float>*>& parameters() const { return parameters_; }
   std::vector<Moments>& moments() { return moments_; }  // in the order of the parameters
   int64_t steps() const { return steps_; }              // taken so far; corrects the moments' bias

@@ -13,6 +13,7 @@
 #include "train/exchange/stage_link.h"
 #include "train/gradients.h"
 #include "train/model.h"
+#include "train/optimizer/device_update.h"
 #include "train/parameter.h"
 
 namespace switchyard::train {
@@ -47,6 +48,9 @@ class TrainedModel {
   // Called instead of AfterStep if the update of the step is skipped. Forgets what the step has
   // counted.
   virtual void SkipStep() {}
+  // The update of parameters that a device holds; null: values, gradients and moments are in the
+  // host's memory.
+  virtual DeviceUpdate* update() { return nullptr; }
 };
 
 // Balance of expert loads.

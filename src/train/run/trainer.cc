@@ -82,6 +82,7 @@ void Trainer::Resume(const std::filesystem::path& checkpoint) {
     throw Invalid("{}: is at step {}, but the run has only {} steps", checkpoint.string(),
                   state.step, options_.schedule.steps);
   }
+  if (DeviceUpdate* const update = model_.update()) update->FromHost(&adam_);
   state_ = std::move(state);
   saved_step_ = state_.step;
 }
@@ -156,7 +157,9 @@ StepReport Trainer::Step() {
   }
   report.losses = SumOverRanks(model_.Learn(batches, size));
   model_.SumGradients();
-  const GradientNorm gradient = NormOfGradients(catalog_, pool_);
+  DeviceUpdate* const update = model_.update();
+  const GradientNorm gradient =
+      update != nullptr ? update->Norm() : NormOfGradients(catalog_, pool_);
   const double loss = report.losses.total();
   const std::string nonfinite = DescribeNonfinite(loss, gradient.not_finite);
   if (!nonfinite.empty() && !options_.rule.skip_nonfinite)
@@ -184,13 +187,22 @@ StepReport Trainer::Step() {
 }
 
 void Trainer::Apply(double norm, StepReport* report) {
-  adam_.Step(report->rate, ClipScale(norm, options_.clip), pool_);
+  const double scale = ClipScale(norm, options_.clip);
+  if (DeviceUpdate* const update = model_.update()) {
+    update->Step(report->rate, scale, &adam_);
+  } else {
+    adam_.Step(report->rate, scale, pool_);
+  }
   model_.GatherShards();
   report->figures = model_.AfterStep(RateFraction(options_.schedule, state_.step));
 }
 
 void Trainer::Skip() {
-  for (Parameter<float>* p : catalog_.parameters()) std::ranges::fill(p->gradient, 0.0f);
+  if (DeviceUpdate* const update = model_.update()) {
+    update->ClearGradients();
+  } else {
+    for (Parameter<float>* p : catalog_.parameters()) std::ranges::fill(p->gradient, 0.0f);
+  }
   model_.SkipStep();
 }
 
@@ -217,6 +229,7 @@ void Trainer::Publish() {
 }
 
 void Trainer::Save(bool background) {
+  if (DeviceUpdate* const update = model_.update()) update->ToHost(&adam_);
   const std::filesystem::path path = CheckpointPath(options_.output, state_.step);
   if (background) {
     writing_ = std::make_unique<CheckpointWrite>(path, catalog_, &adam_, state_, options_.files);

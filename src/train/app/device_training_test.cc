@@ -1,0 +1,81 @@
+// Runs on a device from files to the exported model, with plain operations on CPUs.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+
+#include "core/testing.h"
+#include "train/app/test_run.h"
+#include "train/app/training.h"
+#include "train/device/ops.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class DeviceTrainingTest : public testing::RunTest {
+ protected:
+  TrainingOptions OnDevice(int64_t steps) const {
+    TrainingOptions options = Options(steps);
+    options.products = ProductDtype::kBFloat16;
+    options.device_ops = [](ThreadPool& pool) { return MakePlainOps<BF16>(pool); };
+    return options;
+  }
+  std::string FileOf(const fs::path& path) const {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+};
+
+TEST_F(DeviceTrainingTest, ARunIsInterruptedResumedAndExported) {
+  TrainingOptions options = OnDevice(6);
+  EXPECT_EQ(Train(options).step, 6);
+  EXPECT_THAT(said_, HasSubstr("MiB of parameters, gradients and moments"));
+  const std::string whole = FileOf(options.trainer.output / "checkpoint-000006/model.safetensors");
+  EXPECT_NE(whole, "");
+
+  options.trainer.output = dir_ / "parts";
+  options.trainer.save_every = 2;
+  options.trainer.async_save = true;
+  int polls = 0;
+  EXPECT_TRUE(Train(options, [&] { return ++polls > 3; }).stopped);
+  EXPECT_EQ(Train(options).step, 6);
+  EXPECT_EQ(FileOf(options.trainer.output / "checkpoint-000006/model.safetensors"), whole);
+  EXPECT_EQ(FileOf(options.trainer.output / "checkpoint-000006/optimizer.safetensors"),
+            FileOf(dir_ / "out/checkpoint-000006/optimizer.safetensors"));
+  EXPECT_TRUE(fs::exists(ExportFinal(options.trainer.output) / "model.safetensors"));
+}
+
+TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
+  const auto refusal = [&](const std::function<void(TrainingOptions&)>& change) {
+    TrainingOptions options = OnDevice(2);
+    change(options);
+    return ErrorOf([&] { Train(options); });
+  };
+  using Options = TrainingOptions;
+  EXPECT_THAT(refusal([](Options& o) { o.layout.ep = o.layout.dp = 2; }),
+              HasSubstr("give 2 ranks"));
+  EXPECT_THAT(refusal([](Options& o) { o.products = ProductDtype::kFloat32; }),
+              HasSubstr("want --compute-dtype bfloat16"));
+  EXPECT_THAT(refusal([](Options& o) { o.recompute = Recompute::kLayer; }),
+              HasSubstr("--recompute is not supported yet"));
+  EXPECT_THAT(refusal([](Options& o) { o.learner.order = schedule::Order::kOverlapped; }),
+              HasSubstr("--schedule is not supported yet"));
+  EXPECT_THAT(refusal([](Options& o) { o.early_sums = true; }), HasSubstr("--early-sums"));
+  EXPECT_THAT(refusal([](Options& o) { o.zero_stage = 1; }), HasSubstr("--zero-stage"));
+  EXPECT_THAT(refusal([](Options& o) { o.synchronous = true; }), HasSubstr("--exchange sync"));
+  EXPECT_THAT(refusal([&](Options& o) {
+                o.lora.rank = 2;
+                o.learner.bias_step = 0;
+                o.init_from = dir_;
+              }),
+              HasSubstr("--lora-rank is not supported yet"));
+}
+
+}  // namespace
+}  // namespace switchyard::train

@@ -1,0 +1,396 @@
+#include "train/device/cuda_ops.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "kernels/cuda/device/cuda_device.h"
+#include "moe/cuda/router/select_experts.h"
+#include "train/cuda/adamw.h"
+#include "train/cuda/attention.h"
+#include "train/cuda/head_loss.h"
+#include "train/cuda/products.h"
+#include "train/cuda/router_products.h"
+#include "train/cuda/routing.h"
+#include "train/cuda/rows.h"
+#include "train/device/cuda/given_experts.h"
+#include "train/device/memory.h"
+#include "train/parameter.h"
+
+namespace switchyard::train {
+namespace {
+
+gpu::ProductShape ProductOf(const LinearShape& s) {
+  return {.rows = s.rows,
+          .n = s.n,
+          .k = s.k,
+          .groups = static_cast<int>(s.groups),
+          .begins = s.offsets};
+}
+
+gpu::RouterShape RouterOf(const RouterConfig& config, int64_t m) {
+  using Scoring = RouterConfig::Scoring;
+  CHECK(config.scoring == Scoring::kSoftmax || config.scoring == Scoring::kSigmoid ||
+        config.scoring == Scoring::kTopKSoftmax);
+  const gpu::Scoring scoring = config.scoring == Scoring::kSoftmax   ? gpu::Scoring::kSoftmax
+                               : config.scoring == Scoring::kSigmoid ? gpu::Scoring::kSigmoid
+                                                                     : gpu::Scoring::kTopKSoftmax;
+  return {.m = m,
+          .experts = config.num_experts,
+          .top_k = config.top_k,
+          .scoring = scoring,
+          .renormalize = config.renormalize,
+          .scaling = config.routed_scaling_factor};
+}
+
+gpu::AttentionShape AttentionOf(const AttentionShape<float>& s, const DeviceRows& rows) {
+  return {.heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .qk_dim = s.qk_dim,
+          .v_dim = s.v_dim,
+          .scale = s.scale,
+          .window = s.window,
+          .rows = rows.m,
+          .sequences = static_cast<int>(rows.sequences),
+          .begins = rows.begins,
+          .longest = rows.longest};
+}
+
+gpu::HeadArray Read(const HeadRows<const BF16>& h) { return {h.data, h.row, h.head}; }
+gpu::MutableHeadArray Write(const HeadRows<BF16>& h) { return {h.data, h.row, h.head}; }
+
+gpu::BalanceParams BalanceOf(const DeviceBalance& balance, const DeviceRows& rows) {
+  const BalanceLosses& weights = balance.weights;
+  return {.batch = weights.batch != 0.0 ? balance.batch : nullptr,
+          .sequence = weights.sequence != 0.0 ? balance.sequence : nullptr,
+          .begins = rows.begins,
+          .sequences = static_cast<int>(rows.sequences),
+          .z = static_cast<float>(weights.z / balance.step_tokens)};
+}
+
+gpu::ExpertRowsShape ExpertRowsOf(const DeviceSlots& s, int64_t width, const int32_t* rows) {
+  return {.m = s.m,
+          .hidden = width,
+          .k = static_cast<int>(s.k),
+          .capacity = s.m * s.k,
+          .rows = rows,
+          .slots = s.slots,
+          .position = s.place};
+}
+
+gpu::LatentKeysParams KeysOf(const LatentKeyShape& s) {
+  return {
+      .m = s.m, .heads = s.heads, .nope = s.nope, .rope = s.rope, .value = s.value, .lora = s.lora};
+}
+
+class CudaOps final : public TrainOps<BF16> {
+ public:
+  explicit CudaOps(int index)
+      : device_(kernels::MakeCudaDevice({.index = index, .graphs = false})),
+        stream_(cuda::CudaDevice::From(*device_).stream()),
+        scratch_(*device_) {}
+
+  kernels::Device& device() override { return *device_; }
+
+  void Zero(void* to, int64_t bytes) override {
+    if (bytes == 0) return;
+    cuda::Check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream_), "clearing memory");
+  }
+  void Copy(void* to, const void* from, int64_t bytes) override {
+    if (bytes == 0) return;
+    cuda::Check(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+        "copying on the GPU");
+  }
+  void Round(const float* x, BF16* y, int64_t count) override {
+    gpu::Convert(x, y, count, stream_);
+  }
+  void StoreColumns(int64_t m, int64_t n, const BF16* from, BF16* columns, int64_t row) override {
+    gpu::CopyRows(from, n, columns, row, m, n, false, stream_);
+  }
+  void LoadColumns(int64_t m, int64_t n, const BF16* columns, int64_t row, float* to) override {
+    gpu::CopyRows(columns, row, to, n, m, n, false, stream_);
+  }
+
+  void Project(const LinearShape& s, const BF16* x, const BF16* w, BF16* y) override {
+    gpu::LinearForward(ProductOf(s), x, w, y, false, stream_);
+  }
+  void ProjectSum(const LinearShape& s, const BF16* x, const BF16* w, float* y,
+                  bool accumulate) override {
+    gpu::LinearForward(ProductOf(s), x, w, y, accumulate, stream_);
+  }
+  void InputGradient(const LinearShape& s, const BF16* dy, const BF16* w, BF16* dx) override {
+    gpu::LinearInputGradient(ProductOf(s), dy, w, dx, false, stream_);
+  }
+  void InputGradientSum(const LinearShape& s, const BF16* dy, const BF16* w, float* dx,
+                        bool accumulate) override {
+    gpu::LinearInputGradient(ProductOf(s), dy, w, dx, accumulate, stream_);
+  }
+  void WeightGradient(const LinearShape& s, const BF16* dy, const BF16* x, float* dw) override {
+    gpu::LinearWeightGradient(ProductOf(s), dy, x, dw, true, stream_);
+  }
+
+  void RouterProject(int64_t m, int64_t n, int64_t k, const BF16* x, const float* w,
+                     float* logits) override {
+    DeviceArray<std::byte> scratch(scratch_, gpu::RouterProductScratch(m, n, k));
+    gpu::RouterLogits({.m = m, .n = n, .k = k, .x = x, .w = w, .scratch = scratch.data()}, logits,
+                      stream_);
+  }
+  void RouterProductGradients(int64_t m, int64_t n, int64_t k, const float* dlogits, const BF16* x,
+                              const float* w, float* dx, float* dw) override {
+    DeviceArray<std::byte> scratch(scratch_, gpu::RouterProductScratch(m, n, k));
+    gpu::RouterProductGradients({.m = m, .n = n, .k = k, .x = x, .w = w, .scratch = scratch.data()},
+                                dlogits, dx, dw, stream_);
+  }
+
+  void Embed(const int32_t* ids, int64_t m, const float* table, int64_t width,
+             float* out) override {
+    gpu::Embed(ids, m, table, width, out, stream_);
+  }
+  void EmbedGradient(std::span<const int32_t> host_ids, const float* dout, int64_t width,
+                     float* dtable) override {
+    const gpu::TokenOrder order = gpu::OrderByToken(host_ids);
+    const auto upload = [&](const std::vector<int32_t>& values) {
+      return DeviceArray<int32_t>(scratch_, std::span<const int32_t>(values));
+    };
+    const DeviceArray<int32_t> rows = upload(order.rows), begins = upload(order.begins),
+                               tokens = upload(order.tokens);
+    gpu::EmbedGradient({.rows = rows.data(),
+                        .begins = begins.data(),
+                        .tokens = tokens.data(),
+                        .distinct = tokens.size(),
+                        .width = width,
+                        .dout = dout,
+                        .dtable = dtable},
+                       stream_);
+  }
+  void SelectRows(const BF16* x, const int32_t* ids, int64_t count, int64_t width,
+                  BF16* out) override {
+    gpu::Embed(ids, count, x, width, out, stream_);
+  }
+
+  void RmsNorm(const NormShape<float>& s, const float* x, const float* gain, BF16* y) override {
+    Norm(s, x, gain, y);
+  }
+  void RmsNormGradient(const NormShape<float>& s, const float* x, const float* gain,
+                       const float* dy, float* dx, bool accumulate, float* dgain) override {
+    NormGradient(s, x, gain, dy, dx, accumulate, dgain);
+  }
+  void HeadNorm(const NormShape<float>& s, const BF16* x, const float* gain, BF16* y) override {
+    Norm(s, x, gain, y);
+  }
+  void HeadNormGradient(const NormShape<float>& s, const BF16* x, const float* gain, const BF16* dy,
+                        BF16* dx, float* dgain) override {
+    NormGradient(s, x, gain, dy, dx, false, dgain);
+  }
+  void Rope(const RopeShape<float>& s, BF16* x, bool backward) override {
+    gpu::Rope({.m = s.m,
+               .heads = s.heads,
+               .row = s.row,
+               .head = s.head,
+               .rotary_dim = s.rotary_dim,
+               .offset = s.offset,
+               .interleaved = s.interleaved,
+               .positions = s.positions,
+               .cos_sin = s.cos_sin,
+               .x = x},
+              backward, stream_);
+  }
+
+  void Attention(const AttentionShape<float>& s, const DeviceRows& rows, HeadRows<const BF16> q,
+                 HeadRows<const BF16> k, HeadRows<const BF16> v, HeadRows<BF16> out,
+                 float* log_sums) override {
+    gpu::Attention(AttentionOf(s, rows), Read(q), Read(k), Read(v), Write(out), log_sums, stream_);
+  }
+  void AttentionGradient(const AttentionShape<float>& s, const DeviceRows& rows,
+                         HeadRows<const BF16> q, HeadRows<const BF16> k, HeadRows<const BF16> v,
+                         HeadRows<const BF16> out, const float* log_sums, HeadRows<const BF16> dout,
+                         HeadRows<BF16> dq, HeadRows<BF16> dk, HeadRows<BF16> dv) override {
+    DeviceArray<float> along(scratch_, s.heads * rows.m);
+    gpu::AttentionGradient({.shape = AttentionOf(s, rows),
+                            .q = Read(q),
+                            .k = Read(k),
+                            .v = Read(v),
+                            .out = Read(out),
+                            .dout = Read(dout),
+                            .log_sums = log_sums,
+                            .along = along.data(),
+                            .dq = Write(dq),
+                            .dk = Write(dk),
+                            .dv = Write(dv)},
+                           stream_);
+  }
+
+  void SwiGlu(const GateUpShape& s, const BF16* gate_up, BF16* out) override {
+    gpu::SwiGlu(GateUp(s, gate_up), out, stream_);
+  }
+  void SwiGluGradient(const GateUpShape& s, const BF16* dout, BF16* gate_up) override {
+    gpu::SwiGluGradient(GateUp(s, gate_up), dout, gate_up, gate_up + s.n, {}, stream_);
+  }
+
+  void SelectExperts(const RouterConfig& config, const DeviceRouting& r) override {
+    const cuda::SelectExpertsParams params = {
+        .logits = r.logits,
+        .correction_bias = r.bias,
+        .tokens = r.m,
+        .num_experts = config.num_experts,
+        .top_k = config.top_k,
+        .scoring = static_cast<int>(config.scoring),
+        .renormalize = config.renormalize,
+        .num_groups = config.num_groups,
+        .topk_groups = config.topk_groups,
+        .top2_sum = config.group_score == RouterConfig::GroupScore::kTop2Sum,
+        .scaling = config.routed_scaling_factor,
+        .ids = r.ids,
+        .weights = r.weights};
+    if (!cuda::SelectsExperts(params))
+      throw Invalid("a router of {} experts with top-{} cannot be trained on GPUs",
+                    config.num_experts, config.top_k);
+    cuda::Check(cuda::SelectExpertsOnDevice(params, stream_), "the selection of experts");
+  }
+  void GiveExperts(const RouterConfig& config, const DeviceRouting& r, const int32_t* given,
+                   int32_t* counts) override {
+    cuda::Check(gpu::UseGivenExperts(given, r.m, config.top_k, r.ids, counts, stream_),
+                "the use of given experts");
+  }
+  void RouteWeights(const RouterConfig& config, const DeviceRouting& r) override {
+    gpu::RouterWeights(RouterOf(config, r.m), r.logits, r.ids, r.scores, r.weights, stream_);
+  }
+  void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
+               const DeviceBalance& balance, float* losses) override {
+    const gpu::RouterShape shape = RouterOf(config, r.m);
+    const BalanceLosses& weights = balance.weights;
+    const auto factors = [&](const int32_t* begins, const int32_t* tokens, int64_t sets,
+                             double weight, float* out) {
+      if (weight == 0.0) return;
+      DeviceArray<int32_t> counts(scratch_, sets * config.num_experts);
+      Zero(counts.data(), counts.bytes());
+      gpu::CountExperts(shape, r.ids, begins, static_cast<int>(sets), counts.data(), stream_);
+      gpu::BalanceCoefficients(shape, counts.data(), tokens, static_cast<int>(sets), weight,
+                               balance.step_tokens, out, stream_);
+    };
+    factors(nullptr, rows.lengths + rows.sequences, 1, weights.batch, balance.batch);
+    factors(rows.begins, rows.lengths, rows.sequences, weights.sequence, balance.sequence);
+    gpu::BalanceLossesOfTokens(shape, BalanceOf(balance, rows), r.logits, r.scores, losses,
+                               stream_);
+  }
+  void RouteGradient(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
+                     const DeviceBalance* balance, const float* dweights, float* dlogits) override {
+    const gpu::BalanceParams params =
+        balance == nullptr ? gpu::BalanceParams() : BalanceOf(*balance, rows);
+    gpu::RouterGradient(RouterOf(config, r.m), params, r.logits, r.scores, r.ids, r.weights,
+                        dweights, dlogits, stream_);
+  }
+
+  void SortSlots(const RouterConfig& config, const int32_t* ids, const DeviceSlots& s,
+                 int32_t* loads) override {
+    const int64_t slots = s.m * s.k;
+    DeviceArray<int32_t> scratch(scratch_, gpu::SlotOrderScratch(slots, config.num_experts));
+    gpu::OrderSlots(ids, slots, config.num_experts,
+                    {.position = s.place, .slots = s.slots, .begins = s.offsets}, scratch.data(),
+                    stream_);
+    gpu::CountExperts(RouterOf(config, s.m), ids, nullptr, 0, loads, stream_);
+  }
+  void GatherRows(const RouterConfig& config, const DeviceSlots& s, const BF16* x, int64_t width,
+                  BF16* out) override {
+    gpu::GatherExpertRows(ExpertRowsOf(s, width, s.offsets + config.num_experts), x, out, stream_);
+  }
+  void Combine(const RouterConfig& config, const DeviceSlots& s, const BF16* results,
+               const float* weights, int64_t width, float* y) override {
+    gpu::CombineExpertRows(ExpertRowsOf(s, width, s.offsets + config.num_experts), results, weights,
+                           y, y, stream_);
+  }
+  void CombineGradient(const RouterConfig& config, const DeviceSlots& s, const float* dy,
+                       const BF16* results, const float* weights, int64_t width, BF16* dresults,
+                       float* dweights) override {
+    gpu::CombineExpertRowsGradient(ExpertRowsOf(s, width, s.offsets + config.num_experts), dy,
+                                   results, weights, dresults, dweights, stream_);
+  }
+  void ScatterRows(const DeviceSlots& s, const float* drows, int64_t width, bool accumulate,
+                   float* dx) override {
+    const gpu::ConstArray base = accumulate ? gpu::ConstArray(dx) : gpu::ConstArray();
+    gpu::CombineExpertRows(ExpertRowsOf(s, width, nullptr), drows, nullptr, base, dx, stream_);
+  }
+
+  void JoinKeys(const LatentKeyShape& s, const BF16* kv, const BF16* latent, BF16* k) override {
+    gpu::JoinLatentKeys(KeysOf(s), kv, latent, k, stream_);
+  }
+  void SplitKeys(const LatentKeyShape& s, const BF16* dk, BF16* dkv, BF16* dlatent) override {
+    gpu::SplitLatentKeys(KeysOf(s), dk, dkv, dlatent, stream_);
+  }
+
+  void CrossEntropy(const float* logits, const int32_t* targets, int64_t rows, int64_t vocab,
+                    float scale, BF16* dlogits, float* losses) override {
+    const gpu::LogitShape shape = {.rows = rows, .vocab = vocab};
+    DeviceArray<gpu::LogitStatistic> statistics(scratch_, rows);
+    gpu::LogitStatistics(shape, logits, targets, statistics.data(), stream_);
+    gpu::LogitGradient(shape, logits, targets, statistics.data(), 1, scale, losses, dlogits,
+                       stream_);
+  }
+
+  void AdamW(const AdamWUpdate& u, int64_t count, float* value, float* gradient, float* first,
+             float* second, BF16* copy) override {
+    gpu::AdamWStep({.count = count,
+                    .value = value,
+                    .gradient = gradient,
+                    .first = first,
+                    .second = second,
+                    .rounded = copy,
+                    .factors = {.keep = u.keep,
+                                .scale = u.gradient_scale,
+                                .beta1 = u.beta1,
+                                .one_minus_beta1 = u.one_minus_beta1,
+                                .beta2 = u.beta2,
+                                .one_minus_beta2 = u.one_minus_beta2,
+                                .step = u.step,
+                                .unbias2 = u.unbias2,
+                                .epsilon = u.epsilon}},
+                   stream_);
+  }
+  void SquareSums(const float* x, int64_t count, double* sums) override {
+    gpu::BlockSumsOfSquares(x, count, sums, stream_);
+  }
+
+ private:
+  static gpu::SwiGluParams GateUp(const GateUpShape& s, const BF16* gate_up) {
+    return {.m = s.m, .n = s.n, .ld = 2 * s.n, .gate = gate_up, .up = gate_up + s.n};
+  }
+  template <typename X>
+  void Norm(const NormShape<float>& s, const X* x, const float* gain, BF16* y) {
+    gpu::RmsNorm({.m = s.m, .n = s.n, .ldx = s.ldx, .eps = s.eps, .x = x, .weight = gain, .y = y},
+                 stream_);
+  }
+  template <typename X>
+  void NormGradient(const NormShape<float>& s, const X* x, const float* gain, const X* dy, X* dx,
+                    bool accumulate, float* dgain) {
+    DeviceArray<float> scratch(scratch_, gpu::RmsNormScratch(s.m, s.n));
+    gpu::RmsNormGradient({.m = s.m,
+                          .n = s.n,
+                          .ldx = s.ldx,
+                          .eps = s.eps,
+                          .x = x,
+                          .weight = gain,
+                          .dy = dy,
+                          .dx = dx,
+                          .accumulate = accumulate,
+                          .dweight = dgain,
+                          .scratch = scratch.data()},
+                         stream_);
+  }
+
+  const std::unique_ptr<kernels::Device> device_;
+  const gpu::Stream stream_;
+  DeviceMemory scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainOps<BF16>> MakeCudaOps(int index) { return std::make_unique<CudaOps>(index); }
+
+}  // namespace switchyard::train

@@ -1,0 +1,90 @@
+// Dense and MoE feed-forward layers on a device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "model/config.h"
+#include "model/families/family.h"
+#include "train/device/linear.h"
+
+namespace switchyard::train {
+
+// A SwiGLU network, or those of all experts. Gate and up are one layer with 2 I outputs.
+template <typename C>
+class DeviceFeedForward {
+ public:
+  DeviceFeedForward(DeviceLinear<C> gate_up, DeviceLinear<C> down)
+      : gate_up_(gate_up), down_(down) {}
+  // Places gate, up and down of one network.
+  static DeviceFeedForward Make(const DeviceContext<C>& on, const std::string& gate,
+                                const std::string& up, const std::string& down, int64_t hidden,
+                                int64_t width);
+
+  // x [rows, H]; gate_up [rows, 2 I] is saved for the backward pass. Returns the input of down.
+  DeviceArray<C> Middle(const DeviceContext<C>& on, int64_t rows, const C* x,
+                        DeviceArray<C>* gate_up, const int32_t* offsets = nullptr) const;
+  // Returns [rows, H].
+  DeviceArray<C> Forward(const DeviceContext<C>& on, int64_t rows, const C* x,
+                         DeviceArray<C>* gate_up, const int32_t* offsets) const;
+  // Adds the output to y [rows, H].
+  void ForwardSum(const DeviceContext<C>& on, int64_t rows, const C* x, DeviceArray<C>* gate_up,
+                  float* y) const;
+  // Adds to the gradients of the weights. dx [rows, H]. gate_up becomes its gradient.
+  void Backward(const DeviceContext<C>& on, int64_t rows, const C* x, DeviceArray<C>* gate_up,
+                const C* dout, float* dx, bool accumulate, const int32_t* offsets = nullptr) const;
+
+ private:
+  DeviceLinear<C> gate_up_, down_;
+};
+
+// Activations that a forward pass saves for its backward pass.
+template <typename C>
+struct DeviceMoeState {
+  DeviceArray<float> logits, scores, weights;  // [m, E], [m, E], [m, k]
+  DeviceArray<int32_t> ids, slots, place, offsets;
+  DeviceArray<float> batch_factors, sequence_factors;  // of DeviceBalance
+  DeviceBalance balance;
+  DeviceArray<C> gate_up, results, shared_gate_up;  // [m · k, 2 I], [m · k, H], [m, 2 S]
+};
+
+// All experts are on this rank. The numbers of their rows stay on the device. Owned by its model;
+// used by the rank's thread only.
+template <typename C>
+class DeviceMoe {
+ public:
+  // Places the parameters; `prefix`: "model.layers.3.".
+  DeviceMoe(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
+            const DeviceContext<C>& on);
+
+  struct Input {
+    const C* x = nullptr;            // [m, H]
+    const int32_t* given = nullptr;  // [m, k] given experts (TrainOps::GiveExperts); null: none
+    BalanceLosses losses = {};
+    double step_tokens = 1;  // StepSize::tokens
+  };
+  // Adds the output to y [m, H], the number of slots of each expert to loads [E], and to counts [2]
+  // those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no loss has a
+  // weight.
+  DeviceArray<float> Forward(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state,
+                             float* y, int32_t* loads, int32_t* counts);
+  // dy [m, H], and the same rounded to C. Writes dx [m, H]. The state is invalid afterwards.
+  void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const float* dy,
+                const C* rounded_dy, float* dx);
+
+  const Slab* bias() const { return bias_; }  // the selection bias; null: none
+
+ private:
+  DeviceRouting RoutingOf(int64_t m, DeviceMoeState<C>& state) const;
+  DeviceSlots SlotsOf(int64_t m, DeviceMoeState<C>& state) const;
+
+  const DeviceContext<C>& on_;
+  const RouterConfig config_;
+  const int64_t hidden_;
+  const Slab* router_;
+  const Slab* bias_ = nullptr;
+  std::optional<DeviceFeedForward<C>> experts_, shared_;  // shared_: may be empty
+};
+
+}  // namespace switchyard::train

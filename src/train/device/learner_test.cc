@@ -1,0 +1,132 @@
+// A model on a device in the training loop, with plain operations on CPUs.
+#include "train/device/learner.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "train/run/trainer.h"
+#include "train/test_bigram.h"
+#include "train/test_training.h"
+
+namespace switchyard::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Values = std::map<std::string, std::vector<float>>;
+
+class DeviceLearnerTest : public ::testing::Test {
+ protected:
+  DeviceLearnerTest()
+      : dir_(fs::temp_directory_path() / ("switchyard_device_" + std::to_string(::getpid()))) {
+    fs::create_directories(dir_);
+    std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3");
+  }
+  ~DeviceLearnerTest() override { fs::remove_all(dir_); }
+
+  struct Ran {
+    std::vector<StepReport> reports;
+    Values values;
+  };
+  // Calls `run` with the model in a learner.
+  using WithLearner = std::function<void(Model<float>& model, ThreadPool& pool,
+                                         const std::function<void(TrainedModel&)>& run)>;
+
+  // Trains until `stop_after` steps are taken, from the last checkpoint in `output` if there is
+  // one.
+  Ran Train(const std::string& output, int64_t stop_after, const WithLearner& with_learner) {
+    TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 3, .output = dir_ / output};
+    options.schedule = {.rate = 0.01, .warmup_steps = 3, .steps = 30};
+    options.files = {.dtype = DType::kF32, .copied = {dir_ / "config.json"}};
+    const ModelConfig config = LoadModelConfig(dir_);
+    ThreadPool pool(1);
+    Model<float> model(config, {.balance = {.sequence = 0.01}}, {}, pool);
+    model.Initialise(1, 0.1);
+    Corpus corpus(CountingDocuments(8, 60), {.length = 8, .seed = 5});
+    Ran ran;
+    with_learner(model, pool, [&](TrainedModel& learner) {
+      Trainer trainer(learner, corpus, options, nullptr, pool);
+      if (const auto last = LatestCheckpoint(options.output)) trainer.Resume(*last);
+      trainer.Run([&](const StepReport& report) { ran.reports.push_back(report); },
+                  [&] { return trainer.state().step >= stop_after; }, {});
+    });
+    Model<float> saved(config, {}, {}, pool);
+    saved.Load(*LatestCheckpoint(options.output));
+    for (const Parameter<float>* p : saved.parameters()) ran.values[p->name] = p->value;
+    return ran;
+  }
+
+  template <typename C>
+  Ran TrainOnDevice(const std::string& output, int64_t stop_after) {
+    return Train(output, stop_after, [](Model<float>& model, ThreadPool& pool, const auto& run) {
+      const std::unique_ptr<TrainOps<C>> ops = MakePlainOps<C>(pool);
+      DeviceLearner<C> learner(model, {.bias_step = 0.01}, *ops);
+      run(learner);
+    });
+  }
+  Ran TrainOnCpu(const std::string& output) {
+    return Train(output, 30, [](Model<float>& model, ThreadPool&, const auto& run) {
+      Learner learner(model, {.bias_step = 0.01}, nullptr);
+      run(learner);
+    });
+  }
+
+  fs::path dir_;
+};
+
+TEST_F(DeviceLearnerTest, TheLossCurveIsThatOfTheModelOnCpus) {
+  const Ran want = TrainOnCpu("cpu"), got = TrainOnDevice<float>("device", 30);
+  ASSERT_EQ(got.reports.size(), 30u);
+  for (size_t i = 0; i < got.reports.size(); ++i) {
+    const StepReport &a = got.reports[i], &b = want.reports[i];
+    EXPECT_NEAR(a.losses.main, b.losses.main, 2e-4 * b.losses.main) << i;
+    EXPECT_NEAR(a.losses.balance, b.losses.balance, 2e-4) << i;
+    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 1e-2 * b.gradient_norm) << i;
+    EXPECT_EQ(a.figures.size(), b.figures.size());
+  }
+  EXPECT_EQ(got.values.size(), want.values.size());
+  double moved = 0;
+  for (const auto& [name, value] : want.values) {
+    EXPECT_LT(testing::RelativeError(got.values.at(name), value), 1e-2) << name;
+    if (name.ends_with("e_score_correction_bias"))
+      for (const float v : value) moved += std::abs(v);
+  }
+  EXPECT_GT(moved, 0.0);
+}
+
+TEST_F(DeviceLearnerTest, Bfloat16Learns) {
+  const Ran want = TrainOnCpu("cpu"), got = TrainOnDevice<BF16>("device", 30);
+  const double last = want.reports.back().losses.main;
+  EXPECT_LT(got.reports.back().losses.main, 0.5 * got.reports.front().losses.main);
+  EXPECT_NEAR(got.reports.back().losses.main, last, 0.1 * want.reports.front().losses.main);
+}
+
+TEST_F(DeviceLearnerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
+  const Ran whole = TrainOnDevice<BF16>("whole", 30);
+  TrainOnDevice<BF16>("parts", 13);
+  const Ran rest = TrainOnDevice<BF16>("parts", 30);
+  ASSERT_EQ(rest.reports.size(), 17u);
+  EXPECT_EQ(rest.reports.back().losses.main, whole.reports.back().losses.main);
+  EXPECT_EQ(rest.values, whole.values);
+}
+
+// A checkpoint has the same contents on both, so a run may change its device.
+TEST_F(DeviceLearnerTest, ARunOnCpusResumesOnADevice) {
+  const Ran whole = TrainOnDevice<float>("whole", 30);
+  TrainOnDevice<float>("parts", 13);
+  const Ran rest = TrainOnCpu("parts");
+  ASSERT_EQ(rest.reports.size(), 17u);
+  EXPECT_NEAR(rest.reports.back().losses.main, whole.reports.back().losses.main, 1e-3);
+}
+
+}  // namespace
+}  // namespace switchyard::train

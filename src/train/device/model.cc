@@ -1,0 +1,387 @@
+#include "train/device/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "model/rope.h"
+
+namespace switchyard::train {
+namespace {
+
+constexpr int64_t kHeadRows = 1024;  // rows whose logits are in memory at the same time
+// Limits of the kernels (train/cuda/routing.h).
+constexpr int kMostExperts = 512, kMostSlots = 16;
+
+}  // namespace
+
+void CheckDeviceModel(const ModelConfig& config, const LossOptions& options) {
+  const auto refuse = [&](bool is, std::string_view what) {
+    if (is) throw Invalid("{}: {} cannot be trained on GPUs", config.architecture, what);
+  };
+  refuse(options.mtp_only, "MTP modules alone");
+  refuse(config.moe && (config.moe->router.num_experts > kMostExperts ||
+                        config.moe->router.top_k > kMostSlots),
+         "a router of more than 512 experts, or more than 16 for a token,");
+}
+
+template <typename C>
+DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops)
+    : host_(host),
+      hidden_(host.config().hidden),
+      ops_(ops),
+      memory_(ops.device()),
+      parameters_(host.parameters(), ops, memory_),
+      on_{ops_, memory_, parameters_} {
+  const ModelConfig& config = host.config();
+  CheckDeviceModel(config, host.options());
+  const TensorNames names = NamesOf(config);
+  const Tensor table = BuildCosSin(config.rope, config.max_position);
+  cos_sin_ = DeviceArray<float>(memory_, std::span<const float>(table.span<float>()));
+  embedding_ = parameters_.Place(names.embedding);
+  int64_t loads = 0;
+  for (int64_t i = 0; i < config.num_layers(); ++i) AddLayer(i, names, &loads);
+  final_norms_.push_back(parameters_.Place(names.final_norm));
+  head_ = {.weight = config.tie_embeddings ? embedding_ : parameters_.Place(names.head),
+           .n = config.vocab_size,
+           .k = hidden_};
+  for (int64_t d = 0; d < host.options().mtp_layers; ++d) {
+    const int64_t index = config.num_layers() + d;
+    const std::string prefix = fmt::format("{}{}.", names.layers, index);
+    mtp_.push_back({.embedding_norm = parameters_.Place(prefix + "enorm.weight"),
+                    .hidden_norm = parameters_.Place(prefix + "hnorm.weight"),
+                    .projection = {.weight = parameters_.Place(prefix + "eh_proj.weight"),
+                                   .n = hidden_,
+                                   .k = 2 * hidden_}});
+    AddLayer(index, names, &loads);
+    final_norms_.push_back(parameters_.Place(prefix + "shared_head.norm.weight"));
+  }
+  parameters_.Allocate();
+  parameters_.FromHost(nullptr);
+  loads_ = DeviceArray<int32_t>(memory_, loads);
+  ops_.Zero(loads_.data(), loads_.bytes());
+  replay_ = DeviceArray<int32_t>(memory_, 2);
+  ops_.Zero(replay_.data(), replay_.bytes());
+}
+
+// As Model::AddLayer.
+template <typename C>
+void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* loads) {
+  const ModelConfig& config = host_.config();
+  const bool mtp = index >= config.num_layers();
+  const LayerConfig* const own = mtp ? nullptr : &config.layers[static_cast<size_t>(index)];
+  const std::string prefix = fmt::format("{}{}.", names.layers, index);
+  Layer& layer = layers_.emplace_back();
+  layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
+  layer.attention = MakeDeviceAttention<C>({.config = config,
+                                            .names = names,
+                                            .prefix = prefix,
+                                            .window = mtp ? 0 : own->window,
+                                            .cos_sin = cos_sin_.data(),
+                                            .on = on_});
+  layer.post_norm = parameters_.Place(prefix + names.post_attention_norm + ".weight");
+  if (mtp ? config.has_moe() : own->moe) {
+    layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
+    layer.loads_at = *loads;
+    *loads += config.moe->router.num_experts;
+    return;
+  }
+  const std::string mlp = prefix + names.mlp + ".";
+  layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
+                                           mlp + "down_proj", hidden_, config.intermediate);
+}
+
+template <typename C>
+DeviceModel<C>::~DeviceModel() = default;
+
+template <typename C>
+typename DeviceModel<C>::Rows DeviceModel<C>::Upload(const DepthState<float>& depth) {
+  const RowLayout& layout = depth.rows;
+  std::vector<int32_t> lengths;
+  for (size_t i = 0; i + 1 < layout.begins.size(); ++i)
+    lengths.push_back(layout.begins[i + 1] - layout.begins[i]);
+  const int64_t longest = std::ranges::max(lengths);
+  lengths.push_back(static_cast<int32_t>(layout.rows()));
+  const auto upload = [&](const std::vector<int32_t>& values) {
+    return DeviceArray<int32_t>(memory_, std::span<const int32_t>(values));
+  };
+  Rows rows{.tokens = upload(depth.tokens),
+            .begins = upload(layout.begins),
+            .positions = upload(layout.positions),
+            .lengths = upload(lengths),
+            .view = {}};
+  rows.view = {.begins = rows.begins.data(),
+               .positions = rows.positions.data(),
+               .lengths = rows.lengths.data(),
+               .m = layout.rows(),
+               .sequences = layout.sequences(),
+               .longest = longest};
+  return rows;
+}
+
+template <typename C>
+DeviceArray<C> DeviceModel<C>::Normed(const DeviceArray<float>& x, const Slab& gain) {
+  auto y = on_.template Array<C>(x.size());
+  ops_.RmsNorm(Norm(x.size() / hidden_), x.data(), parameters_.value(gain), y.data());
+  return y;
+}
+
+template <typename C>
+void DeviceModel<C>::NormBackward(const DeviceArray<float>& x, const Slab& gain, const float* dy,
+                                  bool accumulate, DeviceArray<float>* d) {
+  ops_.RmsNormGradient(Norm(x.size() / hidden_), x.data(), parameters_.value(gain), dy, d->data(),
+                       accumulate, parameters_.gradient(gain));
+}
+
+template <typename C>
+DeviceArray<C> DeviceModel<C>::Rounded(const DeviceArray<float>& x) {
+  auto y = on_.template Array<C>(x.size());
+  ops_.Round(x.data(), y.data(), x.size());
+  return y;
+}
+
+template <typename C>
+DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
+                                           const int32_t* given, double step_tokens, State* s) {
+  const int64_t m = rows.view.m;
+  s->x = std::move(x);
+  s->normed = Normed(s->x, *layer.input_norm);
+  s->after = on_.template Array<float>(m * hidden_);
+  ops_.Copy(s->after.data(), s->x.data(), s->x.bytes());
+  layer.attention->Forward(rows.view, s->normed.data(), &s->attention, s->after.data());
+  s->after_normed = Normed(s->after, *layer.post_norm);
+  auto out = on_.template Array<float>(m * hidden_);
+  ops_.Copy(out.data(), s->after.data(), s->after.bytes());
+  if (layer.dense) {
+    layer.dense->ForwardSum(on_, m, s->after_normed.data(), &s->gate_up, out.data());
+    return out;
+  }
+  DeviceArray<float> balance =
+      layer.moe->Forward(rows.view,
+                         {.x = s->after_normed.data(),
+                          .given = given,
+                          .losses = host_.options().balance,
+                          .step_tokens = step_tokens},
+                         &s->moe, out.data(), loads_.data() + layer.loads_at, replay_.data());
+  if (!balance.empty())
+    pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
+  return out;
+}
+
+template <typename C>
+void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceArray<float>* d) {
+  const int64_t m = rows.view.m;
+  auto dnormed = on_.template Array<float>(m * hidden_);
+  {
+    const DeviceArray<C> dout = Rounded(*d);
+    if (layer.dense) {
+      layer.dense->Backward(on_, m, s.after_normed.data(), &s.gate_up, dout.data(), dnormed.data(),
+                            false);
+    } else {
+      layer.moe->Backward(rows.view, s.after_normed.data(), s.moe, d->data(), dout.data(),
+                          dnormed.data());
+    }
+  }
+  NormBackward(s.after, *layer.post_norm, dnormed.data(), true, d);
+  const DeviceArray<C> dout = Rounded(*d);
+  layer.attention->Backward(rows.view, s.normed.data(), s.attention, dout.data(), dnormed.data());
+  NormBackward(s.x, *layer.input_norm, dnormed.data(), true, d);
+}
+
+template <typename C>
+DeviceArray<float> DeviceModel<C>::Embedded(const Rows& rows) {
+  auto x = on_.template Array<float>(rows.view.m * hidden_);
+  ops_.Embed(rows.tokens.data(), rows.view.m, parameters_.value(*embedding_), hidden_, x.data());
+  return x;
+}
+
+// As Model::Join.
+template <typename C>
+DeviceArray<float> DeviceModel<C>::Join(const MtpModule& module, const std::vector<int32_t>& source,
+                                        const Depth& before, Depth* depth) {
+  const int64_t m = depth->rows.view.m, all = before.rows.view.m;
+  depth->embedded = Embedded(depth->rows);
+  auto hidden = on_.template Array<float>(all * hidden_);
+  ops_.LoadColumns(all, hidden_, before.final.data(), hidden_, hidden.data());
+  const DeviceArray<int32_t> rows(memory_, std::span<const int32_t>(source));
+  depth->previous = on_.template Array<float>(m * hidden_);
+  ops_.Embed(rows.data(), m, hidden.data(), hidden_, depth->previous.data());
+  depth->joined = on_.template Array<C>(2 * m * hidden_);
+  const DeviceArray<C> embedded = Normed(depth->embedded, *module.embedding_norm),
+                       previous = Normed(depth->previous, *module.hidden_norm);
+  ops_.StoreColumns(m, hidden_, embedded.data(), depth->joined.data(), 2 * hidden_);
+  ops_.StoreColumns(m, hidden_, previous.data(), depth->joined.data() + hidden_, 2 * hidden_);
+  auto x = on_.template Array<float>(m * hidden_);
+  module.projection.ForwardSum(on_, m, depth->joined.data(), x.data(), false);
+  return x;
+}
+
+template <typename C>
+void DeviceModel<C>::JoinBackward(const MtpModule& module, const DepthState<float>& host,
+                                  const Depth& depth, const DeviceArray<float>& d, Depth* before) {
+  const int64_t m = depth.rows.view.m;
+  const DeviceArray<C> dout = Rounded(d);
+  const DeviceArray<C> djoined =
+      module.projection.Backward(on_, m, depth.joined.data(), dout.data());
+  auto dnormed = on_.template Array<float>(m * hidden_),
+       dx = on_.template Array<float>(m * hidden_);
+  ops_.LoadColumns(m, hidden_, djoined.data(), 2 * hidden_, dnormed.data());
+  NormBackward(depth.embedded, *module.embedding_norm, dnormed.data(), false, &dx);
+  ops_.EmbedGradient(host.tokens, dx.data(), hidden_, parameters_.gradient(*embedding_));
+  ops_.LoadColumns(m, hidden_, djoined.data() + hidden_, 2 * hidden_, dnormed.data());
+  NormBackward(depth.previous, *module.hidden_norm, dnormed.data(), false, &dx);
+  ops_.EmbedGradient(host.source, dx.data(), hidden_, before->dfinal.data());
+}
+
+template <typename C>
+void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, double Losses::*part,
+                          Depth* depth) {
+  const std::ptrdiff_t m = std::ssize(targets);
+  // Rows without a target are omitted from the products.
+  std::vector<int32_t> rows, wanted, place(targets.size(), -1);
+  for (size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] == Batch::kIgnored) continue;
+    place[t] = static_cast<int32_t>(rows.size());
+    rows.push_back(static_cast<int32_t>(t));
+    wanted.push_back(targets[t]);
+  }
+  const std::ptrdiff_t count = std::ssize(rows);
+  depth->dfinal = on_.template Array<float>(m * hidden_);
+  if (count == 0) return ops_.Zero(depth->dfinal.data(), depth->dfinal.bytes());
+  const DeviceArray<int32_t> row_ids(memory_, std::span<const int32_t>(rows)),
+      target_ids(memory_, std::span<const int32_t>(wanted));
+  DeviceArray<int32_t> places(memory_, std::span<const int32_t>(place));
+  auto in = on_.template Array<C>(count * hidden_);
+  ops_.SelectRows(depth->final.data(), row_ids.data(), count, hidden_, in.data());
+  auto din = on_.template Array<float>(count * hidden_), losses = on_.template Array<float>(count);
+  const int64_t most = std::min<int64_t>(kHeadRows, count);
+  auto logits = on_.template Array<float>(most * head_.n);
+  auto dlogits = on_.template Array<C>(most * head_.n);
+  for (int64_t begin = 0; begin < count; begin += kHeadRows) {
+    const int64_t c = std::min<int64_t>(kHeadRows, count - begin);
+    const C* chunk = in.data() + begin * hidden_;
+    head_.ForwardSum(on_, c, chunk, logits.data(), false);
+    ops_.CrossEntropy(logits.data(), target_ids.data() + begin, c, head_.n,
+                      static_cast<float>(scale), dlogits.data(), losses.data() + begin);
+    head_.BackwardSum(on_, c, chunk, dlogits.data(), din.data() + begin * hidden_, false);
+  }
+  const DeviceSlots slots = {
+      .m = m, .k = 1, .slots = nullptr, .place = places.data(), .offsets = nullptr};
+  ops_.ScatterRows(slots, din.data(), hidden_, false, depth->dfinal.data());
+  pending_.push_back({.losses = std::move(losses), .scale = scale, .part = part});
+}
+
+template <typename C>
+void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
+  host_.Begin(batch, step, &pass_);
+  // A depth has rows only if the depths before it have some.
+  size_t count = 0;
+  while (count < pass_.depths.size() && pass_.depths[count].rows.rows() > 0) ++count;
+  const size_t main_layers = layers_.size() - mtp_.size();
+  std::vector<Depth> depths(count);
+  std::vector<State> states(layers_.size());
+  // Layers of a depth: all of the model, or that of a module.
+  const auto first = [&](size_t d) { return d == 0 ? 0 : main_layers + d - 1; };
+  const auto last = [&](size_t d) { return main_layers + d; };
+  for (size_t d = 0; d < count; ++d) {
+    const DepthState<float>& host = pass_.depths[d];
+    Depth& depth = depths[d];
+    depth.rows = Upload(host);
+    DeviceArray<float> x =
+        d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
+    for (size_t i = first(d); i < last(d); ++i) {
+      const DeviceArray<int32_t> given = GivenExperts(host, i);
+      x = Forward(layers_[i], depth.rows, std::move(x), given.data(), step.tokens, &states[i]);
+    }
+    depth.final = Normed(x, *final_norms_[d]);
+    depth.last = std::move(x);
+  }
+  const LossOptions& options = host_.options();
+  for (size_t d = 0; d < count; ++d) {
+    double scale = 1.0 / step.targets;
+    if (d > 0) scale *= options.mtp_weight / static_cast<double>(options.mtp_layers);
+    Head(pass_.depths[d].targets, scale, d == 0 ? &Losses::main : &Losses::mtp, &depths[d]);
+  }
+  for (size_t d = count; d-- > 0;) {
+    const DepthState<float>& host = pass_.depths[d];
+    Depth& depth = depths[d];
+    auto stream = on_.template Array<float>(depth.last.size());
+    NormBackward(depth.last, *final_norms_[d], depth.dfinal.data(), false, &stream);
+    for (size_t i = last(d); i-- > first(d);) {
+      Backward(layers_[i], depth.rows, states[i], &stream);
+      states[i] = {};  // releases the activations
+    }
+    if (d == 0) {
+      ops_.EmbedGradient(host.tokens, stream.data(), hidden_, parameters_.gradient(*embedding_));
+    } else {
+      JoinBackward(mtp_[d - 1], host, depth, stream, &depths[d - 1]);
+    }
+  }
+}
+
+template <typename C>
+DeviceArray<int32_t> DeviceModel<C>::GivenExperts(const DepthState<float>& host, size_t layer) {
+  if (host.experts.empty() || layers_[layer].moe == nullptr) return {};
+  const auto k = static_cast<size_t>(host_.config().moe->router.top_k);
+  const size_t width = k * static_cast<size_t>(host_.config().num_layers());
+  std::vector<int32_t> given;
+  for (size_t at = layer * k; at < host.experts.size(); at += width) {
+    const auto token = std::span(host.experts).subspan(at, k);
+    given.insert(given.end(), token.begin(), token.end());
+  }
+  return DeviceArray<int32_t>(memory_, std::span<const int32_t>(given));
+}
+
+template <typename C>
+typename Model<float>::ReplayCounts DeviceModel<C>::TakeReplay() {
+  int32_t counts[2] = {};
+  memory_.device().CopyOut(counts, replay_.data(), sizeof counts);
+  ops_.Zero(replay_.data(), replay_.bytes());
+  return {.replayed = static_cast<double>(counts[0]), .agreed = static_cast<double>(counts[1])};
+}
+
+template <typename C>
+Losses DeviceModel<C>::TakeLosses() {
+  Losses sums;
+  for (const Pending& pending : pending_) {
+    std::vector<float> losses(static_cast<size_t>(pending.losses.size()));
+    memory_.device().CopyOut(losses.data(), pending.losses.data(), losses.size() * sizeof(float));
+    sums.*pending.part += std::accumulate(losses.begin(), losses.end(), 0.0) * pending.scale;
+  }
+  pending_.clear();
+  return sums;
+}
+
+template <typename C>
+std::vector<std::vector<float>> DeviceModel<C>::TakeLoads() {
+  std::vector<int32_t> counts(static_cast<size_t>(loads_.size()));
+  std::vector<std::vector<float>> loads;
+  if (counts.empty()) return loads;
+  memory_.device().CopyOut(counts.data(), loads_.data(), counts.size() * sizeof(int32_t));
+  ops_.Zero(loads_.data(), loads_.bytes());
+  const auto experts = static_cast<size_t>(host_.config().moe->router.num_experts);
+  for (size_t at = 0; at < counts.size(); at += experts) {
+    const auto layer = std::span(counts).subspan(at, experts);
+    loads.emplace_back(layer.begin(), layer.end());
+  }
+  return loads;
+}
+
+template <typename C>
+void DeviceModel<C>::UploadBiases() {
+  for (const Layer& layer : layers_)
+    if (layer.moe != nullptr && layer.moe->bias() != nullptr)
+      parameters_.UploadValue(*layer.moe->bias());
+}
+
+template class DeviceModel<float>;
+template class DeviceModel<BF16>;
+
+}  // namespace switchyard::train

@@ -1,0 +1,75 @@
+// The parameters of a model in the memory of a device.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "train/device/memory.h"
+#include "train/device/ops.h"
+#include "train/optimizer/adamw.h"
+#include "train/optimizer/device_update.h"
+#include "train/parameter.h"
+
+namespace switchyard::train {
+
+// Parameters that are adjacent in device memory, in the order of a span of names: one tensor, gate
+// and up of a feed-forward layer, or those of all experts as [E, 2 I, H].
+struct Slab {
+  int64_t offset = 0;  // of the first element, a multiple of Shards::kBlock
+  int64_t count = 0;
+  bool trained = false, decay = false;
+  std::vector<Parameter<float>*> parts;
+};
+
+// Float32 master values, their gradients and AdamW's moments, and copies of the values in the dtype
+// of matrix products. Borrows the parameters of the host, which have names and shapes, and the
+// values that checkpoints load and store. Host and device exchange values at FromHost and ToHost
+// only. Used by the rank's thread only.
+template <typename C>
+class DeviceParameters final : public DeviceUpdate {
+ public:
+  // `memory` uses the device of `ops`. Both outlive the object.
+  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceMemory& memory);
+
+  // Places parameters, before Allocate. All must have rows of the same length, and be trained or
+  // not alike. A name may be placed once. The result is valid until the object is destroyed.
+  const Slab* Place(std::span<const std::string> names);
+  const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
+  // Allocates memory for all slabs. CHECKs that every parameter has a place.
+  void Allocate();
+
+  float* value(const Slab& slab) { return values_.data() + slab.offset; }
+  float* gradient(const Slab& slab) { return gradients_.data() + slab.offset; }
+  const C* copy(const Slab& slab) const { return copies_.data() + slab.offset; }
+
+  void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
+
+  void GradientsToHost();  // for tests
+
+  void FromHost(AdamW* moments) override;
+  void ToHost(AdamW* moments) override;
+  void ClearGradients() override;
+  // Sums are in another order than those of NormOfGradients, so norms agree within rounding of
+  // double.
+  GradientNorm Norm() override;
+  void Step(double learning_rate, double gradient_scale, AdamW* moments) override;
+
+ private:
+  std::string FirstNotFinite(const Slab& slab);
+
+  TrainOps<C>& ops_;
+  DeviceMemory& memory_;
+  std::map<std::string, Parameter<float>*> host_;    // those without a place yet
+  std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
+  std::deque<Slab> slabs_;
+  int64_t count_ = 0;  // elements of all slabs, with gaps
+  DeviceArray<float> values_, gradients_, first_, second_;
+  DeviceArray<C> copies_;
+  DeviceArray<double> sums_;
+};
+
+}  // namespace switchyard::train

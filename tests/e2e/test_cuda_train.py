@@ -1,0 +1,116 @@
+"""`switchyard train --device cuda`: a run on one GPU against the same run on CPUs. Needs a GPU, except for the refusals."""
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from server import PROGRAM, ROOT, Server
+from test_cuda import where
+from test_train import fails, steps_of
+
+COMMON = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0, "num_experts_per_tok": 2,
+          "intermediate_size": 256}
+# Head dimensions of the tensor-core kernels (64, 128, and 192 with 128), and one of the other kernel.
+CONFIGS = {
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "head_dim": 64, "sliding_window": 48},
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 128, "num_experts": 16, "head_dim": 128,
+                  "mlp_only_layers": [0], "norm_topk_prob": True, "tie_word_embeddings": True},
+    "olmoe": {"architectures": ["OlmoeForCausalLM"], "num_experts": 16, "head_dim": 32},
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "moe_intermediate_size": 128, "n_routed_experts": 16,
+                    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+                    "routed_scaling_factor": 2.5, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 128,
+                    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_key_value_heads": 4,
+                    "num_nextn_predict_layers": 1},
+}
+STEPS = 200
+FLAGS = ["--length", 128, "--rows-per-step", 8, "--rows-per-pass", 4, "--learning-rate", 0.003, "--warmup-steps", 10,
+         "--balance-loss", 0.01, "--sequence-balance-loss", 0.001, "--z-loss", 0.0001, "--compute-dtype", "bfloat16",
+         "--init-deviation", 0.05, "--save-every", 100, "--keep", 0, "--dtype", "float32"]
+
+
+def switchyard(*args):
+    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cuda_train")
+    texts = [ROOT / "docs" / name for name in ("moe.md", "training.md", "gpus.md")]
+    (folder / "data").mkdir()
+    for text in texts:
+        shutil.copy(text, folder / "data")
+    shutil.copy(ROOT / "docs" / "eplb.md", folder / "held-out.md")
+    switchyard("train-tokenizer", folder / "data", "--output", folder / "tokenizer", "--vocab-size", 512)
+    return folder
+
+
+def train(folder, name, output, *flags):
+    config = folder / f"{name}.json"
+    config.write_text(json.dumps(COMMON | CONFIGS[name]))
+    command = ["train", "--model", config, "--tokenizer-path", folder / "tokenizer", "--data", folder / "data", "--output",
+               output, "--steps", STEPS, *FLAGS, *flags]
+    return switchyard(*command).stderr
+
+
+def means(output, key):
+    """Means of 20 steps each, so that the order of the rounding errors does not matter."""
+    values = [line[key] for line in steps_of(output)]
+    assert len(values) == STEPS
+    return [sum(values[i:i + 20]) / 20 for i in range(0, STEPS, 20)]
+
+
+def score(folder, output):
+    done = switchyard("train-score", "--model", output / "final", "--data", folder / "held-out.md", "--length", 128)
+    return json.loads(done.stdout)["loss"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_run_on_a_gpu_is_that_on_cpus(folder, name):
+    device, _ = where(1)
+    on_gpu, on_cpu = folder / f"{name}-gpu", folder / f"{name}-cpu"
+    bias = ["--bias-step", 0.001] if name == "deepseek_v3" else []
+    said = train(folder, name, on_gpu, *device, *bias)
+    assert "of parameters, gradients and moments" in said
+    train(folder, name, on_cpu, "--threads", 4, *bias)
+    for a, b in zip(means(on_gpu, "main"), means(on_cpu, "main"), strict=True):
+        assert abs(a - b) < 0.01 * b
+    for a, b in zip(means(on_gpu, "balance"), means(on_cpu, "balance"), strict=True):
+        assert abs(a - b) < 0.05 * abs(b)
+    first, last = (line["main"] for line in (steps_of(on_gpu)[0], steps_of(on_gpu)[-1]))
+    assert last < 0.6 * first
+    assert abs(score(folder, on_gpu) - score(folder, on_cpu)) < 0.02 * score(folder, on_cpu)
+    with Server(on_gpu / "final", "--dtype", "float32") as server:
+        status, answer = server.request("/generate", {"text": "the experts", "sampling_params": {"max_new_tokens": 8}})
+        assert status == 200 and answer["text"]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_a_resumed_run_has_the_bits_of_the_whole_one(folder, name):
+    device, _ = where(1)
+    whole, rest = folder / f"{name}-whole", folder / f"{name}-rest"
+    train(folder, name, whole, *device)
+    train(folder, name, rest, *device, "--resume", whole / "checkpoint-000100")
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (rest / "checkpoint-000200" / file).read_bytes() == (whole / "checkpoint-000200" / file).read_bytes()
+
+
+def test_a_run_changes_its_device(folder):
+    device, _ = where(1)
+    output = folder / "changes"
+    train(folder, "qwen3_moe", output, *device)
+    on_cpu = folder / "changes-cpu"
+    train(folder, "qwen3_moe", on_cpu, "--threads", 4, "--resume", output / "checkpoint-000100")
+    a, b = steps_of(output)[-1]["main"], steps_of(on_cpu)[-1]["main"]
+    assert abs(a - b) < 0.03 * b
+
+
+def test_what_gpus_do_not_train_is_refused(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(COMMON | CONFIGS["olmoe"]))
+    said = fails("train", "--model", config, "--data", config, "--output", tmp_path / "out", "--steps", 2, "--device", "cuda",
+                 "--base-gpu-id", 1000)
+    assert "--device cuda: GPU 1000 is not there" in said
