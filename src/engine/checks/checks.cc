@@ -49,11 +49,6 @@ void CheckStages(const EngineConfig& c) {
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
   refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
-  refuse(c.eplb.enable, "--enable-eplb");
-  refuse(c.eplb.dispatch != "static", fmt::format("--ep-dispatch-algorithm {}", c.eplb.dispatch));
-  refuse(c.moe.init_expert_location != "trivial", "--init-expert-location");
-  refuse(c.recorder.mode == "per_token", "--expert-distribution-recorder-mode per_token");
-  refuse(c.recorder.metrics, "--enable-expert-distribution-metrics");
 }
 
 void CheckWithoutSpeculation(const SpeculativeOptions& o) {
