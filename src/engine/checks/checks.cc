@@ -45,7 +45,8 @@ void CheckStages(const EngineConfig& c) {
   const auto refuse = [&](bool given, std::string_view flag) {
     if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
   };
-  refuse(!c.speculative.algorithm.empty(),
+  const DraftSource source = SourceOf(c.speculative);
+  refuse(source != DraftSource::kNone && source != DraftSource::kNgram,
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
   refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");

@@ -38,7 +38,7 @@ MessageLaneOptions LoadsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = kLine, .places = (sizes.batches + 1) * sizes.stages + 1};
 }
 
-// Upper bound of the size of a result without log-probabilities and vectors.
+// Upper bound of the size of a result with one token, without log-probabilities and vectors.
 constexpr size_t kBytesOfResult = 256;
 constexpr size_t kFlagBytes = kLine;
 
@@ -94,6 +94,7 @@ int PassesInFlight(const EngineConfig& config) {
 StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& plan) {
   const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
   const int64_t experts = plan.model.routed_width();
+  const auto most_drafts = static_cast<size_t>(plan.drafts.most);
   return {
       .stages = config.mesh.pp,
       .rows_bytes =
@@ -103,7 +104,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
                            static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
       .batches = PassesInFlight(config),
       .results_bytes = std::max(StageLinkSizes().results_bytes,
-                                static_cast<size_t>(plan.max_running_requests) * kBytesOfResult),
+                                static_cast<size_t>(plan.max_running_requests) *
+                                    (kBytesOfResult + sizeof(int32_t) * most_drafts)),
       .moves_experts = config.eplb.enable};
 }
 
