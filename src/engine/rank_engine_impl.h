@@ -28,6 +28,8 @@ struct RankEngine::Impl {
   // Prefill and decode on different engines (imported_requests.cc).
   void Start(const StartImported& start);
   void Release(const ReleaseKv& release);
+  // The answer; nullopt: the request is not open here.
+  std::optional<RequestOutput> Want(const WantKv& want);
   // Controls of the scheduler (rank_controls.cc). Appends the outputs of ended passes and requests,
   // then the answer.
   void Set(const SetControls& set, std::vector<EngineMessage>* messages);

@@ -71,6 +71,7 @@ std::vector<ControlMessage> SomeControl() {
           GrammarTokens{"tokens"},
           DefineGrammar{.id = 13, .bytes = "grammar"},
           DropGrammar{14},
+          WantKv{16},
           SetControls{.ticket = 15,
                       .controls = {.paused = true,
                                    .step_delay_seconds = 0.25,
@@ -179,6 +180,7 @@ TEST(RequestWire, ControlMessagesRoundTrip) {
   EXPECT_EQ(std::get<DefineGrammar>(back[13]).id, 13u);
   EXPECT_EQ(std::get<DefineGrammar>(back[13]).bytes, "grammar");
   EXPECT_EQ(std::get<DropGrammar>(back[14]).id, 14u);
+  EXPECT_EQ(std::get<WantKv>(back[15]).id, 16u);
   EXPECT_EQ(EncodeControl(back), bytes);
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }

@@ -104,6 +104,9 @@ struct Sequence {
   // needs the state after the one before.
   bool grammar_ahead = false;
   uint64_t planned = 0;  // number of the last step in which the sequence was decoding
+  // KvRole::kExport. wanted: another engine has pages for the prompt. first_sent: the first token was
+  // returned, and the pages were given to another request after that.
+  bool wanted = false, first_sent = false;
   int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
 
   bool admitted_before = false;
