@@ -1,8 +1,13 @@
 // A prompt that one engine computes and another one continues, with equal outputs.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "engine/test_rank_engine.h"
 
