@@ -244,7 +244,8 @@ TEST(ImportedRequestsTest, FullCachesDelayRequestsOnly) {
 // the decode engine has pages for the first one.
 TEST(ImportedRequestsTest, TwoFullCachesDoNotWaitForEachOther) {
   Pair pair(Sized(4, 8, 512), Sized(4, 9));
-  const std::vector<EngineRequest> requests = {Greedy(1, Count(24), 9), Greedy(2, Count(24, 30), 9)};
+  const std::vector<EngineRequest> requests = {Greedy(1, Count(24), 9),
+                                               Greedy(2, Count(24, 30), 9)};
   pair.SubmitPrefill(requests[1]);
   for (int step = 0; step < 3; ++step) pair.Step();
   pair.SubmitPrefill(requests[0]);

@@ -379,9 +379,8 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
   PlacementNews placement(eplb, comm, io);
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
-    const std::vector<ControlMessage> messages =
-        NextMessages(groups.any_work(), eplb && eplb->busy(), comm, io, engine.step_delay(), timer,
-                     links);
+    const std::vector<ControlMessage> messages = NextMessages(
+        groups.any_work(), eplb && eplb->busy(), comm, io, engine.step_delay(), timer, links);
     open = !HasShutdown(messages);
     RecordRequests(messages, engine, *comm.memory);
     InjectTestFaults(messages, *comm.memory);

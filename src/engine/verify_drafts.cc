@@ -90,8 +90,7 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   ErrorKind kind = ErrorKind::kResource;
   std::vector<int32_t> path;
   const std::string error = SampleDrafts(sequence, tree, own, path, sampled, kind);
-  if (!forced)
-    CountVerified(sampled.drafts, static_cast<size_t>(std::ranges::max(tree.Depths())));
+  if (!forced) CountVerified(sampled.drafts, static_cast<size_t>(std::ranges::max(tree.Depths())));
   const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
   // Keeps the rows of the last known token and of the accepted drafts. Other rows are discarded.
   Part kept = part;

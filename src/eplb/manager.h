@@ -33,8 +33,9 @@ struct EplbShape {
 // BeginPass, EndPass and Rebalance are called on every rank around the same passes. With pipeline
 // stages, the managers of a stage plan and move its layers, independently of other stages. A stage
 // without experts has none. In the text below, ranks are those of the stage, and rank 0 is its
-// first one. The traffic is small. Counts are all-reduced about 50 times per --eplb-rebalance-num-iterations passes. While
-// a plan is computed or layers are migrating, ranks exchange a small message before each pass.
+// first one. The traffic is small. Counts are all-reduced about 50 times per
+// --eplb-rebalance-num-iterations passes. While a plan is computed or layers are migrating, ranks
+// exchange a small message before each pass.
 //
 // Every explicit request triggers a plan. Two other events trigger a plan only if the mean
 // balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations

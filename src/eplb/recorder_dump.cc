@@ -63,8 +63,8 @@ struct Kept {
   }
 };
 
-// The tokens of one step, gathered from all ranks, with the attention groups of the rows. Tokens are
-// ordered by group and row. `width`: elements of a row of topk_ids.
+// The tokens of one step, gathered from all ranks, with the attention groups of the rows. Tokens
+// are ordered by group and row. `width`: elements of a row of topk_ids.
 struct Gathered {
   std::vector<int> group;
   std::vector<int32_t> rows, positions, topk_ids;

@@ -157,8 +157,8 @@ class TypedEvents {
     Add("response.created", {{"response", response}});
     Add("response.output_item.added", {{"output_index", 0}, {"item", message}});
     Deltas(kText, "response.output_text.delta", [&](const std::string& text) {
-      return Json{{"item_id", message["id"]}, {"output_index", 0}, {"content_index", 0},
-                  {"delta", text}};
+      return Json{
+          {"item_id", message["id"]}, {"output_index", 0}, {"content_index", 0}, {"delta", text}};
     });
     Add("response.output_text.done", {{"output_index", 0}, {"text", kText}});
     Add("response.output_item.added", {{"output_index", 1}, {"item", call}});
@@ -205,13 +205,14 @@ class TypedEvents {
   std::vector<Event> events_;
 };
 
-// What a client reads: texts joined by the type and the place, and other events as they are. Ids and
-// times have those of worker "a".
+// What a client reads: texts joined by the type and the place, and other events as they are. Ids
+// and times have those of worker "a".
 std::vector<std::string> AsRead(const std::vector<std::string>& stream) {
   std::vector<std::string> out;
   std::map<std::string, size_t> texts;
   for (std::string data : stream) {
-    for (const auto& [from, to] : {std::pair("_b\"", "_a\""), {"\"created_at\":2", "\"created_at\":1"}})
+    for (const auto& [from, to] :
+         {std::pair("_b\"", "_a\""), {"\"created_at\":2", "\"created_at\":1"}})
       for (size_t at = 0; (at = data.find(from)) != std::string::npos;)
         data.replace(at, std::string_view(from).size(), to);
     Json event = Json::parse(data);
@@ -327,8 +328,8 @@ TEST(PairRequestTest, AGivenSeedStays) {
 }
 
 TEST(PairRequestTest, AllPathsThatGenerateTextHavePairs) {
-  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/v1/responses",
-                           "/v1/messages"}) {
+  for (const char* path :
+       {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}) {
     const auto pair = PairRequest::Of(Post(path, "{}"), 12);
     ASSERT_TRUE(pair) << path;
     EXPECT_EQ(Json::parse(pair->For("h", 1, 1, 0).decode)["seed"], 12);

@@ -32,8 +32,9 @@ MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
 }
 
 // A stage sends a sum when it ends a pass. A lane of rows holds k messages, for k passes in flight,
-// so a stage is ahead of the next one by at most k passes, and by one more that a GPU has not ended.
-// Between two reads of the first stage, at most the passes between it and the last stage end.
+// so a stage is ahead of the next one by at most k passes, and by one more that a GPU has not
+// ended. Between two reads of the first stage, at most the passes between it and the last stage
+// end.
 MessageLaneOptions LoadsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = kLine, .places = (sizes.batches + 1) * sizes.stages + 1};
 }
@@ -95,18 +96,17 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
   const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
   const int64_t experts = plan.model.routed_width();
   const auto most_drafts = static_cast<size_t>(plan.drafts.most);
-  return {
-      .stages = config.mesh.pp,
-      .rows_bytes =
-          plan.cuda ? StageLinkSizes::kAnnouncement : std::max<size_t>(1, floats) * sizeof(float),
-      .routed_bytes =
-          std::max<size_t>(StageLinkSizes().routed_bytes,
-                           static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
-      .batches = PassesInFlight(config),
-      .results_bytes = std::max(StageLinkSizes().results_bytes,
-                                static_cast<size_t>(plan.max_running_requests) *
-                                    (kBytesOfResult + sizeof(int32_t) * most_drafts)),
-      .moves_experts = config.eplb.enable};
+  return {.stages = config.mesh.pp,
+          .rows_bytes = plan.cuda ? StageLinkSizes::kAnnouncement
+                                  : std::max<size_t>(1, floats) * sizeof(float),
+          .routed_bytes = std::max<size_t>(
+              StageLinkSizes().routed_bytes,
+              static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
+          .batches = PassesInFlight(config),
+          .results_bytes = std::max(StageLinkSizes().results_bytes,
+                                    static_cast<size_t>(plan.max_running_requests) *
+                                        (kBytesOfResult + sizeof(int32_t) * most_drafts)),
+          .moves_experts = config.eplb.enable};
 }
 
 StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)

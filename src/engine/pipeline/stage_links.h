@@ -116,7 +116,7 @@ class StageLinks {
   uint32_t broadcasts_ = 0;
   uint32_t my_moves_ = 0;                  // the value of this stage's flag
   std::vector<uint32_t> moves_of_stages_;  // on rank 0: the values that were seen
-  std::deque<std::string> early_;  // results received while other messages were sent
+  std::deque<std::string> early_;          // results received while other messages were sent
 };
 
 }  // namespace switchyard

@@ -32,9 +32,8 @@ std::vector<StageReport> GatherReports(EplbManager* eplb, int layers, bool slots
     if (slots) own.slots = eplb->Slots();
   }
   const std::string mine = EncodeMessage(EngineMessage(std::move(own)));
-  const Line line{.bytes = std::ssize(mine),
-                  .layers = layers,
-                  .moe_layers = eplb ? eplb->num_moe_layers() : 0};
+  const Line line{
+      .bytes = std::ssize(mine), .layers = layers, .moe_layers = eplb ? eplb->num_moe_layers() : 0};
   Communicator& stages = *comm.pp;
   std::vector<Line> lines(static_cast<size_t>(stages.size()));
   stages.AllGather(&line, lines.data(), sizeof line);

@@ -119,8 +119,8 @@ TEST(StagedEplbReports, HaveTheLayersOfAllStages) {
   RunRankThreads(
       mesh.world(), RankComm::BytesPerRank(mesh) + EplbManager::BytesPerRank(mesh),
       [&](int rank, std::shared_ptr<SharedArena> arena) {
-        const auto comm = RankComm::Create(std::move(arena), mesh, rank,
-                                           {.timeout = std::chrono::seconds(30)});
+        const auto comm =
+            RankComm::Create(std::move(arena), mesh, rank, {.timeout = std::chrono::seconds(30)});
         StageManagers stages(*comm);
         const bool reads = rank == 0;
         EplbReport report = stages.Ask(RebalanceExperts{.ticket = 5});

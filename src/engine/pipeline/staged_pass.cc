@@ -319,9 +319,8 @@ void RankEngine::Impl::ApplyDrafts(Sequence& sequence, const Part& part, Request
   const bool stays = sequence.computed > kept.end - kept.rows;  // not retracted
   const auto tokens = static_cast<int64_t>(result.new_tokens.size());
   CountVerified(result.drafts, part.drafts);
-  sequence.draft_counts += {.steps = 1,
-                            .drafted = static_cast<int32_t>(part.drafts),
-                            .accepted = result.drafts.accepted};
+  sequence.draft_counts += {
+      .steps = 1, .drafted = static_cast<int32_t>(part.drafts), .accepted = result.drafts.accepted};
   ++counters.verify_steps;
   counters.drafted_tokens += static_cast<int64_t>(part.drafts);
   counters.accepted_tokens += result.drafts.accepted;

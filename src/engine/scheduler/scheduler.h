@@ -136,8 +136,8 @@ class Scheduler {
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
-  // Called when no sequence can run. Admits the first waiting sequence that another engine has asked
-  // for, or that runs on this engine only.
+  // Called when no sequence can run. Admits the first waiting sequence that another engine has
+  // asked for, or that runs on this engine only.
   void AdmitWanted(PrefillBudget budget);
   void Park(Sequence* sequence);  // a held one, which has no rows left to compute
   void StartReady();

@@ -182,6 +182,8 @@ void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
     r.first = EncodeMessage(step);
     r.ended = finished;
   }
+  // The front drops messages about requests that it has not sent to the ranks yet.
+  if (output.kv && !output.kv->pinned && !r.first.empty() && !r.ended) WantSoon(r);
   Advance(room);
   changed_.notify_all();  // Pace
 }

@@ -33,8 +33,8 @@ RequestOutput PagesOutput(KvPages pages) {
 }
 
 RequestOutput FirstOutput(int64_t end, std::vector<int32_t> pages, int32_t token = 7) {
-  RequestOutput output = PagesOutput(
-      {.end = end, .pages = std::move(pages), .computed = end, .pinned = true});
+  RequestOutput output =
+      PagesOutput({.end = end, .pages = std::move(pages), .computed = end, .pinned = true});
   output.new_tokens = {token};
   output.cached_tokens = 3;
   return output;

@@ -145,7 +145,8 @@ class Front {
   void SetWeightVersion(std::string version);
   std::string weight_version() const;
 
-  // For transfers: StartImported, ReleaseKv and WantKv, unless the request has ended or was aborted.
+  // For transfers: StartImported, ReleaseKv and WantKv, unless the request has ended or was
+  // aborted.
   void StartImported(uint64_t id, RequestOutput first);
   void ReleaseKv(uint64_t id, const std::string& error);
   void WantKv(uint64_t id);

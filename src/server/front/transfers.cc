@@ -61,8 +61,6 @@ void Front::ReleaseKv(uint64_t id, const std::string& error) {
   SendTransfer(id, KvRole::kExport, switchyard::ReleaseKv{.id = id, .error = error});
 }
 
-void Front::WantKv(uint64_t id) {
-  SendTransfer(id, KvRole::kExport, switchyard::WantKv{.id = id});
-}
+void Front::WantKv(uint64_t id) { SendTransfer(id, KvRole::kExport, switchyard::WantKv{.id = id}); }
 
 }  // namespace switchyard

@@ -185,9 +185,8 @@ Json EarlierMessages(const Fields& f, const ResponseStore& store) {
 bool Stores(const Service& service, const Fields& f) {
   const bool pair = service.args.engine.disaggregated();
   const auto refuse = [&](const char* field) {
-    throw InvalidField(field,
-                       "{} is not supported with --disaggregation-mode: responses are not stored",
-                       field);
+    throw InvalidField(
+        field, "{} is not supported with --disaggregation-mode: responses are not stored", field);
   };
   if (pair && f.Has("previous_response_id")) refuse("previous_response_id");
   if (pair && f.Bool("store", false)) refuse("store");
