@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -37,6 +38,7 @@ class Pair {
   void SubmitPrefill(EngineRequest request) {
     request.kv = KvRole::kExport;
     prefill.Tell({request});
+    at_prefill_.insert(request.id);
   }
   void SubmitDecode(EngineRequest request) {
     request.kv = KvRole::kImport;
@@ -139,6 +141,7 @@ class Pair {
     if (!transfers || transfer.done) return;
     const bool finished = transfer.first && transfer.first->finish != FinishReason::kNone;
     if (!finished && !transfer.to) return;
+    if (!at_prefill_.contains(id)) return;
     if (!finished && !std::exchange(transfer.asked, true)) {
       for (EngineMessage& answer : prefill.engine.Apply({WantKv{.id = id}}))
         for (RequestOutput& output : std::get<StepOutputs>(answer).outputs)
@@ -160,6 +163,7 @@ class Pair {
   }
 
   std::map<uint64_t, Transfer> transfers_;
+  std::set<uint64_t> at_prefill_;
 };
 
 EngineRequest RandomRequest(uint64_t id, std::mt19937& random) {

@@ -142,8 +142,8 @@ std::vector<EngineMessage> SomeMessages() {
 TEST(RequestWire, ControlMessagesRoundTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 16u);
-  const auto& set = std::get<SetControls>(back[15]);
+  ASSERT_EQ(back.size(), 17u);
+  const auto& set = std::get<SetControls>(back[16]);
   EXPECT_EQ(set.ticket, 15u);
   EXPECT_EQ(set.controls, std::get<SetControls>(SomeControl()[15]).controls);
   EXPECT_EQ(set.action, PauseAction::kAbort);

@@ -36,7 +36,7 @@ class StagedEplb : public ::testing::TestWithParam<Case> {};
 
 // Automatic and requested rebalances, queries, and a recorder, while random requests run.
 TEST_P(StagedEplb, MovesDoNotChangeOutputs) {
-  constexpr uint64_t kRequests = 20;
+  constexpr uint64_t kRequests = 10;
   const Case& c = GetParam();
   EngineConfig config = ConfigOf(c.fixture, c.mesh);
   config.moe.a2a_backend = "deepep";
@@ -62,15 +62,13 @@ TEST_P(StagedEplb, MovesDoNotChangeOutputs) {
     return RequestOf(i, vocab);
   };
   ExpectEqual(RunAll(engine, kRequests, request), want);
-  ExpectEqual(RunAll(engine, kRequests, request), want);
   EXPECT_TRUE(engine.FlushCache());
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, StagedEplb,
     ::testing::Values(Case{"qwen3_moe", {.tp = 2, .ep = 2, .pp = 2}},
-                      Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 3}, "balanced", 4},
-                      Case{"gpt_oss", {.tp = 2, .ep = 2, .pp = 4}, "dynamic", 2}));
+                      Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 3}, "dynamic", 4}));
 
 // The managers of a rank: the first stage has no experts.
 class StageManagers {

@@ -107,7 +107,9 @@ void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) 
       EXPECT_EQ(stages.first.launched > 0, launches && drafts == Drafts::kNone);
       EXPECT_EQ(stages.last.launched > 0, launches && drafts == Drafts::kNone);
       const EngineStats first = stages.first_engine.Stats(), last = stages.last_engine.Stats();
-      EXPECT_EQ(first.accepted_tokens > 0, drafts != Drafts::kNone);
+      EXPECT_EQ(first.drafted_tokens > 0, drafts != Drafts::kNone);
+      // The fake model's outputs hardly repeat, so few n-grams are right.
+      EXPECT_TRUE(first.accepted_tokens > 0 || drafts != Drafts::kOracle);
       EXPECT_EQ(first.drafted_tokens, last.drafted_tokens);
       EXPECT_EQ(first.verified_by_position, last.verified_by_position);
       EXPECT_EQ(first.accepted_by_position, last.accepted_by_position);
