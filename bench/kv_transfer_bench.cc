@@ -54,7 +54,7 @@ void Run(const std::filesystem::path& model, int64_t positions, const char* back
   for (uint64_t round = 0; round < 9; ++round) {
     RequestOutput first, pages;
     first.new_tokens = {1};
-    first.kv = KvPages{.end = positions, .pages = from, .computed = positions};
+    first.kv = KvPages{.end = positions, .pages = from, .computed = positions, .pinned = true};
     pages.kv = KvPages{.end = positions, .pages = to};
     rig.sender.Open(1, rig.Room(round), positions);
     rig.receiver.Open(2, rig.Room(round), positions);

@@ -27,7 +27,7 @@ std::unique_ptr<ExpertRecorder> MakeRecorder(const EngineConfig& config, const E
 
 std::unique_ptr<EplbManager> MakeManager(const EngineConfig& config, const EnginePlan& plan,
                                          RankComm& comm) {
-  if (!config.eplb.enable) return nullptr;
+  if (!config.eplb.enable || !plan.model.has_moe()) return nullptr;  // a stage without experts
   return std::make_unique<EplbManager>(config.eplb, EplbShapeOf(config, plan), comm);
 }
 

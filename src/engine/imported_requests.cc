@@ -2,6 +2,7 @@
 // reads (KvRole::kExport) or writes (KvRole::kImport).
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -25,7 +26,8 @@ KvPages RankEngine::Impl::Export(Sequence& sequence) const {
   return {.begin = 0,
           .end = end,
           .pages = FirstPages(sequence.cache, cache.PagesFor(end)),
-          .computed = end};
+          .computed = end,
+          .pinned = sequence.wanted};
 }
 
 std::vector<RequestOutput> RankEngine::Announced() const {
@@ -39,7 +41,8 @@ std::vector<RequestOutput> RankEngine::Announced() const {
                    .end = end,
                    .pages = FirstPages(sequence.cache, impl_->cache.PagesFor(end)),
                    .computed = std::min(sequence.computed, end),
-                   .pass = impl_->last_pass + 1}));
+                   .pass = impl_->last_pass + 1,
+                   .pinned = sequence.wanted}));
   }
   return outputs;
 }
@@ -120,6 +123,14 @@ void RankEngine::Impl::Release(const ReleaseKv& release) {
   output.error_kind = ErrorKind::kUnavailable;
   answers.push_back(std::move(output));
   Close(sequence, /*discard=*/false);
+}
+
+std::optional<RequestOutput> RankEngine::Impl::Want(const WantKv& want) {
+  const auto entry = table.find(want.id);
+  if (entry == table.end() || entry->second.request.kv != KvRole::kExport) return std::nullopt;
+  Sequence& sequence = entry->second;
+  scheduler.Want(&sequence);
+  return PagesOutput(sequence, Export(sequence));
 }
 
 }  // namespace switchyard

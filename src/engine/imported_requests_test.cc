@@ -1,8 +1,14 @@
 // A prompt that one engine computes and another one continues, with equal outputs.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
+#include <set>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "engine/test_rank_engine.h"
 
@@ -25,9 +31,16 @@ class Pair {
   Pair(const RankEngine::Options& prefill_options, const RankEngine::Options& decode_options)
       : prefill(prefill_options), decode(decode_options) {}
 
-  void Submit(EngineRequest request) {
+  void Submit(const EngineRequest& request) {
+    SubmitPrefill(request);
+    SubmitDecode(request);
+  }
+  void SubmitPrefill(EngineRequest request) {
     request.kv = KvRole::kExport;
     prefill.Tell({request});
+    at_prefill_.insert(request.id);
+  }
+  void SubmitDecode(EngineRequest request) {
     request.kv = KvRole::kImport;
     decode.Tell({request});
   }
@@ -72,7 +85,7 @@ class Pair {
     std::optional<KvPages> to;
     int64_t sent = 0;
     std::optional<RequestOutput> first;
-    bool done = false;
+    bool asked = false, done = false;
   };
 
   bool Open() const {
@@ -98,8 +111,9 @@ class Pair {
       transfer.from = *output.kv;
     }
     const bool finished = output.finish != FinishReason::kNone;
-    if (!transfer.done && (finished || !output.new_tokens.empty()))
-      transfer.first = std::move(output);
+    if (output.new_tokens.empty() && !finished) return;
+    EXPECT_TRUE(output.new_tokens.empty() || !transfer.first) << "a second first token";
+    if (!transfer.done) transfer.first = std::move(output);
   }
 
   void OnDecode(RequestOutput output) {
@@ -127,6 +141,12 @@ class Pair {
     if (!transfers || transfer.done) return;
     const bool finished = transfer.first && transfer.first->finish != FinishReason::kNone;
     if (!finished && !transfer.to) return;
+    if (!at_prefill_.contains(id)) return;
+    if (!finished && !std::exchange(transfer.asked, true)) {
+      for (EngineMessage& answer : prefill.engine.Apply({WantKv{.id = id}}))
+        for (RequestOutput& output : std::get<StepOutputs>(answer).outputs)
+          OnPrefill(std::move(output));
+    }
     if (!finished) {
       const int64_t from = std::max(transfer.sent, transfer.to->begin);
       if (from < transfer.from.end)
@@ -135,12 +155,15 @@ class Pair {
       transfer.sent = std::max(from, transfer.from.end);
     }
     if (!transfer.first) return;
+    const bool lost = transfer.sent < transfer.first->prompt_tokens || !transfer.from.pinned;
+    if (!finished && lost) return;
     transfer.done = true;
     decode.Tell({StartImported{.id = id, .first = *transfer.first}});
     if (!finished) prefill.Tell({ReleaseKv{.id = id}});
   }
 
   std::map<uint64_t, Transfer> transfers_;
+  std::set<uint64_t> at_prefill_;
 };
 
 EngineRequest RandomRequest(uint64_t id, std::mt19937& random) {
@@ -219,6 +242,49 @@ TEST(ImportedRequestsTest, FullCachesDelayRequestsOnly) {
   }
   pair.RunOut();
   ExpectSame(pair, requests);
+}
+
+// Each engine has pages for one prompt. The prefill engine computes the second request first, and
+// the decode engine has pages for the first one.
+TEST(ImportedRequestsTest, TwoFullCachesDoNotWaitForEachOther) {
+  Pair pair(Sized(4, 8, 512), Sized(4, 9));
+  const std::vector<EngineRequest> requests = {Greedy(1, Count(24), 9),
+                                               Greedy(2, Count(24, 30), 9)};
+  pair.SubmitPrefill(requests[1]);
+  for (int step = 0; step < 3; ++step) pair.Step();
+  pair.SubmitPrefill(requests[0]);
+  for (int step = 0; step < 3; ++step) pair.Step();
+  EXPECT_FALSE(pair.prefill.engine.HasWork());  // no engine has asked for either prompt
+  EXPECT_EQ(pair.prefill.engine.Stats().retractions, 0);
+  pair.SubmitDecode(requests[0]);
+  pair.SubmitDecode(requests[1]);
+  pair.RunOut();
+  ExpectSame(pair, requests);
+  EXPECT_EQ(pair.prefill.engine.Stats().retractions, 1);
+  EXPECT_EQ(pair.prefill.engine.Stats().waiting, 0);
+}
+
+// Requests arrive at both engines in different orders.
+TEST(ImportedRequestsTest, FullCachesDelayRequestsInAnyOrder) {
+  std::mt19937 random(6);
+  int64_t parked = 0;
+  for (int round = 0; round < 20; ++round) {
+    Pair pair(Sized(4, 11), Sized(4, 14));
+    std::vector<EngineRequest> requests;
+    for (uint64_t id = 1; id <= 20; ++id) requests.push_back(RandomRequest(id, random));
+    std::vector<EngineRequest> other = requests;
+    std::ranges::shuffle(other, random);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      pair.SubmitPrefill(requests[i]);
+      if (random() % 2) pair.Step();
+      pair.SubmitDecode(other[i]);
+      if (random() % 2) pair.Step();
+    }
+    pair.RunOut();
+    ExpectSame(pair, requests);
+    parked += pair.prefill.engine.Stats().retractions;
+  }
+  EXPECT_GT(parked, 0);
 }
 
 TEST(ImportedRequestsTest, CachedPrefixesAreNotTransferred) {

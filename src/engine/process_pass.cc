@@ -265,6 +265,10 @@ void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& 
   }
   if (!part.decoding) cache.Publish(sequence.settled_tokens(), sequence.cache);
   if (sequence.pooled()) return FinishPooled(sequence, PooledOf(sequence));
+  if (sequence.first_sent) {  // it had lost its pages
+    answers.push_back(PagesOutput(sequence, Export(sequence)));
+    return scheduler.Hold(&sequence);
+  }
   SampleToken(sequence, own);
 }
 

@@ -393,6 +393,8 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       impl_->Start(*start);
     } else if (const auto* release = std::get_if<ReleaseKv>(&message)) {
       impl_->Release(*release);
+    } else if (const auto* want = std::get_if<WantKv>(&message)) {
+      if (auto answer = impl_->Want(*want)) answers.emplace_back(StepOutputs{{*std::move(answer)}});
     } else if (const auto* flush = std::get_if<FlushCache>(&message)) {
       const bool idle = impl_->CanFlush();
       if (idle) impl_->cache.DropPrefixes();

@@ -28,6 +28,8 @@ struct RankEngine::Impl {
   // Prefill and decode on different engines (imported_requests.cc).
   void Start(const StartImported& start);
   void Release(const ReleaseKv& release);
+  // The answer; nullopt: the request is not open here.
+  std::optional<RequestOutput> Want(const WantKv& want);
   // Controls of the scheduler (rank_controls.cc). Appends the outputs of ended passes and requests,
   // then the answer.
   void Set(const SetControls& set, std::vector<EngineMessage>* messages);
@@ -102,6 +104,11 @@ struct RankEngine::Impl {
   // On the last stage: keeps the chosen experts of a part for the sequence's next result.
   // `first_row`: the part's first row in the batch.
   void KeepRouted(Sequence& sequence, const Part& part, int64_t first_row) const;
+  // On the last stage: the result of a part with drafts, which has one or more tokens. The state of
+  // the sequence in its grammar advances; its tokens do not.
+  RequestOutput ResultOfDrafts(Sequence& sequence, const Part& part, const Rows& own);
+  // Applies the result of a part with drafts, on all stages.
+  void ApplyDrafts(Sequence& sequence, const Part& part, RequestOutput& result);
   // Converts the rows of a part to an output. It has tokens and log-probabilities. After the last
   // part of a pooled request it has the pooled vector. With kError, `error` is empty if a logit is
   // not finite.
@@ -146,10 +153,14 @@ struct RankEngine::Impl {
   // Samples the tokens of a part with drafts, as separate decode steps would, until no draft has
   // the token. `first_row`: the part's first row in the batch.
   void Verify(Sequence& sequence, const Part& part, const Rows& own, int64_t first_row);
-  // The loop of Verify over the rows of a path of the tree. Appends these rows to `path`. Returns
-  // the error that ends the request and sets `kind`; empty: none.
+  // The loop of Verify over the rows of a path of the tree. Appends these rows to `path`. Sets
+  // output.drafts: `drafted` counts the rows of the path that have drafts. Returns the error that
+  // ends the request and sets `kind`; empty: none.
   std::string SampleDrafts(Sequence& sequence, const DraftTree& tree, const Rows& own,
                            std::vector<int32_t>& path, RequestOutput& output, ErrorKind& kind);
+  // Adds a verification to the counts by position. `path`: as SampleDrafts returns. `depth`: the
+  // maximum number of drafts on a path of the tree.
+  void CountVerified(const DraftCounts& path, size_t depth);
   // Moves the rows of the kept path of a tree to the slots of their positions.
   void MoveKeptRows(const Sequence& sequence, std::span<const int32_t> path);
   // Proposes tokens after a pass: those that grammars force, and those of the drafter for the other

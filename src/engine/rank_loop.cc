@@ -1,6 +1,7 @@
 #include "engine/rank_loop.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/pipeline/stage_links.h"
+#include "engine/pipeline/staged_eplb.h"
 #include "engine/pipeline/staged_forward.h"
 #include "engine/profile_commands.h"
 #include "engine/scheduler/batch.h"
@@ -163,6 +165,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
   ExpertServices experts(config, plan, whole, *comm);
   experts.AddTo(&options);
+  if (links && experts.recorder) experts.recorder->UseLane(links->loads());
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
@@ -227,20 +230,26 @@ void MoveWithoutPass(EplbManager& eplb, bool is_leader) {
 // The next messages for all ranks. While there is no work, the leader waits for messages. Each
 // stage of a pipeline passes them on to the next one, so a stage gets them before the same step as
 // the stages before it, but later.
-// `delay`: the time before the next step, the same on all ranks.
-std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLoopIo& io,
-                                         std::chrono::duration<double> delay, StepTimer& timer,
-                                         StageLinks* links) {
+// `working`: whether any group has work. `moving`: whether experts of this stage move; with stages,
+// the first one may then be idle, so there is no deadline. `delay`: the time before the next step,
+// the same on all ranks.
+std::vector<ControlMessage> NextMessages(bool working, bool moving, RankComm& comm,
+                                         const RankLoopIo& io, std::chrono::duration<double> delay,
+                                         StepTimer& timer, StageLinks* links) {
   Communicator& group = *comm.tp;
-  const bool idle = !busy || delay.count() > 0;
+  const bool busy = working || moving;
+  const bool idle = !(links ? working : busy) || delay.count() > 0;
+  if (links) links->TellMoving(moving);
   if (group.rank() != 0) {
-    if (links && busy) links->AwaitBroadcast(idle);
+    if (links && working) links->AwaitBroadcast(idle);
     return DecodeControl(group.Broadcast({}, idle));
   }
   std::vector<ControlMessage> messages;
   std::string bytes;
   if (comm.mesh.first_stage()) {
-    messages = ReceiveMessages(busy, *comm.memory, io, delay);
+    std::function<bool()> others_move;
+    if (links && links->moves_experts()) others_move = [links] { return links->OthersMove(); };
+    messages = ReceiveMessages(busy, *comm.memory, io, delay, others_move);
     timer.AddLimits(messages);
     if (group.size() > 1 || links) bytes = EncodeControl(messages);
   } else {
@@ -248,7 +257,7 @@ std::vector<ControlMessage> NextMessages(bool busy, RankComm& comm, const RankLo
     messages = DecodeControl(bytes);
   }
   if (links && !comm.mesh.last_stage()) links->SendControl(bytes);
-  if (links && busy) links->BeginBroadcast();
+  if (links && working) links->BeginBroadcast();
   if (group.size() > 1) group.Broadcast(bytes, idle);
   return messages;
 }
@@ -263,10 +272,14 @@ bool NeedCounts(const std::vector<ControlMessage>& messages) {
   });
 }
 
-// Profiles start and end with a collective of all stages, which gather recorded experts too.
-bool NeedAllStages(const std::vector<ControlMessage>& messages, const ExpertRecorder* recorder) {
+// Profiles start and end with a collective of all stages, which gather recorded experts and the
+// status of EPLB too.
+bool NeedAllStages(const std::vector<ControlMessage>& messages, const ExpertRecorder* recorder,
+                   const StageLinks& links) {
   return std::ranges::any_of(messages, [&](const ControlMessage& message) {
-    return (recorder && (std::holds_alternative<RecordExperts>(message) ||
+    return (links.moves_experts() && (std::holds_alternative<RebalanceExperts>(message) ||
+                                      std::holds_alternative<GetEplb>(message))) ||
+           (recorder && (std::holds_alternative<RecordExperts>(message) ||
                          std::holds_alternative<GetExpertLoad>(message))) ||
            std::holds_alternative<StartProfile>(message) ||
            std::holds_alternative<StopProfile>(message);
@@ -340,8 +353,11 @@ void InjectTestFaults(const std::vector<ControlMessage>& messages, const Symmetr
 // Tells the front each change of the placement, which new ranks get at the start of the next epoch.
 class PlacementNews {
  public:
+  // With pipeline stages there are no further epochs.
   PlacementNews(const EplbManager* eplb, const RankComm& comm, const RankLoopIo& io)
-      : eplb_(comm.mesh.rank() == 0 ? eplb : nullptr), ranks_(comm.mesh.ep()), io_(io) {}
+      : eplb_(comm.mesh.rank() == 0 && comm.mesh.pp() == 1 ? eplb : nullptr),
+        ranks_(comm.mesh.ep()),
+        io_(io) {}
 
   void Send() {
     if (!eplb_ || std::exchange(sent_, eplb_->switches()) == eplb_->switches()) return;
@@ -364,21 +380,26 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
   PlacementNews placement(eplb, comm, io);
   comm.memory->StartHeartbeat();
   for (bool open = true; open;) {
-    const bool busy = groups.any_work() || (eplb && eplb->busy());
-    const std::vector<ControlMessage> messages =
-        NextMessages(busy, comm, io, engine.step_delay(), timer, links);
+    const std::vector<ControlMessage> messages = NextMessages(
+        groups.any_work(), eplb && eplb->busy(), comm, io, engine.step_delay(), timer, links);
     open = !HasShutdown(messages);
     RecordRequests(messages, engine, *comm.memory);
     InjectTestFaults(messages, *comm.memory);
     // While a stage waits in a collective of all stages, it receives no results. Other stages could
     // then wait forever for room to send results. So the results of all passes in flight are
     // collected first.
-    if ((engine.launched() && NeedCounts(messages)) || (links && NeedAllStages(messages, recorder)))
+    if ((engine.launched() && NeedCounts(messages)) ||
+        (links && NeedAllStages(messages, recorder, *links)))
       Post(engine.Collect(), groups, profiler);
     groups.Post(engine.Apply(messages));
     if (engine.paused()) timer.Interrupt();
     groups.Post(ApplyToRecorder(messages, recorder, comm.mesh.rank() == 0));
-    groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
+    if (links && links->moves_experts()) {
+      const auto layers = static_cast<int>(model->config().num_layers());
+      groups.Post(ApplyToStagedEplb(messages, eplb, layers, comm));
+    } else {
+      groups.Post(ApplyToEplb(messages, eplb, comm.mesh.rank() == 0));
+    }
     groups.Post(ApplyToProfiler(messages, profiler, comm));
     groups.Post(ApplyToWeights(messages, model, comm));
     groups.Post(ApplyToCaches(messages, caches, comm));
@@ -404,6 +425,7 @@ void Serve(RankEngine& engine, RankComm& comm, const RankLoopIo& io, ExpertRecor
       MoveWithoutPass(*eplb, comm.mesh.rank() == 0);
     }
     placement.Send();
+    if (recorder) recorder->TakeSums();
   }
   if (links) Post(engine.Collect(), groups, profiler);
   groups.Run({}, false);         // sends the outputs of the last step

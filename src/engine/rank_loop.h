@@ -20,12 +20,12 @@ namespace switchyard {
 // group has work, the leader blocks in `receive` and the other ranks wait for it. `recorder`
 // handles RecordExperts and GetExpertLoad, `eplb` handles RebalanceExperts and GetEplb, `profiler`
 // handles StartProfile and StopProfile and records the steps. If a handler is null, its messages
-// are refused. `model` has the weights that GetWeightChecksums checks. `caches`: those whose memory
-// ChangeCache frees; none: it is refused. `links`: of a pipeline
-// stage; null: there is one stage. Each stage runs the loop. Its first rank receives the messages
-// from the stage before, and only the first stage sends answers. An error aborts the arena before
-// it is rethrown. So the other ranks stop immediately, although destructors may have to wait for
-// loading or planning threads.
+// are refused. With stages, `eplb` is null on a stage without experts. `model` has the weights that
+// GetWeightChecksums checks. `caches`: those whose memory ChangeCache frees; none: it is refused.
+// `links`: of a pipeline stage; null: there is one stage. Each stage runs the loop. Its first rank
+// receives the messages from the stage before, and only the first stage sends answers. An error
+// aborts the arena before it is rethrown. So the other ranks stop immediately, although destructors
+// may have to wait for loading or planning threads.
 void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
                    ExpertRecorder* recorder = nullptr, EplbManager* eplb = nullptr,
                    profile::Profiler* profiler = nullptr, StageLinks* links = nullptr,

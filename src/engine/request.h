@@ -58,7 +58,8 @@ struct RoutedExpertsParams {
 enum class KvRole : uint8_t {
   kOwn,  // one engine serves the whole request
   // The request stops after its first token, and its pages stay until ReleaseKv, so that another
-  // engine can read them.
+  // engine can read them. Until WantKv it may lose its pages; then it computes its prompt again
+  // after WantKv.
   kExport,
   // The request gets pages for its prompt. It runs from StartImported on, which follows once the
   // pages have been written.
@@ -181,6 +182,12 @@ struct ReleaseKv {
   uint64_t id = 0;
   std::string error;  // empty: the other engine has the pages
 };
+// Another engine has pages for the prompt of a request of KvRole::kExport. If the cache is full,
+// requests that no engine has asked for give their pages to this one (Scheduler::Want). The answer
+// is an output with the present pages, which are pinned then.
+struct WantKv {
+  uint64_t id = 0;
+};
 struct Shutdown {};  // the loop ends after this step
 
 struct TokenLogprob {
@@ -225,6 +232,8 @@ struct KvPages {
   // [computed, end) get them layer by layer in the pass with this number (KvProgress); 0: in none.
   int64_t computed = 0;
   uint64_t pass = 0;
+  // KvRole::kExport: the request has got WantKv, so it keeps its pages once it has its first token.
+  bool pinned = false;
 };
 
 // New output of one request after a step.
@@ -272,7 +281,7 @@ using ControlMessage =
     std::variant<EngineRequest, AbortRequest, FlushCache, GetStats, RecordExperts, GetExpertLoad,
                  RebalanceExperts, GetEplb, GetWeightChecksums, ChangeCache, StartProfile,
                  StopProfile, SetControls, LimitPrefill, LimitDrafts, GrammarTokens, DefineGrammar,
-                 DropGrammar, ReleaseKv, StartImported, Shutdown>;
+                 DropGrammar, ReleaseKv, WantKv, StartImported, Shutdown>;
 
 struct EngineStats {  // statistics of one attention group
   int32_t running = 0, waiting = 0;

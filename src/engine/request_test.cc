@@ -71,6 +71,7 @@ std::vector<ControlMessage> SomeControl() {
           GrammarTokens{"tokens"},
           DefineGrammar{.id = 13, .bytes = "grammar"},
           DropGrammar{14},
+          WantKv{16},
           SetControls{.ticket = 15,
                       .controls = {.paused = true,
                                    .step_delay_seconds = 0.25,
@@ -141,8 +142,8 @@ std::vector<EngineMessage> SomeMessages() {
 TEST(RequestWire, ControlMessagesRoundTrip) {
   const std::string bytes = EncodeControl(SomeControl());
   const std::vector<ControlMessage> back = DecodeControl(bytes);
-  ASSERT_EQ(back.size(), 16u);
-  const auto& set = std::get<SetControls>(back[15]);
+  ASSERT_EQ(back.size(), 17u);
+  const auto& set = std::get<SetControls>(back[16]);
   EXPECT_EQ(set.ticket, 15u);
   EXPECT_EQ(set.controls, std::get<SetControls>(SomeControl()[15]).controls);
   EXPECT_EQ(set.action, PauseAction::kAbort);
@@ -179,6 +180,7 @@ TEST(RequestWire, ControlMessagesRoundTrip) {
   EXPECT_EQ(std::get<DefineGrammar>(back[13]).id, 13u);
   EXPECT_EQ(std::get<DefineGrammar>(back[13]).bytes, "grammar");
   EXPECT_EQ(std::get<DropGrammar>(back[14]).id, 14u);
+  EXPECT_EQ(std::get<WantKv>(back[15]).id, 16u);
   EXPECT_EQ(EncodeControl(back), bytes);
   EXPECT_TRUE(DecodeControl(EncodeControl({})).empty());
 }

@@ -32,7 +32,7 @@ void Fields(Codec& codec, T& r) {
   codec(r.id, r.input_ids, r.sampling, r.logprob, r.routed_experts, r.pooling, r.group, r.priority,
         r.cache_salt, r.grammar, r.output_ids, r.cached_tokens, r.kv);
 }
-template <typename Codec, OneOf<AbortRequest, DropGrammar> T>
+template <typename Codec, OneOf<AbortRequest, DropGrammar, WantKv> T>
 void Fields(Codec& codec, T& m) {
   codec(m.id);
 }
@@ -103,7 +103,7 @@ void Fields(Codec& codec, T& d) {
 }
 template <typename Codec, OneOf<KvPages> T>
 void Fields(Codec& codec, T& p) {
-  codec(p.begin, p.end, p.pages, p.computed, p.pass);
+  codec(p.begin, p.end, p.pages, p.computed, p.pass, p.pinned);
 }
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {

@@ -46,16 +46,21 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, const DraftTree& 
       output.output_logprobs.push_back(LogprobsAt(one.logits, *token, sequence.request.logprob));
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
+    if (first > 0) ++output.drafts.drafted;
     if (next > 0) ++output.drafts.accepted;
-    if (first > 0 && !forced) {
-      const size_t position = path.size() - 1;
-      ++counters.verified_by_position[position];
-      if (next > 0) ++counters.accepted_by_position[position];
-    }
     CheckFinished(sequence, *token, sequence.length(), output);
     if (next == 0 || output.finish != FinishReason::kNone) return {};
     row = next;
   }
+}
+
+void RankEngine::Impl::CountVerified(const DraftCounts& path, size_t depth) {
+  const auto count = [&](std::vector<int64_t>& positions, int32_t number) {
+    positions.resize(std::max(positions.size(), depth));
+    for (int32_t i = 0; i < number; ++i) ++positions[static_cast<size_t>(i)];
+  };
+  count(counters.verified_by_position, path.drafted);
+  count(counters.accepted_by_position, path.accepted);
 }
 
 // A row of the path is never before the slot of its position, so no later row is overwritten.
@@ -81,16 +86,11 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   CHECK_EQ(own.drawn.empty() ? own.logits.size() / static_cast<size_t>(width) : own.drawn.size(),
            drafts.size() + 1);
   const bool forced = sequence.drafts_forced;
-  if (!forced) {
-    const auto depth = static_cast<size_t>(std::ranges::max(tree.Depths()));
-    for (auto* counts : {&counters.verified_by_position, &counters.accepted_by_position})
-      counts->resize(std::max(counts->size(), depth));
-  }
-
   RequestOutput sampled;
   ErrorKind kind = ErrorKind::kResource;
   std::vector<int32_t> path;
   const std::string error = SampleDrafts(sequence, tree, own, path, sampled, kind);
+  if (!forced) CountVerified(sampled.drafts, static_cast<size_t>(std::ranges::max(tree.Depths())));
   const auto tokens = static_cast<int64_t>(sampled.new_tokens.size());
   // Keeps the rows of the last known token and of the accepted drafts. Other rows are discarded.
   Part kept = part;
@@ -141,6 +141,9 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
     if (entry == table.end() || scheduler.IsHeld(&entry->second)) continue;
     Sequence& sequence = entry->second;
     const int64_t begin = part.end - part.rows;
+    // With pipeline stages, a later chunk may be in flight, or the sequence was retracted.
+    if (sequence.unknown > 0 || sequence.admissions != part.admission || sequence.computed <= begin)
+      continue;
     open.push_back({.sequence = &sequence,
                     .first_row = first_row,
                     .begin = begin,

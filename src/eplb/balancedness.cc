@@ -7,18 +7,22 @@
 
 namespace switchyard {
 
-double BalancednessOf(std::span<const int64_t> rank_count, int ranks) {
-  double sum = 0;
-  int64_t layers = 0;
+void BalancednessSum::Add(std::span<const int64_t> rank_count, int ranks) {
   for (size_t begin = 0; begin < rank_count.size(); begin += ranks) {
     const auto layer = rank_count.subspan(begin, ranks);
     const int64_t most = std::ranges::max(layer);
     if (most == 0) continue;
     const int64_t all = std::accumulate(layer.begin(), layer.end(), int64_t{0});
     sum += static_cast<double>(all) / ranks / static_cast<double>(most);
+    rows += all;
     ++layers;
   }
-  return layers == 0 ? 1.0 : sum / static_cast<double>(layers);
+}
+
+double BalancednessOf(std::span<const int64_t> rank_count, int ranks) {
+  BalancednessSum sum;
+  sum.Add(rank_count, ranks);
+  return sum.Mean();
 }
 
 void BalancednessWindows::Add(double balancedness) {

@@ -60,7 +60,7 @@ EplbManager::EplbManager(const EplbOptions& options, const EplbShape& shape, Ran
       comm_(comm),
       algorithm_(AlgorithmFor(options, shape, comm.mesh.ep())),
       topology_(TopologyOf(shape, comm.mesh.ep())),
-      is_leader_(comm.mesh.rank() == 0),
+      is_leader_(comm.mesh.tp_rank() == 0),
       trigger_(options.num_iterations),
       plan_(*comm.tp),
       courier_(comm) {
@@ -119,11 +119,16 @@ void EplbManager::EndPass(uint64_t pass) {
     ConsiderPlanning(due->name, due->steps);
 }
 
-std::string EplbManager::Rebalance() {
+std::string EplbManager::WhyNotRebalance() const {
   if (busy()) return fmt::format("a rebalance is already in progress ({})", Name(status_.state));
   if (window_->History(1).steps == 0)
     return fmt::format("no load has been counted yet; counts arrive every {} passes",
                        1 + (options_.num_iterations - 1) / LoadWindow::kSteps);
+  return {};
+}
+
+std::string EplbManager::Rebalance() {
+  if (std::string refused = WhyNotRebalance(); !refused.empty()) return refused;
   StartPlanning("request", RebalanceTrigger::RelevantSteps(*window_));
   return {};
 }
@@ -262,10 +267,9 @@ void EplbManager::Finish() {
                 ended->timed_out());
   ++status_.rebalances;
   status_.last_result = fmt::format(
-      "{} layers moved, rank 0 loaded {} experts and received {}, in {} passes and "
-      "{:.1f} ms",
-      status_.layers_done, ended->experts_loaded(), ended->experts_received(), status_.move_passes,
-      status_.move_seconds * 1e3);
+      "{} layers moved, rank {} loaded {} experts and received {}, in {} passes and {:.1f} ms",
+      status_.layers_done, comm_.mesh.rank() - comm_.mesh.tp_rank(), ended->experts_loaded(),
+      ended->experts_received(), status_.move_passes, status_.move_seconds * 1e3);
   if (is_leader_) LOG_INFO("[EPLB] rebalance {} done: {}", status_.rebalances, status_.last_result);
 }
 

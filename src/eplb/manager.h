@@ -34,9 +34,12 @@ struct EplbShape {
 };
 
 // One per rank, next to the model that it observes; borrows `comm`. Used by the rank's thread only.
-// BeginPass, EndPass and Rebalance are called on every rank around the same passes. Their traffic
-// is small. Counts are all-reduced about 50 times per --eplb-rebalance-num-iterations passes. While
-// a plan is computed or layers are migrating, ranks exchange a small message before each pass.
+// BeginPass, EndPass and Rebalance are called on every rank around the same passes. With pipeline
+// stages, the managers of a stage plan and move its layers, independently of other stages. A stage
+// without experts has none. In the text below, ranks are those of the stage, and rank 0 is its
+// first one. The traffic is small. Counts are all-reduced about 50 times per
+// --eplb-rebalance-num-iterations passes. While a plan is computed or layers are migrating, ranks
+// exchange a small message before each pass.
 //
 // Every explicit request triggers a plan. Two other events trigger a plan only if the mean
 // balancedness (mean / max rank load) is at most min_utilization. One is the end of num_iterations
@@ -82,8 +85,10 @@ class EplbManager : public RoutingObserver {
   // Requests a plan now, even if the load is balanced. Returns the reason if the request is
   // refused, the same on every rank; empty if accepted.
   std::string Rebalance();
+  std::string WhyNotRebalance() const;  // the reason alone
 
   EplbStatus Status() const;
+  int num_moe_layers() const { return static_cast<int>(layers_.size()); }
   // Number of changes of a layer's placement so far; equal on every rank.
   int64_t switches() const { return switches_; }
   // [layers of the model, slots] the logical expert in each slot; −1 in layers without experts.
@@ -105,7 +110,7 @@ class EplbManager : public RoutingObserver {
   RankComm& comm_;
   const EplbAlgorithm algorithm_;
   const RankTopology topology_;
-  const bool is_leader_;  // rank 0 of the world
+  const bool is_leader_;  // the first rank of the stage
   MovableExperts* experts_ = nullptr;
   std::vector<int> layers_;    // MoE layers
   std::vector<int> index_of_;  // [layers of the model] index into layers_; −1: dense

@@ -56,14 +56,27 @@ struct EplbStatus {
   int32_t transfer_batches = 0;  // number of batches of pairwise transfers; maximum over layers
   double plan_seconds = 0, move_seconds = 0;
   double longest_switch_seconds = 0;  // longest stall of a pass by a layer switch, on rank 0
+                                      // (of the first ranks of all stages)
   int64_t move_passes = 0;
   // Counters since the start of the server.
   int64_t plans = 0, rebalances = 0;  // plans made; migrations completed
   int64_t layers_moved = 0;
-  // On rank 0: number loaded from files; number received from other ranks.
+  // On rank 0, or on the first ranks of all stages: number loaded from files; number received from
+  // other ranks.
   int64_t experts_loaded = 0, experts_received = 0;
   int64_t failures = 0, watchdog_resets = 0;  // failures include watchdog resets
   std::string last_result, last_failure;      // messages
 };
+
+// The status of a pipeline stage's layers.
+struct EplbStageStatus {
+  int32_t layers = 0, moe_layers = 0;  // layers of the stage; 0 MoE layers: `status` has no values
+  EplbStatus status;
+};
+
+// The status of all stages as one. The state is that of the first stage that is busy. Layers are
+// numbered over the model; counts are sums; passes and times are maxima. Balancedness is the mean
+// over MoE layers. Messages name their stage.
+EplbStatus MergedStatus(const std::vector<EplbStageStatus>& stages);
 
 }  // namespace switchyard

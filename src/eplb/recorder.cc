@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -208,11 +208,30 @@ void ExpertRecorder::RecordTokens(const OpenPass& pass, const PassTokens& tokens
 void ExpertRecorder::UpdateBalancedness() {
   std::ranges::copy(by_rank_, reduced_.begin());
   comm_.tp->AllReduceSum(reduced_.data(), reduced_.size());
-  if (comm_.mesh.rank() != 0) return;
+  const Mesh& mesh = comm_.mesh;
+  if (mesh.tp_rank() != 0) return;
+  BalancednessSum sum{.pass = passes_};
+  if (!mesh.first_stage()) lane_->Receive(std::as_writable_bytes(std::span(&sum, 1)));
+  CHECK_EQ(sum.pass, passes_);
   const std::vector<int64_t> loads(reduced_.begin(), reduced_.end());
-  windows_.Add(BalancednessOf(loads, comm_.mesh.ep()));
-  LOG_INFO("{}", BalancednessLine(passes_, windows_.Get(),
-                                  std::accumulate(loads.begin(), loads.end(), int64_t{0})));
+  sum.Add(loads, mesh.ep());  // the counts of other stages' layers are 0
+  if (mesh.pp() == 1) return Log(sum);
+  lane_->Send(std::as_bytes(std::span(&sum, 1)));
+  TakeSums();
+}
+
+void ExpertRecorder::TakeSums() {
+  if (!options_.metrics || comm_.mesh.rank() != 0 || comm_.mesh.pp() == 1) return;
+  while (lane_->Arrived()) {
+    BalancednessSum sum;
+    lane_->Receive(std::as_writable_bytes(std::span(&sum, 1)));
+    Log(sum);
+  }
+}
+
+void ExpertRecorder::Log(const BalancednessSum& sum) {
+  windows_.Add(sum.Mean());
+  LOG_INFO("{}", BalancednessLine(sum.pass, windows_.Get(), sum.rows));
 }
 
 bool ExpertRecorder::Start() {
@@ -238,6 +257,7 @@ ExpertLoad ExpertRecorder::Load() {
   const std::array mine = {total_times_.dispatch, total_times_.experts, total_times_.combine};
   std::vector<int64_t> times(mine.size() * comm_.all().size());
   comm_.all().AllGather(mine.data(), times.data(), sizeof mine);
+  TakeSums();  // of all passes so far, because the last stage has sent them before
   if (comm_.mesh.rank() != 0) return {};
   if (std::ranges::all_of(times, [](int64_t time) { return time == 0; })) times.clear();
   std::vector<int64_t> sum(total_.size());

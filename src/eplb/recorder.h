@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "comm/device/message_lane.h"
 #include "eplb/recorder_options.h"
 #include "moe/options.h"
 #include "moe/router/routing_observer.h"
@@ -62,7 +63,7 @@ class RecordedSteps {
 struct ExpertRecorderShape {
   int layers = 0;  // layers of the model; dense layers are included, and their counts stay 0
   // Pipeline stages: the first layer of this rank's stage. Observed layers count from it. The
-  // counts of other stages' layers stay 0 on this rank. Modes per_token and metrics need one stage.
+  // counts of other stages' layers stay 0 on this rank.
   int first_layer = 0;
   int experts = 0;  // logical
   int top_k = 0;
@@ -105,6 +106,15 @@ class ExpertRecorder : public RoutingObserver {
   void EndPass(uint64_t pass, const PassTokens& tokens);
   // Ends an aborted pass without counting it.
   void AbortPass(uint64_t pass);
+
+  // With several pipeline stages, metrics need a lane that connects the first ranks of all stages
+  // in a ring, and outlives the recorder. When the first rank of a stage ends a pass, it adds the
+  // sum of its layers to that of the stages before. The last stage sends the sum to rank 0, which
+  // does not wait for it. Call it before the first pass. The lane has to have room for the sums of
+  // all passes that end before rank 0 reads.
+  void UseLane(MessageLane& lane) { lane_ = &lane; }
+  // On rank 0: logs the lines of the passes whose sums have arrived. EndPass calls it too.
+  void TakeSums();
 
   // Start clears earlier records and starts recording. Stop ends recording and keeps the records.
   // Start returns false if recording was already active, and Stop returns false if it was not
@@ -151,11 +161,13 @@ class ExpertRecorder : public RoutingObserver {
   void RecordTokens(const OpenPass& pass, const PassTokens& tokens, RecordedStep* step) const;
   void CountPass(const OpenPass& pass);
   void UpdateBalancedness();
+  void Log(const BalancednessSum& sum);
   ExpertDump WriteDump();
 
   const ExpertRecorderOptions options_;
   const ExpertRecorderShape shape_;
   RankComm& comm_;
+  MessageLane* lane_ = nullptr;  // or null: there is one stage
   const ExpertMap map_;
   const int physical_;  // slots of all ranks, including dispatched shared experts
   const bool by_dispatch_, by_token_;

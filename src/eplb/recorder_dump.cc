@@ -63,27 +63,69 @@ struct Kept {
   }
 };
 
+// The tokens of one step, gathered from all ranks, with the attention groups of the rows. Tokens
+// are ordered by group and row. `width`: elements of a row of topk_ids.
+struct Gathered {
+  std::vector<int> group;
+  std::vector<int32_t> rows, positions, topk_ids;
+  std::vector<int64_t> request_ids;
+
+  // Each pipeline stage has recorded its own layers of a token. Merges these records into one.
+  void MergeStages(size_t width) {
+    size_t kept = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto from = topk_ids.begin() + static_cast<std::ptrdiff_t>(i * width);
+      const bool again = kept > 0 && group[kept - 1] == group[i] && rows[kept - 1] == rows[i];
+      if (!again) ++kept;
+      const size_t at = kept - 1;
+      const auto to = topk_ids.begin() + static_cast<std::ptrdiff_t>(at * width);
+      if (again) {  // −1 in the layers of other stages
+        std::transform(from, from + static_cast<std::ptrdiff_t>(width), to, to,
+                       [](int32_t a, int32_t b) { return std::max(a, b); });
+        continue;
+      }
+      if (at == i) continue;
+      std::copy_n(from, width, to);
+      group[at] = group[i];
+      rows[at] = rows[i];
+      positions[at] = positions[i];
+      request_ids[at] = request_ids[i];
+    }
+    group.resize(kept);
+    rows.resize(kept);
+    positions.resize(kept);
+    request_ids.resize(kept);
+    topk_ids.resize(kept * width);
+  }
+};
+
 // Gathers the tokens of the step with index `index` on rank 0. Collective.
 void GatherTokens(const RecordedStep& recorded, int32_t index, size_t width, RankComm& comm,
                   Kept* kept) {
   std::vector<size_t> ignored, of_rank;
-  const auto topk_ids = Gather(*comm.tp, recorded.topk_ids, &ignored);
-  const auto positions = Gather(*comm.tp, recorded.positions, &ignored);
-  const auto request_ids = Gather(*comm.tp, recorded.request_ids, &ignored);
-  const auto rows = Gather(*comm.tp, recorded.rows, &of_rank);
+  const auto topk_ids = Gather(comm.all(), recorded.topk_ids, &ignored);
+  const auto positions = Gather(comm.all(), recorded.positions, &ignored);
+  const auto request_ids = Gather(comm.all(), recorded.request_ids, &ignored);
+  const auto rows = Gather(comm.all(), recorded.rows, &of_rank);
   if (comm.mesh.rank() != 0) return;
   kept->Try([&] {
     std::vector<int> group;
     for (int rank = 0; rank < comm.mesh.world(); ++rank)
-      group.insert(group.end(), of_rank[rank], rank / comm.mesh.attn_tp());
+      group.insert(group.end(), of_rank[rank], rank % comm.mesh.tp() / comm.mesh.attn_tp());
     std::vector<size_t> order(rows.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::sort(order, {}, [&](size_t i) { return std::tuple(group[i], rows[i]); });
+    Gathered sorted{.group = Permuted(group, order),
+                    .rows = Permuted(rows, order),
+                    .positions = Permuted(positions, order),
+                    .topk_ids = Permuted(topk_ids, order, width),
+                    .request_ids = Permuted(request_ids, order)};
+    if (comm.mesh.pp() > 1) sorted.MergeStages(width);
     Tokens& all = kept->tokens;
-    all.step.insert(all.step.end(), rows.size(), index);
-    Append(&all.positions, Permuted(positions, order));
-    Append(&all.request_ids, Permuted(request_ids, order));
-    Append(&all.topk_ids, Permuted(topk_ids, order, width));
+    all.step.insert(all.step.end(), sorted.rows.size(), index);
+    Append(&all.positions, sorted.positions);
+    Append(&all.request_ids, sorted.request_ids);
+    Append(&all.topk_ids, sorted.topk_ids);
   });
 }
 

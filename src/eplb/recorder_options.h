@@ -67,6 +67,20 @@ struct ExpertDump {
 // equal load. Skips layers without rows; returns 1 if all are skipped.
 double BalancednessOf(std::span<const int64_t> rank_count, int ranks);
 
+// The balancedness of a pass, summed over the layers of several pipeline stages. A value without
+// pointers, so that stages send its bytes.
+struct BalancednessSum {
+  int64_t pass = 0;    // index of the pass
+  double sum = 0;      // of the layers with rows
+  int64_t layers = 0;  // with rows
+  int64_t rows = 0;    // of all experts
+
+  // Adds layers, rank_count [layers, ranks]. The value of all layers, added in their order, has the
+  // bits of BalancednessOf.
+  void Add(std::span<const int64_t> rank_count, int ranks);
+  double Mean() const { return layers == 0 ? 1.0 : sum / static_cast<double>(layers); }
+};
+
 // Moving averages over the last 10, 100 and 1000 passes. A value type.
 class BalancednessWindows {
  public:

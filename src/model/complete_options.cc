@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "eplb/init_location.h"
 #include "model/families/family.h"
@@ -40,16 +41,19 @@ ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
   options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
-  options.load.placements = LoadPlacements({.location = options.moe.init_expert_location,
-                                            .num_layers = config.num_layers(),
-                                            .num_logical = config.moe->router.num_experts,
-                                            .redundant = options.moe.num_redundant_experts,
-                                            .algorithm = options.eplb_algorithm,
-                                            .topology = {.ranks = mesh.ep,
-                                                         .nodes = options.moe.nodes,
-                                                         .groups = config.moe->router.num_groups,
-                                                         .slots = mesh.expert_slots,
-                                                         .costs = options.rank_costs}});
+  std::vector<ExpertPlacement> placements = LoadPlacements(
+      {.location = options.moe.init_expert_location,
+       .num_layers = config.whole_layers > 0 ? config.whole_layers : config.num_layers(),
+       .num_logical = config.moe->router.num_experts,
+       .redundant = options.moe.num_redundant_experts,
+       .algorithm = options.eplb_algorithm,
+       .topology = {
+           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
+  if (config.whole_layers > 0) {  // of this pipeline stage
+    const auto first = placements.begin() + config.first_layer;
+    placements = {first, first + config.num_layers()};
+  }
+  options.load.placements = std::move(placements);
   return options;
 }
 

@@ -175,6 +175,7 @@ struct ModelConfig {
   // Set by StageConfigOf: the number of the whole model's first MoE layer; -1: `layers` has it.
   int64_t first_moe_layer = -1;
   int64_t whole_routed_width = -1;  // set by StageConfigOf: of the whole model
+  int64_t whole_layers = -1;        // set by StageConfigOf: num_layers of the whole model
   // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
   // final norm and the head.
   bool has_embedding = true, has_head = true;

@@ -197,6 +197,7 @@ ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& 
   const auto moe = std::ranges::find_if(model.layers, &LayerConfig::moe);
   if (moe != model.layers.end()) stage.first_moe_layer = moe - model.layers.begin();
   stage.whole_routed_width = model.routed_width();
+  stage.whole_layers = model.num_layers();
   stage.has_embedding = range.has_embedding;
   stage.has_head = range.has_head;
   if (std::ranges::none_of(stage.layers, &LayerConfig::moe)) stage.moe.reset();

@@ -1,3 +1,5 @@
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "route/proxy.h"
@@ -14,6 +16,14 @@ void AddSeed(const char* name, uint64_t seed, Json& object) {
   if (!object.contains(name) || object[name].is_null()) object[name] = seed % kMaxSeed;
 }
 
+// nullopt: a request with this path does not generate text.
+std::optional<StreamFormat> FormatOf(std::string_view path) {
+  if (path == "/generate") return StreamFormat::kTotals;
+  if (path == "/v1/completions" || path == "/v1/chat/completions") return StreamFormat::kChunks;
+  if (path == "/v1/responses" || path == "/v1/messages") return StreamFormat::kTyped;
+  return std::nullopt;
+}
+
 void Rename(Json& name, int attempt) {
   if (name.is_string()) name = name.get<std::string>() + "~" + std::to_string(attempt);
   if (name.is_array())
@@ -23,14 +33,13 @@ void Rename(Json& name, int attempt) {
 }  // namespace
 
 std::optional<PairRequest> PairRequest::Of(const http::Request& request, uint64_t seed) {
+  const std::optional<StreamFormat> format = FormatOf(request.path);
+  if (request.method != "POST" || !format) return std::nullopt;
   PairRequest pair;
-  pair.generate_ = request.path == "/generate";
-  if (request.method != "POST" || (!pair.generate_ && request.path != "/v1/completions" &&
-                                   request.path != "/v1/chat/completions"))
-    return std::nullopt;
+  pair.format_ = *format;
   pair.body_ = Json::parse(request.body, nullptr, /*allow_exceptions=*/false);
   if (!pair.body_.is_object()) return std::nullopt;
-  if (!pair.generate_) {
+  if (*format != StreamFormat::kTotals) {
     AddSeed("seed", seed, pair.body_);
     return pair;
   }

@@ -16,6 +16,7 @@
 
 #include "core/json.h"
 #include "route/policy.h"
+#include "route/replayed_stream.h"
 #include "route/upstream.h"
 #include "route/worker_set.h"
 #include "server/http/http_server.h"
@@ -38,11 +39,11 @@ class PairRequest {
   // `attempt`: from 0. Later attempts have other names (rid), because a worker may still have the
   // request of an earlier one.
   Bodies For(const std::string& host, std::optional<int> port, uint64_t room, int attempt) const;
-  bool generate() const { return generate_; }  // POST /generate
+  StreamFormat format() const { return format_; }  // of the response, if it is a stream
 
  private:
   nlohmann::ordered_json body_;
-  bool generate_ = false;
+  StreamFormat format_ = StreamFormat::kChunks;
 };
 
 struct ProxyOptions {

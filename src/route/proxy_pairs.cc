@@ -21,7 +21,9 @@ constexpr auto kPairPoll = 50ms;
 constexpr auto kSameError = 1s;
 
 // The status of an event that reports an error (http::ErrorBody); 0: it is another event.
-int ErrorStatus(const std::string& data) {
+int ErrorStatus(const EventReader::Event& of) {
+  if (of.name == "response.failed") return 500;
+  const std::string& data = of.data;
   if (data.find("\"error\"") == std::string::npos) return 0;
   const auto event = nlohmann::json::parse(data, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object() || !event.contains("error") || !event["error"].is_object()) return 0;
@@ -33,7 +35,7 @@ int ErrorStatus(const std::string& data) {
 
 // Shared by the coroutines of a request. All of them run on the proxy's thread.
 struct Proxy::PairState {
-  explicit PairState(bool cumulative) : sent(cumulative) {}
+  explicit PairState(StreamFormat format) : sent(format) {}
 
   ReplayedStream sent;
   std::vector<int64_t> tried;                          // workers that have failed, of both roles
@@ -70,7 +72,7 @@ asio::awaitable<std::optional<Proxy::PairLeases>> Proxy::AcquirePair(const Excha
 
 asio::awaitable<void> Proxy::ServePair(Exchange& exchange, const PairRequest& request) {
   const std::shared_ptr<const http::Request> original = exchange.request;
-  const auto sent = std::make_shared<PairState>(request.generate());
+  const auto sent = std::make_shared<PairState>(request.format());
   for (int attempt = 0; !exchange.responder->Closed(); ++attempt) {
     const auto leases = co_await AcquirePair(exchange, *sent, /*wait=*/attempt > 0);
     if (!leases) {
@@ -212,20 +214,21 @@ asio::awaitable<std::string> Proxy::RelayPair(Exchange& exchange, PairState& sta
   EventReader reader;
   for (std::string part; !(part = co_await upstream.Read()).empty();) {
     for (const EventReader::Event& event : reader.Add(part)) {
-      if (ErrorStatus(event.data) >= 500)
+      if (ErrorStatus(event) >= 500)
         co_return "the decode worker reports: " + event.data.substr(0, 512);
       if (!exchange.begun) responder.BeginStream(status, content_type, upstream.ForwardedHeaders());
       exchange.begun = true;
       if (event.data.empty()) {
         responder.Write(http::SseComment(std::string_view(event.comment).substr(1)));
-      } else if (const auto data = state.sent.Next(event.data)) {
-        responder.Write(http::SseEvent(*data));
+      } else if (const auto data = state.sent.Next(event.data, event.name)) {
+        const std::string name = event.name.empty() ? "" : "event: " + event.name + "\n";
+        responder.Write(name + http::SseEvent(*data));
         exchange.events_sent = true;
       }
     }
     if (responder.Closed()) co_return std::string();
   }
-  if (!state.sent.done()) throw UpstreamError(false, "the stream ended without [DONE]");
+  if (!state.sent.done()) throw UpstreamError(false, "the stream ended without its last event");
   responder.EndStream();
   co_return std::string();
 }

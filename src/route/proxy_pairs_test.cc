@@ -143,6 +143,49 @@ TEST_F(PairsTest, ACutStreamIsContinuedByAnotherPair) {
   }
 }
 
+TEST_F(PairsTest, NamedEventsKeepTheirNamesOverWorkers) {
+  const auto answer = [](std::vector<std::string> texts, bool ends) -> Answer {
+    return [=](const http::Request&, const http::Responder& to) {
+      const auto write = [&](const std::string& name, json event) {
+        event["type"] = name;
+        to.Write("event: " + name + "\n" + http::SseEvent(event.dump()));
+      };
+      to.BeginStream(200, http::kEventStream);
+      write("message_start", {{"message", {{"id", texts.front()}}}});
+      for (const std::string& text : texts)
+        write("content_block_delta", {{"index", 0}, {"delta", {{"text", text}}}});
+      if (!ends) {
+        write("error", {{"error", {{"type", "api_error"}, {"message", "it has ended"}}}});
+        return to.EndStream();
+      }
+      write("message_stop", json::object());
+      to.EndStream();
+    };
+  };
+  d1_.Answers(answer({"The ", "ya"}, false));
+  d2_.Answers(answer({"The", " yard", "."}, true));
+  Start();
+  for (int i = 0; i < 4; ++i) {
+    const http::TestResponse got = Post("/v1/messages", R"({"messages":[],"stream":true})");
+    EXPECT_TRUE(got.complete);
+    std::string text, names;
+    size_t at = 0;
+    while ((at = got.body.find("event: ", at)) != std::string::npos) {
+      const std::string name = got.body.substr(at + 7, got.body.find('\n', at) - at - 7);
+      at = got.body.find("data: ", at) + 6;
+      const json event = json::parse(got.body.substr(at, got.body.find('\n', at) - at));
+      EXPECT_EQ(event["type"], name);
+      if (name == "content_block_delta") {
+        text += event["delta"]["text"].get<std::string>();
+      } else {
+        names += name + " ";
+      }
+    }
+    EXPECT_EQ(text, "The yard.");
+    EXPECT_EQ(names, "message_start message_stop ");
+  }
+}
+
 TEST_F(PairsTest, AnErrorOfAWorkerInTheStreamIsNotSent) {
   d1_.Answers([](const http::Request&, const http::Responder& to) {
     to.BeginStream(200, http::kEventStream);

@@ -45,6 +45,8 @@ std::vector<EventReader::Event> EventReader::Add(std::string_view bytes) {
       has_data_ = false;
     } else if (line_[0] == ':') {
       event_.comment = line_;
+    } else if (line_.starts_with("event:")) {
+      event_.name = line_.substr(line_.starts_with("event: ") ? 7 : 6);
     } else if (line_.starts_with("data:")) {
       if (has_data_) event_.data += '\n';
       has_data_ = true;
@@ -55,12 +57,10 @@ std::vector<EventReader::Event> EventReader::Add(std::string_view bytes) {
   return events;
 }
 
-std::optional<std::string> ReplayedStream::Next(const std::string& data) {
-  if (data == kDone) {
-    done_ = true;
-    return data;
-  }
-  if (cumulative_) return NextTotal(data);
+std::optional<std::string> ReplayedStream::Next(const std::string& data, std::string_view name) {
+  if (data == kDone || (format_ == StreamFormat::kTyped && TypedStream::IsLast(name))) done_ = true;
+  if (data == kDone) return data;
+  if (format_ == StreamFormat::kTotals) return NextTotal(data);
   if (!replays_) {
     kept_bytes_ += data.size();
     if (kept_bytes_ <= kMaxKept) kept_.push_back(data);
@@ -68,6 +68,10 @@ std::optional<std::string> ReplayedStream::Next(const std::string& data) {
   }
   Json event = Json::parse(data, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) return data;
+  if (format_ == StreamFormat::kTyped) {
+    if (!typed_.Trim(event)) return std::nullopt;
+    return event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
   if (!Trim(event)) return std::nullopt;
   if (event.contains("id") && !id_.is_null()) event["id"] = id_;
   if (event.contains("created") && !created_.is_null()) event["created"] = created_;
@@ -87,16 +91,21 @@ std::optional<std::string> ReplayedStream::NextTotal(const std::string& data) {
 
 bool ReplayedStream::Restart() {
   if (kept_bytes_ > kMaxKept) return false;
-  if (!replays_ && !cumulative_) {
+  if (!replays_ && format_ != StreamFormat::kTotals) {
     for (const std::string& data : std::exchange(kept_, {})) {
       Json event = Json::parse(data, nullptr, /*allow_exceptions=*/false);
       if (!event.is_object()) continue;
+      if (format_ == StreamFormat::kTyped) {
+        typed_.Trim(event);
+        continue;
+      }
       if (id_.is_null() && event.contains("id")) id_ = event["id"];
       if (created_.is_null() && event.contains("created")) created_ = event["created"];
       Trim(event);
     }
   }
   replays_ = true;
+  typed_.Restart();
   for (auto& [index, choice] : choices_) choice.passed.clear();
   return true;
 }

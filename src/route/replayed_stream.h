@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "route/typed_stream.h"
 
 namespace switchyard::route {
 
@@ -19,6 +20,7 @@ namespace switchyard::route {
 class EventReader {
  public:
   struct Event {
+    std::string name;     // of the last line `event`; empty: none
     std::string data;     // joined lines of `data`
     std::string comment;  // with its colon; only of an event without data
   };
@@ -31,24 +33,31 @@ class EventReader {
   bool has_data_ = false;
 };
 
+// The events of a response.
+enum class StreamFormat : uint8_t {
+  kChunks,  // OpenAI's completions: an event has new parts of choices; [DONE] at the end
+  kTotals,  // POST /generate: an event has the whole output so far
+  kTyped,   // OpenAI's responses and Anthropic's messages: named events (typed_stream.h)
+};
+
 // A worker that repeats a request sends the same output, because sampling depends only on the
 // request and its seed. But it may divide the output into other events. So what the client has is
 // counted per choice: bytes of each text, entries of each list, and whether it has the role, the
 // name of a tool call and the finish reason. Events of a later worker lose what the client has.
 // They get the id and the time of the first worker's events.
 //
-// With `cumulative` (POST /generate), each event has the whole output. Then only its number of
-// tokens counts. Used by one thread.
+// With kTotals, only the number of tokens of an event counts. For kTyped, see TypedStream. Used by
+// one thread.
 class ReplayedStream {
  public:
-  explicit ReplayedStream(bool cumulative) : cumulative_(cumulative) {}
+  explicit ReplayedStream(StreamFormat format) : format_(format) {}
 
   // Converts the data of the worker's next event to data for the client; nullopt: the client has
-  // all of it already.
-  std::optional<std::string> Next(const std::string& data);
+  // all of it already. `name`: of the event.
+  std::optional<std::string> Next(const std::string& data, std::string_view name = {});
   // Another worker begins again. False: too much was sent to repeat it.
   bool Restart();
-  bool done() const { return done_; }  // [DONE] was sent
+  bool done() const { return done_; }  // the last event was sent
 
  private:
   struct Choice {
@@ -67,13 +76,14 @@ class ReplayedStream {
   static bool TrimList(const std::string& field, nlohmann::ordered_json& list, Choice& choice);
   static size_t Pass(const std::string& field, size_t count, Choice& choice);
 
-  const bool cumulative_;
+  const StreamFormat format_;
+  TypedStream typed_;
   bool replays_ = false, done_ = false, usage_sent_ = false;
   std::vector<std::string> kept_;  // of the first worker
   size_t kept_bytes_ = 0;
   std::map<int64_t, Choice> choices_;  // by index
-  std::map<int64_t, int64_t> totals_;  // cumulative: tokens by index
-  std::set<int64_t> ended_;            // cumulative
+  std::map<int64_t, int64_t> totals_;  // kTotals: tokens by index
+  std::set<int64_t> ended_;            // kTotals
   nlohmann::ordered_json id_, created_;
 };
 

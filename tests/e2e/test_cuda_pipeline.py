@@ -10,6 +10,7 @@ import time
 import pytest
 
 import check_reference
+import test_eplb
 import test_recorder
 from schema_generator import schemas
 from server import FIXTURES, Server, fails_to_start
@@ -85,6 +86,49 @@ def test_stages_change_no_bit(layout, graphs):
             assert (all_kinds(server), sampled(server)) == want, name
             server.wait_idle()
             assert server.stop() == 0
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_drafts_from_the_text_do_not_change_answers(graphs):
+    device, env = where(1)
+    with Server(MODEL, *device, *COMMON, *GRAPHS[graphs], env=env) as server:
+        want = all_kinds(server), sampled(server)
+        assert server.stop() == 0
+    device, env = where(2)
+    with Server(MODEL, *device, "--pp-size", 2, *COMMON, *GRAPHS[graphs], "--speculative-algorithm", "NGRAM",
+                env=env) as server:
+        assert (all_kinds(server), sampled(server)) == want
+        assert server.state()["accepted_draft_tokens"] > 0
+        server.wait_idle()
+        assert server.stop() == 0
+
+
+def test_experts_of_two_stages_move(tmp_path):
+    """The fixture's first layer is dense, the other two have experts."""
+    flags = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--ep-num-redundant-experts", 4]
+    device, env = where(2)
+    with Server(MODEL, *device, *flags, *COMMON, env=env) as server:
+        want = sampled(server)
+        assert server.stop() == 0
+    device, env = where(4)
+    with Server(MODEL, *device, *flags, "--pp-size", 2, *COMMON, "--enable-eplb", "--eplb-rebalance-num-iterations", 50,
+                "--expert-distribution-recorder-mode", "per_token", "--expert-distribution-recorder-dir", tmp_path,
+                "--enable-expert-distribution-metrics", env=env) as server:
+        assert sampled(server) == want
+        test_eplb.settle(server)
+        assert server.request("/eplb/rebalance", {}, method="POST")[0] == 200
+        test_recorder.act(server, "start")
+        assert sampled(server) == want
+        now = test_eplb.settle(server)
+        assert now["plans"] >= 2 and now["failures"] == 0, now
+        found, _ = test_recorder.tensors(test_recorder.act(server, "dump")["file"])
+        experts = found["topk_ids"]
+        width = experts[0][1] * experts[0][2]
+        for token in range(experts[0][0]):  # the dense layer has no expert, and the others have all
+            row = experts[1][token * width:(token + 1) * width]
+            assert max(row[:experts[0][2]]) == -1 and min(row[experts[0][2]:]) >= 0
+        assert 0 < server.request("/expert_distribution")[1]["balancedness"]["last_10_average"] <= 1
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)

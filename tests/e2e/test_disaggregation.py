@@ -174,10 +174,44 @@ def test_openai_endpoints_and_cached_prefixes():
             status, error = worker.request("/v1/completions", completion)
             assert status == 400 and "bootstrap_room" in json.dumps(error), error
             assert worker.request("/health_generate")[0] == 200
-        status, error = router.request("/v1/messages", {"model": "x", "max_tokens": 4, "messages": []})
-        assert status in (400, 404)
         assert router.request("/v1/completions", {**completion, "temperature": -1})[0] == 400
         assert router.request("/v1/models")[0] == 200
+
+
+def typed_stream(server, path, body):
+    """The names of the events, and the joined texts."""
+    status, text = server.request(path, {**body, "stream": True})
+    assert status == 200, text
+    names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [e["type"] for e in events] == names
+    deltas = [e["delta"] if isinstance(e["delta"], str) else e["delta"].get("text", "") for e in events if "delta" in e]
+    return [n for n in names if not n.endswith("delta")], "".join(deltas)
+
+
+def test_responses_and_messages():
+    response = {"input": "What is a yard?", "max_output_tokens": 20, "temperature": 0.8, "seed": 5}
+    message = {"model": "default", "messages": [{"role": "user", "content": "What is a yard?"}], "max_tokens": 20, "seed": 6}
+    cases = [("/v1/responses", response, "output"), ("/v1/messages", message, "content")]
+
+    def texts(answer, field):
+        blocks = [b for item in answer[field] for b in item.get("content", [item])]
+        return [b["text"] for b in blocks], answer.get("stop_reason"), answer["usage"]["output_tokens"]
+
+    with Server(YARDLING, *FLAGS) as server:
+        want = [texts(server.request(path, body)[1], field) for path, body, field in cases]
+        streams = [typed_stream(server, path, body) for path, body, _ in cases]
+    with pair() as (p, _, router):
+        for (path, body, field), one, stream in zip(cases, want, streams):
+            status, answer = router.request(path, body)
+            assert status == 200 and texts(answer, field) == one, answer
+            assert typed_stream(router, path, body) == stream
+            status, error = p.request(path, body)
+            assert status == 400 and "bootstrap_room" in json.dumps(error), error
+        assert router.request("/v1/responses", response)[1]["store"] is False
+        for field, value in (("store", True), ("previous_response_id", "resp_1")):
+            status, error = router.request("/v1/responses", {**response, field: value})
+            assert status == 400 and f"{field} is not supported with --disaggregation-mode" in json.dumps(error), error
 
 
 def both(p, d, body, room, timeout=60):
@@ -273,6 +307,28 @@ def test_every_wait_has_a_deadline():
         if s2 != 200:  # unless the first request was fast
             assert s1 == s2 == 503 and "the cache is full" in e1 and "the cache is full" in e2, (e1, e2)
         assert both(p, d, greedy([9, 9]), 7)[1][0] == 200
+        for worker in (p, d):
+            worker.wait_idle()
+
+
+def test_two_full_caches_do_not_wait_for_each_other():
+    """The prefill worker has computed the prompt of one request, and the decode worker has pages for another one."""
+    bodies_of_rooms = {room: greedy(list(range(begin, begin + 300)), 8, stream=False) for room, begin in ((1, 2), (2, 400))}
+    with Server(YARDLING, *FLAGS) as server:
+        want = [server.request("/generate", body)[1]["output_ids"] for body in bodies_of_rooms.values()]
+    small = ["--max-total-tokens", 512]
+    with Worker("prefill", *small) as p, Worker("decode", *small) as d, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        def send(worker, room):
+            fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": p.bootstrap, "bootstrap_room": room}
+            return pool.submit(worker.request, "/generate", {**bodies_of_rooms[room], **fields}, timeout=60)
+        prompts = [send(p, 2)]
+        wait_until(lambda: p.state()["prefill_tokens"] >= 300)
+        prompts.append(send(p, 1))
+        outputs = [send(d, 1)]
+        wait_until(lambda: d.state()["prefill_tokens"] > 0 or d.state()["free_pages"] < 20)
+        outputs.append(send(d, 2))
+        assert [job.result()[1]["output_ids"] for job in outputs] == want
+        assert [len(job.result()[1]["output_ids"]) for job in prompts] == [1, 1]
         for worker in (p, d):
             worker.wait_idle()
 

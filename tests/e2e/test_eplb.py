@@ -145,6 +145,42 @@ def test_a_skewed_load_evens_out_and_no_output_changes(checkpoint, layout):
         assert server.stop() == 0
 
 
+def test_all_stages_of_a_pipeline_move_their_experts(checkpoint):
+    """Three stages with one layer each; that of the first one is dense."""
+    ranks = ["--tp", 2, "--ep", 2, *RANKS[4:], "--init-expert-location", json.dumps({
+        "physical_to_logical_map": [None, [*range(REDUNDANT), *range(EXPERTS)], None]})]
+    with Server(checkpoint, *ranks) as still:
+        want = [answers(still, seed) for seed in range(3)]
+    with Server(checkpoint, *ranks, *EPLB, "--pp-size", 3, "--enable-expert-distribution-metrics") as server:
+        first = eplb(server)["placement"]["layers"]
+        assert first == [None, [*range(REDUNDANT), *range(EXPERTS)], [*range(EXPERTS), *range(REDUNDANT)]]
+        status, refused = server.request("/eplb/rebalance", {}, method="POST")
+        assert status == 409 and "stage 1: no load has been counted yet" in json.dumps(refused), refused
+        assert answers(server, 0) == want[0]
+        settle(server)
+        # The stages move experts at the same time, with and without requests.
+        status, answer = server.request("/eplb/rebalance", {}, method="POST")
+        assert status == 200, answer
+        assert answers(server, 1) == want[1]
+        before = settle(server)
+        status, answer = server.request("/eplb/rebalance", {}, method="POST")
+        assert status == 200, answer
+        now = settle(server)
+        assert answers(server, 2) == want[2]
+        assert now["failures"] == 0 and now["plans"] >= before["plans"] + 2 and now["layers_moved"] >= MOE_LAYERS, now
+        assert "stage 1: " in now["last_result"] and "stage 2: " in now["last_result"] and "stage 0" not in now["last_result"]
+        moved = now["placement"]["layers"]
+        assert moved[0] is None and all(set(layer) == set(range(EXPERTS)) for layer in moved[1:])
+        assert all(now != old for now, old in zip(moved[1:], first[1:]))
+        load = server.request("/expert_distribution")[1]
+        assert [sum(layer["logical_count"]) > 0 for layer in load["layers"]] == [False, True, True]
+        assert 0 < load["balancedness"]["last_10_average"] <= 1
+        now, page = settle(server), metrics(server)
+        assert page["switchyard_eplb_plans_total"] == now["plans"]
+        assert page["switchyard_eplb_layers_moved_total"] == now["layers_moved"]
+        assert server.stop() == 0
+
+
 def moved_placement(server, want):
     """The placement of experts after all layers have moved."""
     for _ in range(8):

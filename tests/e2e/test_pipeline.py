@@ -180,11 +180,19 @@ def test_ranks_of_mpirun_answer_as_one_stage(of_one_stage):
         assert server.process.wait(60) == 0, server.text()
 
 
+def test_drafts_from_the_text_do_not_change_answers(of_one_stage):
+    with Server(MODEL, *RANKS, *STAGES, *COMMON, "--speculative-algorithm", "NGRAM") as server:
+        assert all_kinds(server) == of_one_stage
+        assert all_kinds(server) == of_one_stage  # prompts are in the cache
+        assert server.state()["accepted_draft_tokens"] > 0
+        server.wait_idle()
+
+
 @pytest.mark.parametrize("flags, error", [
     (["--pp-size", 4], "--pp-size 4: the model has 3 layers"),
     (["--pp-size", 2, "--pp-layer-partition", "1,1"], "the sum is 2, but the model has 3 layers"),
     (["--pp-size", 2, "--enable-two-batch-overlap"], "--enable-two-batch-overlap: not supported with --pp-size 2"),
-    (["--pp-size", 2, "--speculative-algorithm", "NGRAM"], "--speculative-algorithm NGRAM"),
+    (["--pp-size", 2, "--speculative-algorithm", "NEXTN"], "--speculative-algorithm NEXTN: not supported with --pp-size 2"),
     (["--pp-size", 2, "--enable-elastic-ep"], "--enable-elastic-ep: with --pp-size 2, ranks cannot be restarted"),
     (["--pp-size", 2, "--nnodes", 3, "--dist-init-addr", "127.0.0.1:1"], "--nnodes 3 does not divide the 2 ranks of --pp-size 2"),
     (["--enable-dynamic-chunking"], "--enable-dynamic-chunking has no effect without --pp-size"),

@@ -186,22 +186,32 @@ def test_other_modes_count_the_same(mode, tmp_path):
         assert server.stop() == 0
 
 
-def test_stages_record_what_one_stage_records(tmp_path):
-    found, loads = [], []
+@pytest.mark.parametrize("mode", ["per_pass", "per_token"])
+def test_stages_record_what_one_stage_records(tmp_path, mode):
+    found, loads, lines = [], [], []
+    layout = [*TP2_EP2, *(["--dp-size", 2, "--enable-dp-attention"] if mode == "per_token" else [])]
+    names = ["logical_count", "forward_pass_id", "physical_to_logical"]
+    if mode == "per_token":
+        names += ["token_step", "positions", "request_ids", "topk_ids"]
     for name, stages in (("one", []), ("three", ["--pp-size", 3])):
         folder = tmp_path / name
         folder.mkdir()
-        with Server(MODEL, *TP2_EP2, *stages, *COMMON, *recorder("per_pass", folder)) as server:
+        with Server(MODEL, *layout, *stages, *COMMON,
+                    *recorder(mode, folder, "--enable-expert-distribution-metrics")) as server:
             act(server, "start")
             generate(server, text="Hello", sampling_params=GREEDY)
             answer = act(server, "dump")
             tensors_of_dump, metadata = tensors(answer["file"])
-            found.append({key: tensors_of_dump[key] for key in ("logical_count", "forward_pass_id", "physical_to_logical")})
-            assert sum(tensors_of_dump["rank_logical_count"][1]) == sum(tensors_of_dump["logical_count"][1])
+            found.append({name: tensors_of_dump[name] for name in names})
+            if mode == "per_pass":
+                assert sum(tensors_of_dump["rank_logical_count"][1]) == sum(tensors_of_dump["logical_count"][1])
             assert metadata["num_layers"] == str(LAYERS)
             _, load = server.request("/expert_distribution")
             loads.append(load)
+            lines.append(LINE.findall(server.text()))
             assert act(server, "dump")["shape"][0] == 0
+    assert len(lines[0]) == 12 and lines[0] == lines[1]
+    assert loads[0]["balancedness"] == loads[1]["balancedness"]
     assert found[0]["logical_count"][0] == [12, LAYERS, EXPERTS]
     assert found[0] == found[1]
     one, three = ([layer["logical_count"] for layer in load["layers"]] for load in loads)

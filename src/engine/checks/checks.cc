@@ -48,15 +48,11 @@ void CheckStages(const EngineConfig& c) {
   const auto refuse = [&](bool given, std::string_view flag) {
     if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
   };
-  refuse(!c.speculative.algorithm.empty(),
+  const DraftSource source = SourceOf(c.speculative);
+  refuse(source != DraftSource::kNone && source != DraftSource::kNgram,
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
   refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
-  refuse(c.eplb.enable, "--enable-eplb");
-  refuse(c.eplb.dispatch != "static", fmt::format("--ep-dispatch-algorithm {}", c.eplb.dispatch));
-  refuse(c.moe.init_expert_location != "trivial", "--init-expert-location");
-  refuse(c.recorder.mode == "per_token", "--expert-distribution-recorder-mode per_token");
-  refuse(c.recorder.metrics, "--enable-expert-distribution-metrics");
 }
 
 void CheckWithoutSpeculation(const SpeculativeOptions& o) {

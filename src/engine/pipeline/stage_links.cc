@@ -12,6 +12,8 @@
 namespace switchyard {
 namespace {
 
+constexpr size_t kLine = 64;
+
 MessageLaneOptions RowsOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = sizes.rows_bytes, .places = sizes.batches};
 }
@@ -29,9 +31,17 @@ MessageLaneOptions ControlOptions(const StageLinkSizes& sizes) {
   return {.part_bytes = size_t{256} << 10, .places = sizes.batches + 1};
 }
 
-// Upper bound of the size of a result without log-probabilities and vectors.
+// A stage sends a sum when it ends a pass. A lane of rows holds k messages, for k passes in flight,
+// so a stage is ahead of the next one by at most k passes, and by one more that a GPU has not
+// ended. Between two reads of the first stage, at most the passes between it and the last stage
+// end.
+MessageLaneOptions LoadsOptions(const StageLinkSizes& sizes) {
+  return {.part_bytes = kLine, .places = (sizes.batches + 1) * sizes.stages + 1};
+}
+
+// Upper bound of the size of a result with one token, without log-probabilities and vectors.
 constexpr size_t kBytesOfResult = 256;
-constexpr size_t kFlagBytes = 64;
+constexpr size_t kFlagBytes = kLine;
 
 // The world rank in the same place of another stage.
 int InStage(const Mesh& mesh, int stage) { return stage * mesh.tp() + mesh.tp_rank(); }
@@ -56,6 +66,16 @@ int Previous(const Mesh& mesh) {
 }
 int Next(const Mesh& mesh) { return mesh.last_stage() ? -1 : InStage(mesh, mesh.pp_rank() + 1); }
 
+// The first ranks of all stages form a ring.
+int LoadsFrom(const Mesh& mesh) {
+  if (mesh.tp_rank() != 0) return -1;
+  return mesh.first_stage() ? InStage(mesh, mesh.pp() - 1) : Previous(mesh);
+}
+int LoadsTo(const Mesh& mesh) {
+  if (mesh.tp_rank() != 0) return -1;
+  return mesh.last_stage() ? InStage(mesh, 0) : Next(mesh);
+}
+
 // The ring of results ends at the last stage but one.
 int ResultsFrom(const Mesh& mesh) {
   if (mesh.last_stage()) return -1;
@@ -75,31 +95,38 @@ int PassesInFlight(const EngineConfig& config) {
 StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& plan) {
   const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
   const int64_t experts = plan.model.routed_width();
-  return {
-      .stages = config.mesh.pp,
-      .rows_bytes =
-          plan.cuda ? StageLinkSizes::kAnnouncement : std::max<size_t>(1, floats) * sizeof(float),
-      .routed_bytes =
-          std::max<size_t>(StageLinkSizes().routed_bytes,
-                           static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
-      .batches = PassesInFlight(config),
-      .results_bytes = std::max(StageLinkSizes().results_bytes,
-                                static_cast<size_t>(plan.max_running_requests) * kBytesOfResult)};
+  const auto most_drafts = static_cast<size_t>(plan.drafts.most);
+  return {.stages = config.mesh.pp,
+          .rows_bytes = plan.cuda ? StageLinkSizes::kAnnouncement
+                                  : std::max<size_t>(1, floats) * sizeof(float),
+          .routed_bytes = std::max<size_t>(
+              StageLinkSizes().routed_bytes,
+              static_cast<size_t>(plan.max_batch_tokens * experts) * sizeof(int32_t)),
+          .batches = PassesInFlight(config),
+          .results_bytes = std::max(StageLinkSizes().results_bytes,
+                                    static_cast<size_t>(plan.max_running_requests) *
+                                        (kBytesOfResult + sizeof(int32_t) * most_drafts)),
+          .moves_experts = config.eplb.enable};
 }
 
 StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
     : memory_(*comm.memory),
       mesh_(comm.mesh),
       clock_(memory_, ClockOptions(mesh_)),
+      moves_experts_(sizes.moves_experts),
       rows_(memory_, Previous(mesh_), Next(mesh_), RowsOptions(sizes), "hidden rows"),
       routed_(memory_, Previous(mesh_), Next(mesh_), RoutedOptions(sizes), "chosen experts"),
       results_(memory_, ResultsFrom(mesh_), ResultsTo(mesh_), ResultsOptions(sizes),
                "results of the last stage"),
       control_(memory_, Previous(mesh_), Next(mesh_), ControlOptions(sizes),
                "messages of the front"),
+      loads_(memory_, LoadsFrom(mesh_), LoadsTo(mesh_), LoadsOptions(sizes), "expert loads"),
       broadcast_(memory_.Allocate(kFlagBytes)),
-      loaded_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))) {
-  for (MessageLane* lane : {&rows_, &routed_, &results_, &control_}) lane->UseClock(clock_);
+      loaded_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))),
+      moves_(memory_.Allocate(kFlagBytes * static_cast<size_t>(mesh_.pp()))),
+      moves_of_stages_(static_cast<size_t>(mesh_.pp())) {
+  for (MessageLane* lane : {&rows_, &routed_, &results_, &control_, &loads_})
+    lane->UseClock(clock_);
   if (mesh_.last_stage()) return;  // it receives no results
   for (MessageLane* lane : {&rows_, &routed_, &control_}) lane->WhileFull([this] { TakeEarly(); });
 }
@@ -165,6 +192,22 @@ void StageLinks::AwaitLoaded() {
       clock_.Wait(flag(stage), 1, InStage(mesh_, stage), "pipeline: model loaded");
 }
 
+void StageLinks::TellMoving(bool moving) {
+  if (mesh_.tp_rank() != 0 || mesh_.first_stage() || moving == (my_moves_ % 2 != 0)) return;
+  memory_.Raise(0, moves_ + kFlagBytes * static_cast<size_t>(mesh_.pp_rank()), ++my_moves_);
+}
+
+bool StageLinks::OthersMove() {
+  if (mesh_.rank() != 0) return false;
+  bool any = false;
+  for (size_t stage = 1; stage < moves_of_stages_.size(); ++stage) {
+    uint32_t& seen = moves_of_stages_[stage];
+    while (memory_.Reached(moves_ + kFlagBytes * stage, seen + 1)) ++seen;
+    any |= seen % 2 != 0;
+  }
+  return any;
+}
+
 size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
   if (sizes.stages == 1) return 0;
   constexpr size_t kAlignment = 64;  // lines between allocations of one rank
@@ -172,7 +215,8 @@ size_t StageLinks::BytesPerRank(const StageLinkSizes& sizes) {
          MessageLane::BytesPerRank(ResultsOptions(sizes)) +
          MessageLane::BytesPerRank(RoutedOptions(sizes)) +
          MessageLane::BytesPerRank(ControlOptions(sizes)) +
-         kFlagBytes * static_cast<size_t>(1 + sizes.stages) + 7 * kAlignment;
+         MessageLane::BytesPerRank(LoadsOptions(sizes)) +
+         kFlagBytes * static_cast<size_t>(1 + 2 * sizes.stages) + 9 * kAlignment;
 }
 
 }  // namespace switchyard

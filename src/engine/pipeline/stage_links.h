@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/device/communicator.h"
 #include "comm/device/message_lane.h"
@@ -23,6 +24,7 @@ struct StageLinkSizes {
   size_t routed_bytes = 64;                // of the chosen experts of the largest batch
   int batches = 1;                         // in flight
   size_t results_bytes = size_t{1} << 20;  // of a part of results
+  bool moves_experts = false;              // --enable-eplb
 };
 // The number of batches in flight: one for each stage, and --pp-async-batch-depth more.
 int PassesInFlight(const EngineConfig& config);
@@ -35,6 +37,8 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
 //             of an attention group, and only for batches that return them
 //   results:  what the last stage computes from logits: last stage → first → … → last but one
 //   control:  messages of the front, first rank of a stage → first rank of the next stage
+//   loads:    sums of expert loads for --enable-expert-distribution-metrics (ExpertRecorder), first
+//             rank of a stage → first rank of the next stage, last stage → first stage
 //
 // A stage may be ahead of the next one by the number of batches in flight, since the lanes of rows
 // and of chosen experts hold as many messages. Results without log-probabilities and pooled vectors
@@ -58,6 +62,8 @@ class StageLinks {
   static size_t BytesPerRank(const StageLinkSizes& sizes);
 
   MessageLane& rows() { return rows_; }
+  // Never full: it holds the sums of more passes than can end before the first stage reads.
+  MessageLane& loads() { return loads_; }
   MessageLane& routed() { return routed_; }
   // Sets the options of a model that sends and receives rows, and whose work counts as progress.
   // Replaces before_operation.
@@ -84,6 +90,13 @@ class StageLinks {
   void BeginBroadcast();
   void AwaitBroadcast(bool idle);
 
+  // Expert moves. While experts of a later stage move, the first stage has to send messages, also
+  // without requests, because a step of a stage begins with a message. The first rank of each stage
+  // calls TellMoving before each step. OthersMove: on rank 0, whether another stage has told so.
+  bool moves_experts() const { return moves_experts_; }
+  void TellMoving(bool moving);
+  bool OthersMove();
+
  private:
   // Receives the results that have arrived.
   void TakeEarly();
@@ -94,11 +107,16 @@ class StageLinks {
   SymmetricMemory& memory_;
   const Mesh mesh_;
   ProgressClock clock_;
-  MessageLane rows_, routed_, results_, control_;
+  const bool moves_experts_;
+  MessageLane rows_, routed_, results_, control_, loads_;
   const size_t broadcast_;  // flag: number of broadcasts that the stage's first rank has begun
   const size_t loaded_;     // flags, one line for each stage
+  // Flags at rank 0, one line for each stage: how often the stage began or ended to move experts.
+  const size_t moves_;
   uint32_t broadcasts_ = 0;
-  std::deque<std::string> early_;  // results received while other messages were sent
+  uint32_t my_moves_ = 0;                  // the value of this stage's flag
+  std::vector<uint32_t> moves_of_stages_;  // on rank 0: the values that were seen
+  std::deque<std::string> early_;          // results received while other messages were sent
 };
 
 }  // namespace switchyard

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
+#include "engine/speculative/draft_tree.h"
 
 namespace switchyard {
 namespace {
@@ -19,6 +20,15 @@ bool IsNotFinite(const RequestOutput& result) {
 
 bool HasLogitRows(const auto& part) { return part.logit_rows > 0; }
 
+// The rows of a verified part that are kept: of the last known token and of the accepted drafts.
+template <typename Part>
+Part KeptRows(Part part, size_t tokens) {
+  const int64_t begin = part.end - part.rows;
+  part.rows = std::max<int64_t>(1, static_cast<int64_t>(tokens));
+  part.end = begin + part.rows;
+  return part;
+}
+
 // What a stage needs to follow the others: results without log-probabilities, chosen experts and
 // pooled vectors.
 StepOutputs WithoutValues(const StepOutputs& results) {
@@ -27,6 +37,7 @@ StepOutputs WithoutValues(const StepOutputs& results) {
     small.outputs.push_back({.id = result.id,
                              .new_tokens = result.new_tokens,
                              .finish = result.finish,
+                             .drafts = result.drafts,
                              .error = result.error,
                              .error_kind = result.error_kind});
   return small;
@@ -86,8 +97,9 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
   for (size_t i = 0; i < plan.size(); ++i) {
     const Part& part = parts[i];
     Sequence& sequence = *plan[i].sequence;
-    KeepRouted(sequence, part, first_row);
+    const int64_t own_row = first_row;
     first_row += part.rows;
+    if (part.drafts == 0) KeepRouted(sequence, part, own_row);
     if (part.logit_rows == 0) continue;
     Rows own;
     if (batch.draws.empty()) {
@@ -96,7 +108,12 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
       own.drawn = all.drawn.subspan(begin, part.logit_rows);
     }
     begin += part.logit_rows;
-    results.outputs.push_back(ResultOf(sequence, part, own));
+    if (part.drafts == 0) {
+      results.outputs.push_back(ResultOf(sequence, part, own));
+    } else {
+      results.outputs.push_back(ResultOfDrafts(sequence, part, own));
+      KeepRouted(sequence, KeptRows(part, results.outputs.back().new_tokens.size()), own_row);
+    }
     results.outputs.back().routed_experts = std::exchange(sequence.staged_routed.rows, {});
   }
   SendResults(results);
@@ -188,9 +205,10 @@ void RankEngine::Impl::AdvanceStaged() {
   for (size_t i = 0; i < plan.size(); ++i) {
     Sequence& sequence = *plan[i].sequence;
     const Part& part = parts[i];
-    CHECK_EQ(part.drafts, 0u);
     if (!part.decoding) counters.prefill_tokens += part.rows;
-    sequence.computed = part.end;
+    // Of rows with drafts, only the first one is certain to be kept.
+    sequence.computed = part.end - static_cast<int64_t>(part.drafts);
+    sequence.KeepDrafts(0);
     if (!part.samples) continue;
     sequence.tokens.push_back(Sequence::kUnknown);
     ++sequence.unknown;
@@ -243,6 +261,7 @@ void RankEngine::Impl::ProcessStaged() {
       entry->second.router_fault = fault->second;
     ApplyResult(entry->second, part, result);
   }
+  ProposeDrafts(pass.parts);
 }
 
 // A retracted sequence waits, with the results of its passes in flight, until it is admitted again.
@@ -251,6 +270,7 @@ void RankEngine::Impl::ApplyResult(Sequence& sequence, const Part& part, Request
     CHECK(!part.samples);  // an unknown token prevents the admission
     return;
   }
+  if (part.drafts > 0) return ApplyDrafts(sequence, part, *result);
   const bool kept = sequence.computed >= part.end;  // not retracted
   if (result && IsNotFinite(*result)) return FailNotFinite(sequence);
   if (result && sequence.pooled())
@@ -270,6 +290,66 @@ void RankEngine::Impl::ApplyResult(Sequence& sequence, const Part& part, Request
   CHECK(result != nullptr);
   if (sequence.pooled()) return FinishPooled(sequence, std::move(result->pooled));
   FinishStaged(sequence, part, *result);
+}
+
+RequestOutput RankEngine::Impl::ResultOfDrafts(Sequence& sequence, const Part& part,
+                                               const Rows& own) {
+  CHECK(sequence.draft_parents.empty());
+  CHECK_EQ(sequence.drafts.size(), part.drafts);
+  const DraftTree chain{.tokens = sequence.drafts, .parents = {}};
+  RequestOutput result{.id = part.id};
+  ErrorKind kind = ErrorKind::kResource;
+  std::vector<int32_t> path;
+  const int64_t known = sequence.length();
+  result.error = SampleDrafts(sequence, chain, own, path, result, kind);
+  sequence.tokens.resize(static_cast<size_t>(known));
+  sequence.grammar_ahead = sequence.grammar != nullptr;
+  result.finish = FinishReason::kNone;  // all stages derive it from the tokens
+  result.matched = -1;
+  if (result.error.empty()) return result;
+  result.finish = FinishReason::kError;
+  result.error_kind = kind;
+  if (kind == ErrorKind::kResource) result.error.clear();  // a logit is not finite
+  return result;
+}
+
+// The last token of the result is the only one that may end the sequence.
+void RankEngine::Impl::ApplyDrafts(Sequence& sequence, const Part& part, RequestOutput& result) {
+  const Part kept = KeptRows(part, result.new_tokens.size());
+  const bool stays = sequence.computed > kept.end - kept.rows;  // not retracted
+  const auto tokens = static_cast<int64_t>(result.new_tokens.size());
+  CountVerified(result.drafts, part.drafts);
+  sequence.draft_counts += {
+      .steps = 1, .drafted = static_cast<int32_t>(part.drafts), .accepted = result.drafts.accepted};
+  ++counters.verify_steps;
+  counters.drafted_tokens += static_cast<int64_t>(part.drafts);
+  counters.accepted_tokens += result.drafts.accepted;
+  counters.decode_tokens += tokens;
+  sequence.tokens.resize(static_cast<size_t>(sequence.known_length()));
+  sequence.unknown = 0;
+  const bool ahead = std::exchange(sequence.grammar_ahead, false);
+  for (const int32_t token : result.new_tokens) {
+    if (!ahead && !AcceptToken(sequence, token)) return;
+    sequence.tokens.push_back(token);
+  }
+  if (stays) sequence.computed = sequence.settled = kept.end;
+  if (sequence.routed_experts_pending()) {
+    sequence.next_routed = std::max(sequence.next_routed, kept.end);
+    std::ranges::copy(result.routed_experts, std::back_inserter(sequence.routed_experts));
+  }
+  const bool failed = result.finish == FinishReason::kError;
+  bool finished = false;
+  if (tokens > 0) {
+    RequestOutput output = NewOutput(sequence);
+    output.new_tokens = result.new_tokens;
+    output.output_logprobs = std::move(result.output_logprobs);
+    if (!failed) CheckFinished(sequence, output.new_tokens.back(), sequence.length(), output);
+    finished = output.finish != FinishReason::kNone;
+    answers.push_back(std::move(output));
+  }
+  if (failed && IsNotFinite(result)) return FailNotFinite(sequence);
+  if (failed) return Fail(sequence, result.error, result.error_kind);
+  if (finished) Close(sequence, /*discard=*/false);
 }
 
 void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result) {

@@ -12,6 +12,8 @@
 
 #include "engine/pipeline/test_stages.h"
 #include "engine/scheduler/prefill.h"
+#include "engine/speculative/ngram_drafter.h"
+#include "engine/speculative/test_drafters.h"
 #include "engine/test_rank_engine.h"
 #include "grammar/compiler.h"
 
@@ -60,13 +62,20 @@ void ExpectEqualLogprobs(const std::vector<PositionLogprobs>& got,
   }
 }
 
+enum class Drafts : uint8_t { kNone, kOracle, kNgram };
+
 // Random requests and aborts, with few pages, so that requests are retracted with passes in flight.
-void ExpectResultsOfRequestsAlone(bool launches) {
+void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) {
   for (const int passes : {2, 3, 5}) {
     for (const int64_t pages : {24, 60}) {
       SCOPED_TRACE(fmt::format("{} passes, {} pages", passes, pages));
-      const RankEngine::Options options = OptionsWith(pages, /*chunk=*/9, /*max_running=*/6);
+      RankEngine::Options options = OptionsWith(pages, /*chunk=*/9, /*max_running=*/6);
       Rig alone(options);
+      OracleDrafter oracle(0.7, 61);
+      NgramDrafter ngram;
+      if (drafts == Drafts::kOracle) options.drafter = &oracle;
+      if (drafts == Drafts::kNgram) options.drafter = &ngram;
+      options.max_drafts = options.drafter ? 3 : 0;
       Stages stages(options, passes, Pooling::kNone, launches);
       Draws draws(static_cast<uint32_t>(passes * 100 + pages));
       constexpr uint64_t kRequests = 120;
@@ -76,7 +85,7 @@ void ExpectResultsOfRequestsAlone(bool launches) {
         std::vector<ControlMessage> messages;
         for (int32_t n = draws.Below(3); n > 0 && next_id <= kRequests; --n) {
           const EngineRequest request = RandomRequest(draws, next_id++);
-          alone.Run(request);
+          oracle.outputs[request.id] = alone.Run(request).new_tokens;
           messages.emplace_back(request);
         }
         if (draws.Below(8) == 0) {
@@ -90,13 +99,20 @@ void ExpectResultsOfRequestsAlone(bool launches) {
         stages.Tell(messages);
         stages.Step();
         ASSERT_FALSE(::testing::Test::HasFailure());
-        ASSERT_LE(stages.first.most_rows, 9 + 6);
+        ASSERT_LE(stages.first.most_rows, 9 + 6 * (1 + options.max_drafts));
       }
       stages.RunOut();
       EXPECT_TRUE(stages.last_engine.Stats().retractions > 0 || pages != 24);
       // On the last stage, passes with log-probabilities or penalties are not launched.
-      EXPECT_EQ(stages.first.launched > 0, launches);
-      EXPECT_EQ(stages.last.launched > 0, launches);
+      EXPECT_EQ(stages.first.launched > 0, launches && drafts == Drafts::kNone);
+      EXPECT_EQ(stages.last.launched > 0, launches && drafts == Drafts::kNone);
+      const EngineStats first = stages.first_engine.Stats(), last = stages.last_engine.Stats();
+      EXPECT_EQ(first.drafted_tokens > 0, drafts != Drafts::kNone);
+      // The fake model's outputs hardly repeat, so few n-grams are right.
+      EXPECT_TRUE(first.accepted_tokens > 0 || drafts != Drafts::kOracle);
+      EXPECT_EQ(first.drafted_tokens, last.drafted_tokens);
+      EXPECT_EQ(first.verified_by_position, last.verified_by_position);
+      EXPECT_EQ(first.accepted_by_position, last.accepted_by_position);
       EXPECT_TRUE(!launches || stages.last.passes_with_logits > 0);
       ASSERT_EQ(stages.seen.size(), kRequests);
       for (const auto& [id, want] : alone.seen) {
@@ -116,6 +132,13 @@ void ExpectResultsOfRequestsAlone(bool launches) {
 
 TEST(StagedPass, GivesWhatEachRequestGetsAlone) { ExpectResultsOfRequestsAlone(false); }
 TEST(StagedPass, LaunchedPassesGiveWhatEachRequestGetsAlone) { ExpectResultsOfRequestsAlone(true); }
+TEST(StagedPass, DraftsDoNotChangeResults) {
+  ExpectResultsOfRequestsAlone(false, Drafts::kOracle);
+  ExpectResultsOfRequestsAlone(false, Drafts::kNgram);
+}
+TEST(StagedPass, DraftsWhoseTokensTheModelSamplesDoNotChangeResults) {
+  ExpectResultsOfRequestsAlone(true, Drafts::kOracle);
+}
 
 // The last stage launches a pass before it collects the one before, so its device does not wait for
 // the host. With --disable-overlap-schedule it does not.
@@ -221,7 +244,7 @@ TEST(StagedPass, OtherRanksGetNoLogProbabilities) {
 
 // Only the last stage samples tokens. The budget of a rule is counted when a mask is filled, so the
 // other stages fill masks too.
-void ExpectGrammarsAreFollowed(bool launches) {
+void ExpectGrammarsAreFollowed(bool launches, bool drafts = false) {
   GrammarVocabulary vocabulary{.stop_ids = {7}};
   for (int32_t id = 0; id < 61; ++id)
     vocabulary.tokens.push_back(id == 7 ? "" : std::string(1 + id / 26, 'a' + id % 26));
@@ -231,8 +254,11 @@ void ExpectGrammarsAreFollowed(bool launches) {
                            "root ::= item item+\nitem ::= \"ab\" | \"ccc\" | \"x\""})
     grammars.push_back(
         DefineGrammar{grammars.size(), CompileGrammar(EbnfGrammar(text), table)->ToBytes()});
-  const RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/6);
+  RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/6);
   Rig alone(options);
+  OracleDrafter oracle(0.8, 61);
+  if (drafts) options.drafter = &oracle;
+  options.max_drafts = drafts ? 4 : 0;
   Stages stages(options, 3, Pooling::kNone, launches);
   alone.Tell(grammars);
   stages.Tell(grammars);
@@ -241,11 +267,12 @@ void ExpectGrammarsAreFollowed(bool launches) {
     request.sampling.temperature = 1;
     request.sampling.seed = id;
     request.grammar = 1 + id % 2;
-    alone.Run(request);
+    oracle.outputs[id] = alone.Run(request).new_tokens;
     stages.Tell({request});
     if (id % 3 == 0) stages.Step();
   }
   stages.RunOut();
+  EXPECT_EQ(stages.first_engine.Stats().accepted_tokens > 0, drafts);
   for (const auto& [id, want] : alone.seen) {
     EXPECT_EQ(want.error, "");
     EXPECT_EQ(stages.seen[id].error, "");
@@ -256,6 +283,32 @@ void ExpectGrammarsAreFollowed(bool launches) {
 
 TEST(StagedPass, GrammarsAreFollowedOnAllStages) { ExpectGrammarsAreFollowed(false); }
 TEST(StagedPass, GrammarsConstrainTheTokensOfLaunchedPasses) { ExpectGrammarsAreFollowed(true); }
+TEST(StagedPass, GrammarsConstrainTheTokensAfterDrafts) {
+  ExpectGrammarsAreFollowed(false, /*drafts=*/true);
+  ExpectGrammarsAreFollowed(true, /*drafts=*/true);
+}
+
+TEST(StagedPass, AFaultInARowOfADraftEndsTheOutputAfterTheTokensBeforeIt) {
+  for (const bool launches : {false, true}) {
+    const EngineRequest request = Greedy(1, Count(6), 13);
+    OracleDrafter oracle(1.0, 61);
+    const Ids tokens = Rig{OptionsWith(60, 9, 6)}.Run(request).new_tokens;
+    oracle.outputs[1] = tokens;
+    Rig plain{OptionsWith(60, 9, 6)};
+    plain.model.poison = tokens[3];
+    const RequestOutput want = plain.Run(request);
+    RankEngine::Options options = OptionsWith(60, 9, 6);
+    options.drafter = &oracle;
+    options.max_drafts = 5;
+    Stages stages(options, 3, Pooling::kNone, launches);
+    stages.first.poison = stages.last.poison = tokens[3];
+    stages.Tell({request});
+    stages.RunOut();
+    EXPECT_EQ(stages.seen[1].finish, FinishReason::kError);
+    EXPECT_EQ(stages.seen[1].error, want.error);
+    EXPECT_EQ(stages.seen[1].new_tokens, want.new_tokens);
+  }
+}
 
 // The collective that finds faults begins after the results of all passes in flight are received,
 // because the last stage may wait for room to send them.

@@ -91,7 +91,9 @@ class Stages {
       : first(ModelOf(options, pooling, launches), passes, /*last=*/false, results),
         last(ModelOf(options, pooling, launches), passes, /*last=*/true, results),
         first_engine(options, first),
-        last_engine(options, last) {}
+        last_engine(options, last) {
+    first.drafts = last.drafts = options.drafter != nullptr;
+  }
 
   void Tell(const std::vector<ControlMessage>& messages) {
     first_engine.Apply(messages);

@@ -10,7 +10,7 @@ void Scheduler::Remove(Sequence* sequence, bool discard) {
   cache_.Release(discard ? std::span<const int32_t>() : sequence->settled_tokens(),
                  sequence->cache);
   if (waiting_.Remove(sequence)) return;
-  for (std::vector<Sequence*>* list : {&running_, &imports_, &held_, &ready_})
+  for (std::vector<Sequence*>* list : {&running_, &imports_, &held_, &ready_, &parked_})
     std::erase(*list, sequence);
 }
 
@@ -28,6 +28,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
     // A sequence decodes once in `passes` steps.
     if (plans_ % static_cast<uint64_t>(options_.passes) == 0) estimate_.DecayAfterStep();
     Admit(rest);
+    if (plan_.empty() && !held_.empty()) AdmitWanted(rest);
     ReserveImports();
   }
   blocked_ = all_stay && plan_.empty() && !held_.empty();
@@ -76,6 +77,41 @@ void Scheduler::Start(Sequence* sequence) {
 void Scheduler::Hold(Sequence* sequence) {
   CHECK(std::erase(running_, sequence) == 1);
   held_.push_back(sequence);
+}
+
+void Scheduler::Want(Sequence* sequence) {
+  sequence->wanted = true;
+  if (std::erase(parked_, sequence) == 1) waiting_.PushFront(sequence);
+}
+
+void Scheduler::Park(Sequence* sequence) {
+  CHECK(std::erase(held_, sequence) == 1);
+  sequence->Truncate(sequence->prompt_length);
+  sequence->first_sent = true;
+  cache_.Release(sequence->settled_tokens(), sequence->cache);
+  sequence->computed = sequence->settled = sequence->draft_computed = 0;
+  parked_.push_back(sequence);
+  ++retractions_;
+}
+
+// The last one that was held is parked first: decode workers reserve pages in the order of arrival,
+// so they will probably ask for it last.
+void Scheduler::AdmitWanted(PrefillBudget budget) {
+  if (running() >= max_running_ || budget.rows <= 0) return;
+  const auto given_away = [](const Sequence* s) {
+    return s->request.kv == KvRole::kExport && !s->wanted;
+  };
+  const std::vector<Sequence*> waiting = waiting_.InOrder();
+  const auto first = std::ranges::find_if_not(waiting, given_away);
+  if (first == waiting.end()) return;
+  Sequence* const sequence = *first;
+  while (!TryAdmit(*sequence, budget)) {
+    const auto victim = std::find_if(held_.rbegin(), held_.rend(), given_away);
+    if (victim == held_.rend()) return;
+    Park(*victim);
+  }
+  waiting_.Remove(sequence);
+  running_.push_back(sequence);
 }
 
 bool Scheduler::IsHeld(const Sequence* sequence) const {
@@ -147,7 +183,8 @@ void Scheduler::Limit(int64_t running, int64_t micro_batch) {
 int64_t Scheduler::waiting_tokens() const {
   int64_t tokens = 0;
   for (const Sequence* sequence : waiting_.InOrder()) tokens += sequence->length();
-  for (const Sequence* sequence : imports_) tokens += sequence->length();
+  for (const std::vector<Sequence*>* list : {&imports_, &parked_})
+    for (const Sequence* sequence : *list) tokens += sequence->length();
   return tokens;
 }
 

@@ -65,15 +65,19 @@ class Scheduler {
 
   void Enqueue(Sequence* sequence) { waiting_.PushBack(sequence); }
   // Requests whose pages another engine reads or writes. Their pages are not available to others,
-  // and they are never retracted.
+  // and they are never retracted. An exception: while no sequence can run, one that another engine
+  // has asked for (Want) takes the pages of held ones that no engine has asked for. These are
+  // parked: they compute their prompts again when an engine asks for them. Otherwise, two engines
+  // with full caches could wait for each other, each with pages for other requests.
   //   EnqueueImport: the sequence waits for pages for its prompt and the first token. Imports get
   //     pages in the order of this call, and leave the same room for running requests as admission.
   //   Start: its pages have been written, and it has its first token. It runs as soon as fewer than
   //     max_running_requests do.
-  //   Hold: it leaves the running set and keeps its pages until Remove.
+  //   Hold: it leaves the running set and keeps its pages until Remove, or until Park.
   void EnqueueImport(Sequence* sequence) { imports_.push_back(sequence); }
   void Start(Sequence* sequence);
   void Hold(Sequence* sequence);
+  void Want(Sequence* sequence);
   // The sequences that got pages in the last Plan.
   const std::vector<Sequence*>& reserved() const { return reserved_; }
   // Whether another engine may read or write the sequence's pages now.
@@ -106,7 +110,9 @@ class Scheduler {
   const std::vector<ScheduledRows>& Plan();
 
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
-  int64_t waiting() const { return static_cast<int64_t>(waiting_.size() + imports_.size()); }
+  int64_t waiting() const {
+    return static_cast<int64_t>(waiting_.size() + imports_.size() + parked_.size());
+  }
   int64_t waiting_tokens() const;
   // Whether the next Plan may have rows without a further message: false if all open requests wait
   // for pages that other engines read or write.
@@ -130,6 +136,10 @@ class Scheduler {
   PrefillBudget PlanRunning();
   void Admit(PrefillBudget budget);
   bool TryAdmit(Sequence& sequence, PrefillBudget& budget);
+  // Called when no sequence can run. Admits the first waiting sequence that another engine has
+  // asked for, or that runs on this engine only.
+  void AdmitWanted(PrefillBudget budget);
+  void Park(Sequence* sequence);  // a held one, which has no rows left to compute
   void StartReady();
   void ReserveImports();
   bool TryReserve(Sequence& sequence);
@@ -145,7 +155,8 @@ class Scheduler {
   std::vector<Sequence*> running_;  // in order of admission
   // Requests that another engine takes part in. imports_: they wait for pages. held_: their pages
   // are read or written. ready_: they have pages and the first token.
-  std::vector<Sequence*> imports_, held_, ready_;
+  // parked_: held before, and without pages.
+  std::vector<Sequence*> imports_, held_, ready_, parked_;
   std::vector<Sequence*> reserved_;  // sequences that got pages in the last Plan
   bool blocked_ = false;             // the last plan admitted nothing, and held_ is not empty
   NewTokenEstimate estimate_;

@@ -100,7 +100,13 @@ struct Sequence {
     uint64_t admission = 0;  // `admissions` of the rows
   };
   StagedRouted staged_routed;
+  // On the last stage: the grammar has accepted the tokens of the pass in flight, because each
+  // draft needs the state after the one before.
+  bool grammar_ahead = false;
   uint64_t planned = 0;  // number of the last step in which the sequence was decoding
+  // KvRole::kExport. wanted: another engine has pages for the prompt. first_sent: the first token
+  // was returned, and the pages were given to another request after that.
+  bool wanted = false, first_sent = false;
   int64_t exported = 0;  // leading positions that another engine may read (KvRole::kExport)
 
   bool admitted_before = false;

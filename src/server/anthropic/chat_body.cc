@@ -208,7 +208,8 @@ bool ContinuesLast(const Json& messages) {
 Json ChatBodyOf(const Fields& f) {
   Json body = {{"messages", MessagesOf(f)}};
   if (ContinuesLast(body["messages"])) body["continue_final_message"] = true;
-  for (const char* key : {"model", "max_tokens", "temperature", "top_p", "top_k", "stream"}) {
+  for (const char* key : {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed",
+                          "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
     if (const Json* value = f.Find(key)) body[key] = *value;
   }
   if (const Json* stop = f.Find("stop_sequences")) body["stop"] = *stop;

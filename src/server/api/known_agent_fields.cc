@@ -37,6 +37,11 @@ constexpr KnownField kMessages[] = {
     {"mcp_servers", kRefused, "is not supported: the server itself runs no tools"},
     {"output_format", kHonoured},
     {"output_config", kHonoured},
+    // Of this server: a router sets them for a prefill and a decode worker.
+    {"seed", kHonoured},
+    {"bootstrap_host", kHonoured},
+    {"bootstrap_port", kHonoured},
+    {"bootstrap_room", kHonoured},
 };
 
 // OpenAI's Responses API (openai-python, types/responses/response_create_params.py), and sampling
@@ -67,6 +72,9 @@ constexpr KnownField kResponses[] = {
     {"presence_penalty", kHonoured},
     {"repetition_penalty", kHonoured},
     {"chat_template_kwargs", kHonoured},
+    {"bootstrap_host", kHonoured},
+    {"bootstrap_port", kHonoured},
+    {"bootstrap_room", kHonoured},
     {"user", kHint},
     {"safety_identifier", kHint},
     {"prompt_cache_key", kHint},

@@ -26,7 +26,8 @@ Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, c
   KvTransferTargets targets{
       .start = [&front](uint64_t id,
                         RequestOutput first) { front.StartImported(id, std::move(first)); },
-      .release = [&front](uint64_t id, const std::string& error) { front.ReleaseKv(id, error); }};
+      .release = [&front](uint64_t id, const std::string& error) { front.ReleaseKv(id, error); },
+      .want = [&front](uint64_t id) { front.WantKv(id); }};
   if (args.engine.disaggregation_mode == "prefill") {
     sender_ = std::make_unique<KvSender>(std::move(options), std::move(targets));
     LOG_INFO("prefill worker: decode workers connect to port {}", sender_->port());

@@ -142,6 +142,7 @@ void KvSender::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
   r.prompt_tokens = prompt_tokens;
   r.deadline = Deadline();
   keys_.emplace(id, asked.key);
+  WantSoon(r);
   CheckPrompts(room);
 }
 
@@ -181,6 +182,8 @@ void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
     r.first = EncodeMessage(step);
     r.ended = finished;
   }
+  // The front drops messages about requests that it has not sent to the ranks yet.
+  if (output.kv && !output.kv->pinned && !r.first.empty() && !r.ended) WantSoon(r);
   Advance(room);
   changed_.notify_all();  // Pace
 }
@@ -233,6 +236,7 @@ void KvSender::OnWant(const Peer& peer, const KvWant& want) {
   r.deadline = Deadline();
   if (!r.error.empty()) return Fail(room, r.error);
   if (!CheckPrompts(room)) return;
+  WantSoon(r);
   Advance(room);
   changed_.notify_all();  // Pace
 }
@@ -337,8 +341,11 @@ void KvSender::Advance(Rooms::iterator room) {
     }
     return;
   }
+  // Until the ranks know that the rows are wanted, they may give the pages to another request, and
+  // tell it later than they write to them.
+  const bool valid = r.known.pinned || r.begin >= r.prompt_tokens;
   const bool complete =
-      r.ended || (!r.first.empty() && std::max(r.sent, r.begin) >= r.prompt_tokens);
+      r.ended || (!r.first.empty() && valid && std::max(r.sent, r.begin) >= r.prompt_tokens);
   if (!complete) return;
   r.peer->Post(KvDone{key, r.first});
   if (r.id && !r.ended) ReleaseSoon(*r.id, "");
@@ -396,6 +403,12 @@ void KvSender::ReleaseSoon(uint64_t id, const std::string& error) {
   changed_.notify_all();
 }
 
+void KvSender::WantSoon(const Room& room) {
+  if (!room.id || !room.peer) return;
+  wanted_.push_back(*room.id);
+  changed_.notify_all();
+}
+
 void KvSender::Fail(Rooms::iterator room, const std::string& error) {
   Room& r = room->second;
   if (r.id) ReleaseSoon(*r.id, error);
@@ -423,13 +436,16 @@ std::string KvSender::WhyLate(const KvKey& key, const Room& room) const {
 void KvSender::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !releases_.empty(); });
+    changed_.wait_for(lock, kSweepInterval,
+                      [this] { return stop_ || !releases_.empty() || !wanted_.empty(); });
     const auto now = Clock::now();
     for (auto next = rooms_.begin(); next != rooms_.end();) {
       const auto room = next++;
       const Room& r = room->second;
-      // A prompt may wait in the queue, and be computed, for as long as other limits permit.
-      if (r.deadline > now || (r.id && r.first.empty() && !r.sending)) continue;
+      // A prompt may wait in the queue, and be computed, for as long as other limits permit. It is
+      // computed again if it has lost its pages.
+      const bool computes = r.first.empty() || (r.peer && r.known.end < r.prompt_tokens);
+      if (r.deadline > now || (r.id && computes && !r.sending)) continue;
       if (!room->second.error.empty()) {
         rooms_.erase(room);
         continue;
@@ -438,12 +454,15 @@ void KvSender::Sweep() {
       LOG_WARNING("{}", why);
       Fail(room, why);
     }
-    std::vector<Release> releases = std::exchange(releases_, {});
+    const std::vector<Release> releases = std::exchange(releases_, {});
+    const std::vector<uint64_t> wanted = std::exchange(wanted_, {});
     std::vector<Peer> ended;
     const auto dead = std::ranges::partition(peers_, [](const Peer& p) { return !p->ended(); });
     ended.assign(dead.begin(), dead.end());
     peers_.erase(dead.begin(), dead.end());
     lock.unlock();
+    if (targets_.want)
+      for (const uint64_t id : wanted) targets_.want(id);
     for (const Release& release : releases) targets_.release(release.id, release.error);
     for (const Peer& peer : ended) peer->Stop();
     lock.lock();

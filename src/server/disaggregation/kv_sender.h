@@ -78,7 +78,8 @@ class KvSender : public KvTransfers {
   };
   using Rooms = std::map<KvKey, Room>;
 
-  // A request whose pages have to be released. The release is sent without holding the lock.
+  // A request whose pages have to be released. The release is sent without holding the lock, as
+  // are the requests in wanted_.
   struct Release {
     uint64_t id = 0;
     std::string error;
@@ -104,6 +105,7 @@ class KvSender : public KvTransfers {
   void Fail(Rooms::iterator room, const std::string& error);  // sends the error to both workers
   void Forget(Rooms::iterator room);                          // its request here has ended
   void ReleaseSoon(uint64_t id, const std::string& error);
+  void WantSoon(const Room& room);  // no effect until both servers have the request
   std::string WhyLate(const KvKey& key, const Room& room) const;
   KvArena ArenaMessage() const;
   Clock::time_point Deadline() const { return Clock::now() + options_.timeout; }
@@ -119,6 +121,7 @@ class KvSender : public KvTransfers {
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;  // keys of the open requests, by id
   std::vector<Release> releases_;
+  std::vector<uint64_t> wanted_;  // requests whose rows a decode worker has asked for
   // Reported in errors of rooms that no decode worker has requested: the refused handshakes, and
   // the last worker that was refused after its handshake.
   std::string refusals_, last_refusal_;

@@ -25,10 +25,12 @@ struct KvTransferOptions {
   std::chrono::milliseconds timeout{300'000};  // --disaggregation-timeout
 };
 
-// Sends messages about a request to the ranks (Front::StartImported, Front::ReleaseKv).
+// Sends messages about a request to the ranks (Front::StartImported, Front::ReleaseKv,
+// Front::WantKv). `want` may be null.
 struct KvTransferTargets {
   std::function<void(uint64_t id, RequestOutput first)> start;
   std::function<void(uint64_t id, const std::string& error)> release;
+  std::function<void(uint64_t id)> want;
 };
 
 // The caches of the present ranks, and the memory that they are in.

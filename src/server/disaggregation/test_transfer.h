@@ -139,7 +139,8 @@ class TransferRig {
                 .key = ConnectionKey::Of(setup.secret, "kv transfer"),
                 .bootstrap = {"127.0.0.1", 0},
                 .timeout = setup.timeout},
-               {.release = [this](uint64_t id, const std::string& e) { released.Put(id, e); }}),
+               {.release = [this](uint64_t id, const std::string& e) { released.Put(id, e); },
+                .want = [this](uint64_t id) { wanted.Put(id, true); }}),
         receiver(
             {.job = decode.job,
              .backend = setup.decode_backend.empty() ? setup.backend : setup.decode_backend,
@@ -155,6 +156,7 @@ class TransferRig {
 
   Side prefill, decode;
   Messages<std::string> released;   // by the sender, to the prefill ranks
+  Messages<bool> wanted;            // by the sender, to the prefill ranks
   Messages<RequestOutput> started;  // by the receiver, to the decode ranks
   KvSender sender;
   KvReceiver receiver;

@@ -33,7 +33,8 @@ RequestOutput PagesOutput(KvPages pages) {
 }
 
 RequestOutput FirstOutput(int64_t end, std::vector<int32_t> pages, int32_t token = 7) {
-  RequestOutput output = PagesOutput({.end = end, .pages = std::move(pages), .computed = end});
+  RequestOutput output =
+      PagesOutput({.end = end, .pages = std::move(pages), .computed = end, .pinned = true});
   output.new_tokens = {token};
   output.cached_tokens = 3;
   return output;
@@ -171,6 +172,41 @@ TEST(TransferTest, PagesThatChangeAreSentAgain) {
   rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
   ASSERT_TRUE(rig.started.Take(2));
   ExpectSameRows(rig, 0, from, 0, to, 0, kEnd);
+}
+
+// Ranks with a full cache may give the pages of a prompt to another one until they know that a
+// decode worker has asked for it.
+TEST(TransferTest, ThePromptIsTakenWhenItsPagesArePinned) {
+  constexpr int64_t kEnd = 40;
+  for (const bool lost : {false, true}) {
+    TransferRig rig(SetupOf("qwen3_moe"));
+    const auto old = rig.prefill.Pages(kEnd, 1), from = rig.prefill.Pages(kEnd, 9);
+    const auto to = rig.decode.Pages(kEnd, 2);
+    rig.prefill.FillAll(0, old, kEnd, 3);
+    rig.sender.Open(1, rig.Room(5), kEnd);
+    RequestOutput first = FirstOutput(kEnd, old);
+    first.kv->pinned = false;
+    rig.sender.OnOutput(1, 0, first);
+    EXPECT_FALSE(rig.wanted.Take(1, 0ms));
+    rig.receiver.Open(2, rig.Room(5), kEnd);
+    rig.receiver.OnOutput(2, 0, PagesOutput({.end = kEnd, .pages = to}));
+    EXPECT_TRUE(rig.wanted.Take(1));
+    EXPECT_FALSE(rig.started.Take(2, 20ms));
+    KvPages pinned{.end = kEnd, .pages = lost ? from : old, .computed = kEnd, .pinned = true};
+    if (lost) {
+      rig.sender.OnOutput(1, 0, PagesOutput({}));
+      rig.sender.OnOutput(1, 0, PagesOutput({.pinned = true}));  // the answer to WantKv
+      rig.prefill.FillAll(0, old, kEnd, 7);                      // another request has the pages
+      rig.prefill.FillAll(0, from, kEnd, 4);
+      EXPECT_FALSE(rig.started.Take(2, 20ms));
+    }
+    rig.sender.OnOutput(1, 0, PagesOutput(pinned));
+    const auto started = rig.started.Take(2);
+    ASSERT_TRUE(started);
+    EXPECT_THAT(started->new_tokens, ::testing::ElementsAre(7));
+    EXPECT_EQ(rig.released.Take(1), "");
+    ExpectSameRows(rig, 0, pinned.pages, 0, to, 0, kEnd);
+  }
 }
 
 TEST(TransferTest, ManyRoomsAtOnce) {

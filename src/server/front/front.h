@@ -145,9 +145,11 @@ class Front {
   void SetWeightVersion(std::string version);
   std::string weight_version() const;
 
-  // For transfers: StartImported and ReleaseKv, unless the request has ended or was aborted.
+  // For transfers: StartImported, ReleaseKv and WantKv, unless the request has ended or was
+  // aborted.
   void StartImported(uint64_t id, RequestOutput first);
   void ReleaseKv(uint64_t id, const std::string& error);
+  void WantKv(uint64_t id);
 
   void OnMessage(const EngineMessage& message);
   // Call when a rank has ended. Nothing is sent until Resume. Open requests and queries are kept,

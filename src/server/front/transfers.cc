@@ -22,8 +22,8 @@ void Front::CheckTransfer(const GenerationSpec& spec) const {
     throw ParameterError(
         "bootstrap_room",
         fmt::format("is missing: this server only {} (--disaggregation-mode). Send requests to "
-                    "/generate, /v1/completions or /v1/chat/completions of a router with "
-                    "--prefill and --decode",
+                    "/generate, /v1/completions, /v1/chat/completions, /v1/responses or "
+                    "/v1/messages of a router with --prefill and --decode",
                     transfers_->role() == KvRole::kExport
                         ? "computes prompts"
                         : "continues prompts of a prefill worker"));
@@ -60,5 +60,7 @@ void Front::StartImported(uint64_t id, RequestOutput first) {
 void Front::ReleaseKv(uint64_t id, const std::string& error) {
   SendTransfer(id, KvRole::kExport, switchyard::ReleaseKv{.id = id, .error = error});
 }
+
+void Front::WantKv(uint64_t id) { SendTransfer(id, KvRole::kExport, switchyard::WantKv{.id = id}); }
 
 }  // namespace switchyard

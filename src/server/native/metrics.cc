@@ -120,10 +120,10 @@ void AddEplb(Page& page, const EplbStatus& s) {
   count("switchyard_eplb_rebalances_total", "Rebalances that completed", s.rebalances);
   count("switchyard_eplb_layers_moved_total", "Layers that changed their placement",
         s.layers_moved);
-  count("switchyard_eplb_experts_loaded_total", "Experts that rank 0 loaded from the checkpoint",
-        s.experts_loaded);
-  count("switchyard_eplb_experts_received_total", "Experts that rank 0 received from other ranks",
-        s.experts_received);
+  count("switchyard_eplb_experts_loaded_total",
+        "Experts that rank 0, or the first rank of each stage, loaded", s.experts_loaded);
+  count("switchyard_eplb_experts_received_total",
+        "Experts that rank 0, or the first rank of each stage, received", s.experts_received);
   count("switchyard_eplb_failures_total", "Rebalances that failed", s.failures);
   count("switchyard_eplb_watchdog_resets_total", "Rebalances that the watchdog stopped",
         s.watchdog_resets);

@@ -180,8 +180,21 @@ Json EarlierMessages(const Fields& f, const ResponseStore& store) {
   return Json::parse(entry->messages);
 }
 
+// Whether the response is stored. A prefill or decode worker stores none, because the next request
+// may have other workers, and each of them would need the conversation.
+bool Stores(const Service& service, const Fields& f) {
+  const bool pair = service.args.engine.disaggregated();
+  const auto refuse = [&](const char* field) {
+    throw InvalidField(
+        field, "{} is not supported with --disaggregation-mode: responses are not stored", field);
+  };
+  if (pair && f.Has("previous_response_id")) refuse("previous_response_id");
+  if (pair && f.Bool("store", false)) refuse("store");
+  return f.Bool("store", !pair);
+}
+
 // Members of the response that repeat the request.
-Json RepeatedMembers(const Fields& f) {
+Json RepeatedMembers(const Fields& f, bool store) {
   const auto value = [&](const char* key, const Json& otherwise) {
     const Json* given = f.Find(key);
     return given ? *given : otherwise;
@@ -192,7 +205,7 @@ Json RepeatedMembers(const Fields& f) {
           {"parallel_tool_calls", f.Bool("parallel_tool_calls", true)},
           {"previous_response_id", value("previous_response_id", nullptr)},
           {"reasoning", value("reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
-          {"store", f.Bool("store", true)},
+          {"store", store},
           {"temperature", value("temperature", nullptr)},
           {"text", value("text", {{"format", Json::object({{"type", "text"}})}})},
           {"tool_choice", value("tool_choice", "auto")},
@@ -206,11 +219,11 @@ JobPtr ParseResponse(const Service& service, const ResponseStore& store, const J
   CheckModel(service, f);
   CheckFields(f, RequestKind::kResponses, service.unknown_fields);
   auto job = std::make_shared<ResponseJob>();
+  job->store = Stores(service, f);
   job->input = InputMessages(f);
   job->messages = EarlierMessages(f, store);
   job->messages.insert(job->messages.end(), job->input.begin(), job->input.end());
-  job->members = RepeatedMembers(f);
-  job->store = f.Bool("store", true);
+  job->members = RepeatedMembers(f, job->store);
   try {
     job->chat = ParseChat(service, ResponsesChatBody(f, job->messages), "resp_");
   } catch (const RequestError& e) {

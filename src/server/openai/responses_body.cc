@@ -186,9 +186,10 @@ Json ResponsesChatBody(const Fields& f, const Json& messages) {
     all.push_back({{"role", "system"}, {"content", text}});
   all.insert(all.end(), messages.begin(), messages.end());
   Json body = {{"messages", std::move(all)}};
-  for (const char* key : {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
-                          "stream", "frequency_penalty", "presence_penalty", "repetition_penalty",
-                          "parallel_tool_calls", "chat_template_kwargs"}) {
+  for (const char* key :
+       {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream",
+        "frequency_penalty", "presence_penalty", "repetition_penalty", "parallel_tool_calls",
+        "chat_template_kwargs", "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
     if (const Json* value = f.Find(key)) body[key] = *value;
   }
   if (const Json* most = f.Find("max_output_tokens")) body["max_completion_tokens"] = *most;
