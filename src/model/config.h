@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "kernels/ops.h"
+#include "kernels/state_rule.h"
 #include "model/config_quantization.h"
 #include "model/pooling.h"
 #include "moe/router/router.h"
@@ -31,7 +32,7 @@ struct RopeConfig {
   // longrope: the factor for positions past the original length; absent: attention_factor.
   std::optional<double> long_attention_factor;
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
-  int64_t rotary_dim = 0;    // rotated elements of a head
+  int64_t rotary_dim = 0;    // rotated elements of a head; 0: no layer has rotary embedding
   bool interleaved = false;  // pairs (2i, 2i + 1)
   // Dtype to which frequencies are rounded before angles are computed (key "rope_frequency_dtype").
   // transformers uses float32. A model trained or evaluated with bfloat16 frequencies needs
@@ -80,17 +81,28 @@ struct AttentionConfig {
   int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
 };
 
-// Linear attention: gated DeltaNet (kernels/recurrent.h). A key head serves value_heads / key_heads
-// consecutive value heads.
+// Linear attention (kernels/recurrent.h). A key head serves value_heads / key_heads consecutive
+// value heads.
 struct LinearAttentionConfig {
+  // kDelta: gated DeltaNet. kKeyDelta: Kimi Delta Attention. kMamba2: q, k and v are C, B and x.
+  kernels::StateRule rule = kernels::StateRule::kDelta;
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_dim = 0, value_dim = 0;  // of a head
   int64_t conv_width = 0;              // rows that the short convolution reads
   // Whether the checkpoint has a projection for q, k and v, one for z, b and a each, with rows by
   // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
+  // kDelta only: others have their own projections.
   bool separate = false;
+  // kKeyDelta: a and z are products of two projections with this many elements between them.
+  int64_t gate_rank = 0;
+  bool conv_bias = false;                           // the convolution adds a bias
+  bool projection_bias = false;                     // kMamba2: the projections have biases
+  float min_step = 0.0f;                            // kMamba2: the smallest step
+  std::string_view heads_key = "linear_num_key_heads";  // key of config.json, for messages
 
   int64_t group() const { return value_heads / key_heads; }
+  // Decays of a value head, as GatedDeltaParams::decays.
+  int64_t decays() const { return rule == kernels::StateRule::kKeyDelta ? key_dim : 1; }
 };
 
 struct LayerConfig {

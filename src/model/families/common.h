@@ -91,6 +91,11 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 
 // Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
+// Reads layer_types of models with linear attention, if present: "linear_attention" or
+// "full_attention". Returns whether present.
+bool ReadLinearLayerTypes(const ConfigReader& reader, ModelConfig* config);
+// Error if all layers have linear attention.
+void RequireFullLayer(const ConfigReader& reader, const ModelConfig& config);
 // Reads sliding_window, the window of all layers; absent: no window.
 void SetWindows(const ConfigReader& reader, ModelConfig* config);
 // Layers without a sliding window get no rotary embedding.

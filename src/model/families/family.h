@@ -37,13 +37,17 @@ struct TensorNames {
   std::string kv_b = "self_attn.kv_b_proj";
   std::string indexer = "self_attn.indexer";  // prefix of wq_b, wk, k_norm and weights_proj
 
-  // Linear attention. LinearAttentionConfig::separate decides which projections exist.
+  // Linear attention. LinearAttentionConfig::separate decides which projections exist. Kimi Delta
+  // Attention: q, k and v are those above; a and z are products with the _low projections.
   std::string linear_qkvz = "linear_attn.in_proj_qkvz", linear_ba = "linear_attn.in_proj_ba";
   std::string linear_qkv = "linear_attn.in_proj_qkv", linear_z = "linear_attn.in_proj_z";
   std::string linear_b = "linear_attn.in_proj_b", linear_a = "linear_attn.in_proj_a";
-  std::string linear_conv = "linear_attn.conv1d", linear_rate = "linear_attn.A_log";
-  std::string linear_bias = "linear_attn.dt_bias", linear_norm = "linear_attn.norm";
-  std::string linear_o = "linear_attn.out_proj";
+  std::string linear_a_low, linear_z_low;
+  // One convolution of all channels, or if `linear_conv` is empty, of q, k and v each.
+  std::string linear_conv = "linear_attn.conv1d";
+  std::string linear_q_conv, linear_k_conv, linear_v_conv;
+  std::string linear_rate = "linear_attn.A_log", linear_bias = "linear_attn.dt_bias";
+  std::string linear_norm = "linear_attn.norm", linear_o = "linear_attn.out_proj";
 
   std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
@@ -142,5 +146,6 @@ std::span<const Family> Llama4Family();
 std::span<const Family> LongcatFlashFamily();
 std::span<const Family> MiMoV2FlashFamily();
 std::span<const Family> Qwen3NextFamily();
+std::span<const Family> KimiLinearFamily();
 
 }  // namespace switchyard

@@ -159,6 +159,13 @@ class Assembler {
     for (size_t i = 0; i < layer(ranks_[0]).linear.gates.size(); ++i)
       Rows(p + "gate" + std::to_string(i),
            [&](const auto& w) { return layer(w).linear.gates[i].w; });
+    for (size_t i = 0; i < layer(ranks_[0]).linear.low_in.size(); ++i)
+      Same(p + "low" + std::to_string(i),
+           [&](const auto& w) { return layer(w).linear.low_in[i].w; });
+    if (config_.linear->gate_rank > 0) {
+      Rows(p + "low_a", [&](const auto& w) { return layer(w).linear.low_a.w; });
+      Rows(p + "low_z", [&](const auto& w) { return layer(w).linear.low_z.w; });
+    }
     Columns(p + "o", [&](const auto& w) { return layer(w).linear.o.w; });
     Vectors(p + "rate", [&](const auto& w) { return layer(w).linear.rate; });
     Vectors(p + "bias", [&](const auto& w) { return layer(w).linear.bias; });

@@ -193,6 +193,18 @@ FAMILIES.update({
                                              first_k_dense_replace=1, norm_topk_prob=False, index_topk=4, index_n_heads=8,
                                              index_head_dim=8, indexer_types=["full", "shared", "full", "shared"])),
 })
+KIMI = dict(num_key_value_heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12, intermediate_size=64,
+            rms_norm_eps=1e-4)
+FAMILIES.update({
+    "kimi_linear": ("KimiLinear", dict(**KIMI, num_hidden_layers=5, linear_num_heads=4, linear_head_dim=12,
+                                       linear_conv_kernel_dim=4, num_local_experts=8, num_experts_per_tok=3,
+                                       moe_intermediate_size=16)),
+    "kimi_linear_layers": ("KimiLinear", dict(
+        **{**KIMI, "kv_lora_rank": 20, "intermediate_size": 40}, q_lora_rank=18, linear_num_heads=2, linear_head_dim=18,
+        linear_conv_kernel_dim=3, layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"], num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=1.6, attention_bias=True)),
+})
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
