@@ -106,6 +106,9 @@ struct LinearAttentionConfig {
 };
 
 struct LayerConfig {
+  // Layers of Nemotron-H have either a mixer, which is attention or linear attention, or a
+  // feed-forward.
+  bool mixer = true, feed_forward = true;
   bool moe = false;
   // Linear attention instead of AttentionConfig. Its recurrent states replace keys and values
   // (model/state_storage.h).
@@ -114,6 +117,11 @@ struct LayerConfig {
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
   bool shortcut = false;
+  // A MoE layer with a dense feed-forward that reads the same rows as the router, and whose output
+  // is added to that of the experts. It replaces a shared expert of another width than the routed
+  // ones (MoeModelConfig::latent).
+  bool dense_beside = false;
+  int64_t intermediate = 0;  // of the dense feed-forward; 0: ModelConfig::intermediate
   bool rope = true;     // false: no rotary embedding (NoPE)
   bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
   bool sinks = false;   // attention sinks; grouped only
@@ -126,13 +134,18 @@ struct LayerConfig {
   // layer before attends to. Both are in the same pipeline stage.
   bool shared_index = false;
 
-  bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
+  bool attends() const { return mixer && !linear; }  // has keys and values
+  // Has a dense feed-forward.
+  bool dense() const { return feed_forward && (!moe || shortcut || dense_beside); }
   bool operator==(const LayerConfig&) const = default;
 };
 
 struct MoeModelConfig {
   RouterConfig router;
   int64_t intermediate = 0;         // width of one routed expert
+  // Elements of the rows that the routed experts read and write; 0: the hidden size. A linear
+  // projects each row before dispatch, and another one their sum. The router reads hidden rows.
+  int64_t latent = 0;
   int64_t shared_intermediate = 0;  // total of the shared expert(s); 0: none
   bool shared_gate = false;
 };
@@ -237,6 +250,16 @@ struct ModelConfig {
   }
 
   bool has_shortcuts() const { return std::ranges::any_of(layers, &LayerConfig::shortcut); }
+  // Whether some MoE layers have a dense feed-forward that runs in the place of a shared expert.
+  bool has_dense_beside() const {
+    return has_shortcuts() || std::ranges::any_of(layers, &LayerConfig::dense_beside);
+  }
+  // Intermediate size of a layer's dense feed-forward.
+  int64_t dense_width(int64_t layer) const {
+    return layers[layer].intermediate > 0 ? layers[layer].intermediate : intermediate;
+  }
+  // Elements of the rows of the routed experts.
+  int64_t expert_row_width() const { return moe && moe->latent > 0 ? moe->latent : hidden; }
   bool has_moe() const { return moe.has_value(); }
   // Whether sequences have recurrent states in addition to keys and values.
   bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::linear); }

@@ -180,7 +180,8 @@ struct Model::Impl {
     moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_pass_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
-    MoeLayerConfig layer_config{.hidden = config.hidden,
+    MoeLayerConfig layer_config{.hidden = config.expert_row_width(),
+                                .router_width = config.moe->latent > 0 ? config.hidden : 0,
                                 .router = config.moe->router,
                                 .activation = config.activation,
                                 .swiglu_alpha = config.swiglu_alpha,

@@ -89,11 +89,13 @@ struct LayerWeights {
   // norm. The first two norm the inputs of attention and of the feed-forward, the other two norm
   // their outputs.
   Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
-  // A layer has one of the three.
+  // A layer has one of the three, or none (LayerConfig::mixer).
   GroupedAttentionWeights grouped;
   LatentAttentionWeights latent;
   LinearAttentionWeights linear;
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
+  // With MoeModelConfig::latent: [latent, H] of the experts' input, [H, latent] of their output.
+  LinearWeight latent_in, latent_out;
   MoeLayerWeights moe;           // MoE layers
   std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
 };

@@ -31,7 +31,8 @@ void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig
       static_cast<float>(reader.DoubleOr({"rms_norm_eps"}, default_norm_eps, 0.0, 1.0));
   config->tie_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config->dtype = ReadDType(reader);
-  config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
+  if (!layers.empty())
+    config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
   const std::string act = reader.StringOr({"hidden_act"}, "silu");
   if (act != "silu" && act != "swish") {
     throw Invalid("{} is \"{}\"; only silu is supported", reader.Where("hidden_act"), act);

@@ -15,7 +15,7 @@ constexpr int64_t kMaxPosition = 1'000'000'000;
 
 // Reads vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings and
 // torch_dtype. Adds one dense full-attention layer for each of num_hidden_layers, or of the key
-// `layers`. Error if hidden_act is not SiLU.
+// `layers`; none if it is empty. Error if hidden_act is not SiLU.
 void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config,
                 std::string_view layers = "num_hidden_layers");
 

@@ -43,6 +43,8 @@ struct TensorNames {
   std::string linear_qkv = "linear_attn.in_proj_qkv", linear_z = "linear_attn.in_proj_z";
   std::string linear_b = "linear_attn.in_proj_b", linear_a = "linear_attn.in_proj_a";
   std::string linear_a_low, linear_z_low;
+  // Mamba-2: one projection with the rows of z, v, k, q and a, and the factor of v in the output.
+  std::string linear_all, linear_skip;
   // One convolution of all channels, or if `linear_conv` is empty, of q, k and v each.
   std::string linear_conv = "linear_attn.conv1d";
   std::string linear_q_conv, linear_k_conv, linear_v_conv;
@@ -62,6 +64,8 @@ struct TensorNames {
   // of the first name.
   bool stacked_experts = false, transposed_experts = false;
   std::string stacked_gate_up = "experts.gate_up_proj", stacked_down = "experts.down_proj";
+  // Projections of the input and of the output of experts (MoeModelConfig::latent).
+  std::string latent_in, latent_out;
   // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
   // linear, by their names in the layer. Empty: gate_proj, up_proj and down_proj of `shared`.
   std::string shared_gate_up, shared_down;
@@ -147,5 +151,6 @@ std::span<const Family> LongcatFlashFamily();
 std::span<const Family> MiMoV2FlashFamily();
 std::span<const Family> Qwen3NextFamily();
 std::span<const Family> KimiLinearFamily();
+std::span<const Family> NemotronHFamily();
 
 }  // namespace switchyard

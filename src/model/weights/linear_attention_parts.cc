@@ -1,5 +1,7 @@
-#include <algorithm>
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "kernels/state_rule.h"
 #include "model/linear_layout.h"
@@ -16,10 +18,13 @@ std::string_view KeysOf(const LinearAttentionConfig& c) {
     case StateRule::kKeyDelta:
       return "hidden_size, linear_attn_config.num_heads, linear_attn_config.head_dim, "
              "linear_attn_config.short_conv_kernel_size";
-    default:
-      return "hidden_size, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, "
-             "linear_value_head_dim, linear_conv_kernel_dim";
+    case StateRule::kMamba2:
+      return "hidden_size, n_groups, mamba_num_heads, mamba_head_dim, ssm_state_size, conv_kernel";
+    case StateRule::kDelta:
+      break;
   }
+  return "hidden_size, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, "
+         "linear_value_head_dim, linear_conv_kernel_dim";
 }
 
 // The projections of the key heads `heads`.
@@ -37,6 +42,7 @@ class Projections {
 
   void Build(LinearAttentionWeights* w) {
     if (c_.rule == StateRule::kKeyDelta) return BuildKeyDelta(w);
+    if (c_.rule == StateRule::kMamba2) return BuildMamba(w);
     if (c_.separate) return BuildSeparate(w);
     const int64_t per_head = 2 * c_.key_dim + 2 * of_head_;
     w->in = {Rows(names_.linear_qkvz, c_.key_heads * per_head, 0, per_head)};
@@ -65,10 +71,22 @@ class Projections {
     w->low_z = OfLow(names_.linear_z, of_head_);
   }
 
+  // The rows of z, x (v), B (k), C (q) and the steps (a).
+  void BuildMamba(LinearAttentionWeights* w) {
+    const int64_t n = 2 * values_ + 2 * keys_ + c_.value_heads;
+    const auto rows = [&](int64_t first, int64_t per_head) {
+      return Rows(names_.linear_all, n, first, per_head, c_.projection_bias);
+    };
+    w->in = {rows(2 * values_ + keys_, c_.key_dim), rows(2 * values_, c_.key_dim),
+             rows(values_, of_head_), rows(0, of_head_)};
+    w->gates = {rows(n - c_.value_heads, c_.group())};
+  }
+
   // Rows first + [heads · per_head] of the linear `name` [n, hidden].
-  LinearWeight Rows(const std::string& name, int64_t n, int64_t first, int64_t per_head) {
+  LinearWeight Rows(const std::string& name, int64_t n, int64_t first, int64_t per_head,
+                    bool bias = false) {
     return parts_.Rows(prefix_ + name, n, parts_.config().hidden,
-                       {first + heads_.begin * per_head, first + heads_.end * per_head}, false,
+                       {first + heads_.begin * per_head, first + heads_.end * per_head}, bias,
                        KeysOf(c_));
   }
   LinearWeight OfLow(const std::string& name, int64_t per_head) {
@@ -84,35 +102,47 @@ class Projections {
   const int64_t keys_, values_, of_head_;
 };
 
-// The weights of the convolution by row, and by channel in the order of LinearLayout's mixed rows.
-// The checkpoint has [channels, 1, width]: one tensor with the channels of all q heads, then of k,
-// then of v; or one tensor of each.
-Tensor BuildConv(Parts& parts, const std::string& prefix, Range heads) {
+// The channels of the convolution of q, k or v: in a tensor of their own, or from channel `first` on
+// in the tensor of all channels.
+struct ConvPart {
+  const std::string& own;  // name of the tensor
+  int64_t channels, first, per_head;
+  LinearLayout::Part to;  // in a mixed row
+};
+
+std::vector<ConvPart> ConvParts(const LinearAttentionConfig& c, const TensorNames& names,
+                                const LinearLayout& at) {
+  const int64_t keys = c.key_heads * c.key_dim, values = c.value_heads * c.value_dim;
+  const bool reversed = c.rule == StateRule::kMamba2;  // x (v), B (k), C (q)
+  return {{names.linear_q_conv, keys, reversed ? values + keys : 0, c.key_dim, at.q},
+          {names.linear_k_conv, keys, reversed ? values : keys, c.key_dim, at.k},
+          {names.linear_v_conv, values, reversed ? 0 : 2 * keys, at.values, at.v}};
+}
+
+// The weights [conv_width, mixed_width] or the bias [mixed_width] of the convolution, in the order
+// of LinearLayout's mixed rows. The checkpoint has weights [channels, 1, width].
+Tensor BuildConv(Parts& parts, const std::string& prefix, Range heads, bool bias) {
   const LinearAttentionConfig& c = *parts.config().linear;
   const TensorNames& names = parts.names();
   const LinearLayout at(c, heads.size());
-  const int64_t keys = c.key_heads * c.key_dim, values = c.value_heads * c.value_dim;
   const bool joined = !names.linear_conv.empty();
-  Tensor conv = Tensor::Empty(DType::kF32, {c.conv_width, at.mixed_width});
-  const auto read = [&](const std::string& own, int64_t n, int64_t first, int64_t per_head,
-                        LinearLayout::Part to) {
-    const int64_t begin = joined ? first : 0;
-    const Range part = {begin + heads.begin * per_head, begin + heads.end * per_head};
-    const Tensor from =
-        parts.Vector({.name = prefix + (joined ? names.linear_conv : own) + ".weight",
-                      .n = (joined ? 2 * keys + values : n) * c.conv_width,
-                      .range = part * c.conv_width,
-                      .kernel = c.conv_width,
-                      .keys = KeysOf(c)});
-    for (int64_t i = 0; i < part.size(); ++i)
-      for (int64_t j = 0; j < c.conv_width; ++j)
-        conv.data<float>()[j * at.mixed_width + to.first + i / per_head * to.stride +
-                           i % per_head] =
-            from.span<float>()[static_cast<size_t>(i * c.conv_width + j)];
-  };
-  read(names.linear_q_conv, keys, 0, c.key_dim, at.q);
-  read(names.linear_k_conv, keys, keys, c.key_dim, at.k);
-  read(names.linear_v_conv, values, 2 * keys, at.values, at.v);
+  const int64_t all = 2 * c.key_heads * c.key_dim + c.value_heads * c.value_dim;
+  const int64_t rows = bias ? 1 : c.conv_width;
+  Tensor conv = Tensor::Empty(DType::kF32, {rows, at.mixed_width});
+  for (const ConvPart& part : ConvParts(c, names, at)) {
+    const int64_t begin = joined ? part.first : 0, per_head = part.per_head;
+    const Range channels = {begin + heads.begin * per_head, begin + heads.end * per_head};
+    const std::string name = prefix + (joined ? names.linear_conv : part.own);
+    const Tensor from = parts.Vector({.name = name + (bias ? ".bias" : ".weight"),
+                                      .n = (joined ? all : part.channels) * rows,
+                                      .range = channels * rows,
+                                      .kernel = bias ? 0 : rows,
+                                      .keys = KeysOf(c)});
+    for (int64_t i = 0; i < channels.size(); ++i)
+      for (int64_t j = 0; j < rows; ++j)
+        conv.data<float>()[j * at.mixed_width + part.to.first + i / per_head * part.to.stride +
+                           i % per_head] = from.span<float>()[static_cast<size_t>(i * rows + j)];
+  }
   return conv;
 }
 
@@ -124,7 +154,8 @@ LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& pre
   const Range heads = LinearKeyHeads(c, parts.mesh()), values = heads * c.group();
   LinearAttentionWeights w;
   Projections(parts, prefix, heads).Build(&w);
-  w.conv = BuildConv(parts, prefix, heads);
+  w.conv = BuildConv(parts, prefix, heads, /*bias=*/false);
+  if (c.conv_bias) w.conv_bias = BuildConv(parts, prefix, heads, /*bias=*/true);
   w.rate = parts.Vector({.name = prefix + names.linear_rate,
                          .n = c.value_heads,
                          .range = values,
@@ -138,13 +169,19 @@ LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& pre
                          .n = c.value_heads * c.decays(),
                          .range = values * c.decays(),
                          .keys = KeysOf(c)});
+  const bool mamba = c.rule == StateRule::kMamba2;
+  if (mamba)
+    w.skip = parts.Vector({.name = prefix + names.linear_skip,
+                           .n = c.value_heads,
+                           .range = values,
+                           .keys = KeysOf(c)});
   w.norm = parts.Vector({.name = prefix + names.linear_norm + ".weight",
-                         .n = c.value_dim,
-                         .range = {0, c.value_dim},
+                         .n = (mamba ? c.value_heads : 1) * c.value_dim,
+                         .range = mamba ? values * c.value_dim : Range{0, c.value_dim},
                          .norm = true,
                          .keys = KeysOf(c)});
   w.o = parts.Columns(prefix + names.linear_o, parts.config().hidden, c.value_heads * c.value_dim,
-                      values * c.value_dim, false, KeysOf(c));
+                      values * c.value_dim, c.projection_bias, KeysOf(c));
   return w;
 }
 

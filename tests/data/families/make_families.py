@@ -205,6 +205,18 @@ FAMILIES.update({
         mlp_layer_types=["sparse", "dense", "sparse"], num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
         n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=1.6, attention_bias=True)),
 })
+MAMBA = dict(mamba_head_dim=10, ssm_state_size=12, chunk_size=8, layer_norm_epsilon=1e-4, time_step_min=0.2, head_dim=12,
+             num_experts_per_tok=3, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28)
+FAMILIES.update({
+    "nemotron_h": ("NemotronH", dict(
+        **MAMBA, num_key_value_heads=2, mamba_num_heads=8, n_groups=4, n_routed_experts=8, routed_scaling_factor=2.5,
+        layers_block_type=["linear_attention", "moe", "linear_attention", "full_attention", "moe"])),
+    "nemotron_h_latent": ("NemotronH", dict(
+        **{**MAMBA, "mamba_head_dim": 14, "num_experts_per_tok": 2}, num_key_value_heads=4, mamba_num_heads=4, n_groups=2,
+        conv_kernel=3, use_conv_bias=False, use_bias=True, n_routed_experts=8, n_group=4, topk_group=2, norm_topk_prob=False,
+        moe_latent_size=18, intermediate_size=40,
+        layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "linear_attention", "moe"])),
+})
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
