@@ -48,16 +48,15 @@ TEST_P(GroupedMlpTest, MatchesReference) {
       std::vector<int32_t> row_ids(60);
       for (int32_t& id : row_ids) id = static_cast<int32_t>(random.Below(kTokens));
       std::vector<float> scratch(60 * kWidth), out(60 * kHidden), expected(out.size());
-      GroupedMlpParams p = {
-          .x = x.data(),
-          .ldx = kHidden,
-          .row_ids = row_ids.data(),
-          .experts = experts.weights,
-          .offsets = offsets,
-          .activation = activation,
-          .scratch = scratch.data(),
-          .out = out.data(),
-          .ldo = kHidden};
+      GroupedMlpParams p = {.x = x.data(),
+                            .ldx = kHidden,
+                            .row_ids = row_ids.data(),
+                            .experts = experts.weights,
+                            .offsets = offsets,
+                            .activation = activation,
+                            .scratch = scratch.data(),
+                            .out = out.data(),
+                            .ldo = kHidden};
       GroupedMlp(p, pool);
       p.out = expected.data();
       reference::GroupedMlp(p);

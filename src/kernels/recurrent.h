@@ -72,7 +72,8 @@ struct GatedDeltaParams {
   int64_t ld = 0, q_stride = 0, k_stride = 0, v_stride = 0;
   const float *a = nullptr, *b = nullptr;  // row stride ld_gates; `b` is null with kMamba2
   int64_t ld_gates = 0, a_stride = 0, b_stride = 0;
-  const float *rate = nullptr, *bias = nullptr;  // [value_heads], [value_heads, decays()]; rates < 0
+  const float *rate = nullptr,
+              *bias = nullptr;  // [value_heads], [value_heads, decays()]; rates < 0
   StateRule rule = StateRule::kDelta;
   const float* skip = nullptr;  // [value_heads], with kMamba2
   float min_step = 0.0f;        // with kMamba2
@@ -99,7 +100,8 @@ constexpr int64_t kMaxGpuKeyDim = 256;
 //   kSiluBefore  x = norm(x · silu(z))
 enum class OutputGate : uint8_t { kSilu, kSigmoid, kSiluBefore };
 
-// Norms and gates each head in place: norm(x[t, h]) = x[t, h] / sqrt(mean(x[t, h]²) + eps) · weight.
+// Norms and gates each head in place: norm(x[t, h]) = x[t, h] / sqrt(mean(x[t, h]²) + eps) ·
+// weight.
 struct GatedNormParams {
   float* x = nullptr;  // [m, heads, n], row stride ldx
   int64_t ldx = 0;

@@ -21,8 +21,7 @@ TEST_P(RecurrentTest, OpsMatchTheReference) {
                                         .value_dim = value_dims[round / 3],
                                         .width = random.Pick({1, 2, 4}),
                                         .rule = kRules[round % 3]});
-    SCOPED_TRACE(::testing::Message()
-                 << "rule " << round % 3 << " value_dim " << layer.value_dim);
+    SCOPED_TRACE(::testing::Message() << "rule " << round % 3 << " value_dim " << layer.value_dim);
     // The second sequence continues from slot 3, which the first one has not written yet.
     const StateSpan spans[] = {
         {.row_begin = 0, .rows = 14, .to = 0, .copies = {{.rows = 1, .slot = 4}, {9, 5}}},

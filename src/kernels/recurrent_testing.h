@@ -177,9 +177,9 @@ struct RecurrentLayer {
                    .ldz = key_heads * head_floats,
                    .z_stride = head_floats,
                    .group = of_group,
-                   .gate = sums()                             ? OutputGate::kSiluBefore
+                   .gate = sums()                         ? OutputGate::kSiluBefore
                            : rule == StateRule::kKeyDelta ? OutputGate::kSigmoid
-                                                              : OutputGate::kSilu,
+                                                          : OutputGate::kSilu,
                    .m = m,
                    .heads = key_heads * of_group,
                    .n = n,

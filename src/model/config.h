@@ -95,9 +95,9 @@ struct LinearAttentionConfig {
   bool separate = false;
   // kKeyDelta: a and z are products of two projections with this many elements between them.
   int64_t gate_rank = 0;
-  bool conv_bias = false;                           // the convolution adds a bias
-  bool projection_bias = false;                     // kMamba2: the projections have biases
-  float min_step = 0.0f;                            // kMamba2: the smallest step
+  bool conv_bias = false;                               // the convolution adds a bias
+  bool projection_bias = false;                         // kMamba2: the projections have biases
+  float min_step = 0.0f;                                // kMamba2: the smallest step
   std::string_view heads_key = "linear_num_key_heads";  // key of config.json, for messages
 
   int64_t group() const { return value_heads / key_heads; }
@@ -122,10 +122,10 @@ struct LayerConfig {
   // ones (MoeModelConfig::latent).
   bool dense_beside = false;
   int64_t intermediate = 0;  // of the dense feed-forward; 0: ModelConfig::intermediate
-  bool rope = true;     // false: no rotary embedding (NoPE)
-  bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
-  bool sinks = false;   // attention sinks; grouped only
-  int32_t window = 0;   // sliding window; 0: full attention
+  bool rope = true;          // false: no rotary embedding (NoPE)
+  bool qk_norm = true;       // false: none of AttentionConfig::qk_norm; grouped only
+  bool sinks = false;        // attention sinks; grouped only
+  int32_t window = 0;        // sliding window; 0: full attention
   // Grouped only: attention within chunks of this many positions (AttentionParams::chunk in
   // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
@@ -142,7 +142,7 @@ struct LayerConfig {
 
 struct MoeModelConfig {
   RouterConfig router;
-  int64_t intermediate = 0;         // width of one routed expert
+  int64_t intermediate = 0;  // width of one routed expert
   // Elements of the rows that the routed experts read and write; 0: the hidden size. A linear
   // projects each row before dispatch, and another one their sum. The router reads hidden rows.
   int64_t latent = 0;

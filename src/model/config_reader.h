@@ -13,8 +13,8 @@
 
 namespace switchyard {
 
-// The JSON text with null in place of Infinity, -Infinity and NaN, which Python writes and JSON does
-// not have. Text in strings stays unchanged.
+// The JSON text with null in place of Infinity, -Infinity and NaN, which Python writes and JSON
+// does not have. Text in strings stays unchanged.
 std::string WithoutInfinities(std::string_view json);
 
 // A key with value null counts as absent: checkpoints spell "not used" either way. A list of keys

@@ -34,12 +34,10 @@ struct KvRowBytes {
 };
 
 // Memory of the paged KV cache, per layer; none for layers without attention or with linear
-// attention. Grouped attention: k and v, [slots, KV heads of the layer on this rank, D], where values may have another
-// D than keys. Latent attention: one tensor
-// [slots, kv_lora + rope] in `k`, and in layers with an indexer its keys [slots, index_head_dim] in
-// `v`.
-// Owned by the engine, written by the model. Each attention group has its own cache, sharded over
-// its ranks.
+// attention. Grouped attention: k and v, [slots, KV heads of the layer on this rank, D], where
+// values may have another D than keys. Latent attention: one tensor [slots, kv_lora + rope] in `k`,
+// and in layers with an indexer its keys [slots, index_head_dim] in `v`. Owned by the engine,
+// written by the model. Each attention group has its own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;

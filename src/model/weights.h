@@ -96,8 +96,8 @@ struct LayerWeights {
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   // With MoeModelConfig::latent: [latent, H] of the experts' input, [H, latent] of their output.
   LinearWeight latent_in, latent_out;
-  MoeLayerWeights moe;           // MoE layers
-  std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
+  MoeLayerWeights moe;        // MoE layers
+  std::vector<Tensor> owned;  // float32 copies that `moe` points into (biases)
 };
 
 // The input of a model with ModelConfig::takes_hidden(), from a token's embedding e and a hidden

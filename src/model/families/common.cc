@@ -26,13 +26,13 @@ void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig
                 std::string_view layers) {
   config->vocab_size = reader.Int({"vocab_size"}, 1, kMaxVocab);
   config->hidden = reader.Int({"hidden_size"}, 1, kMaxWidth);
-  config->max_position = reader.Int({"max_position_embeddings", "model_max_length"}, 1, kMaxPosition);
+  config->max_position =
+      reader.Int({"max_position_embeddings", "model_max_length"}, 1, kMaxPosition);
   config->norm_eps =
       static_cast<float>(reader.DoubleOr({"rms_norm_eps"}, default_norm_eps, 0.0, 1.0));
   config->tie_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config->dtype = ReadDType(reader);
-  if (!layers.empty())
-    config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
+  if (!layers.empty()) config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
   const std::string act = reader.StringOr({"hidden_act"}, "silu");
   if (act != "silu" && act != "swish") {
     throw Invalid("{} is \"{}\"; only silu is supported", reader.Where("hidden_act"), act);
@@ -104,8 +104,8 @@ MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermedia
 
 void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t default_topk_groups,
                 RouterConfig* router) {
-  router->num_groups = static_cast<int>(
-      reader.IntOr({"n_group", "num_expert_group"}, default_groups, 1, kMaxCount));
+  router->num_groups =
+      static_cast<int>(reader.IntOr({"n_group", "num_expert_group"}, default_groups, 1, kMaxCount));
   router->topk_groups =
       static_cast<int>(reader.IntOr({"topk_group"}, default_topk_groups, 1, kMaxCount));
   if (router->num_experts % router->num_groups != 0) {

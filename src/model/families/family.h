@@ -51,7 +51,9 @@ struct TensorNames {
   std::string linear_rate = "linear_attn.A_log", linear_bias = "linear_attn.dt_bias";
   std::string linear_norm = "linear_attn.norm", linear_o = "linear_attn.out_proj";
 
-  std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
+  // Dense layers: prefix of gate_proj, up_proj, down_proj. `mlp_alternative` is used if the
+  // checkpoint has them under it and not under `mlp`; empty: no alternative.
+  std::string mlp = "mlp", mlp_alternative;
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
   // has a router under it and none under `moe`; empty: no alternative.
   std::string moe = "mlp", moe_alternative;

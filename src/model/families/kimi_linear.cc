@@ -20,8 +20,7 @@ void ReadLayerLists(const ConfigReader& linear, ModelConfig* config) {
   for (const char* key : {"full_attn_layers", "kda_layers"}) {
     for (const int64_t layer : linear.Ints(key, 1, layers)) {
       const auto i = static_cast<size_t>(layer - 1);
-      if (named[i])
-        throw Invalid("{}: layer {} is named twice", linear.Where(key), layer);
+      if (named[i]) throw Invalid("{}: layer {} is named twice", linear.Where(key), layer);
       named[i] = true;
       config->layers[i].linear = key == std::string_view("kda_layers");
     }
@@ -57,9 +56,10 @@ void ReadLinearAttention(const ConfigReader& reader, ModelConfig* config) {
     rows = linear->IntOr({"short_conv_kernel_size"}, rows, 1, kernels::kMaxConvWidth);
     linear->Ignore({"full_attn_layers", "kda_layers"});
     if (const auto unread = linear->Unread(); !unread.empty())
-      throw Invalid("{} is {}, which is not supported for KimiLinearForCausalLM; want a "
-                    "config.json without this key",
-                    linear->Where(unread.front()), linear->ValueText(unread.front()));
+      throw Invalid(
+          "{} is {}, which is not supported for KimiLinearForCausalLM; want a "
+          "config.json without this key",
+          linear->Where(unread.front()), linear->ValueText(unread.front()));
   }
   config->linear = LinearAttentionConfig{.rule = kernels::StateRule::kKeyDelta,
                                          .key_heads = heads,
@@ -98,6 +98,7 @@ TensorNames Names(const ModelConfig& config) {
   TensorNames names = NamesWithCorrectionBias(config);
   names.moe = "block_sparse_moe";
   names.moe_alternative = "mlp";
+  names.mlp_alternative = "block_sparse_moe";  // as transformers 5.24 stores them
   names.expert_gate = "w1";
   names.expert_up = "w3";
   names.expert_down = "w2";

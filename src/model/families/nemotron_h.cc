@@ -15,8 +15,8 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kMamba = "linear_attention", kAttention = "full_attention",
-                           kMoe = "moe", kDense = "mlp";
+constexpr std::string_view kMamba = "linear_attention", kAttention = "full_attention", kMoe = "moe",
+                           kDense = "mlp";
 
 std::vector<std::string> FromPattern(const ConfigReader& reader, const std::string& pattern) {
   std::vector<std::string> types;
@@ -27,7 +27,8 @@ std::vector<std::string> FromPattern(const ConfigReader& reader, const std::stri
                                   : c == '-' ? kDense
                                              : "";
     if (type.empty())
-      throw Invalid("{} holds \"{}\"; want M, *, E or -", reader.Where("hybrid_override_pattern"), c);
+      throw Invalid("{} holds \"{}\"; want M, *, E or -", reader.Where("hybrid_override_pattern"),
+                    c);
     types.emplace_back(type);
   }
   return types;
@@ -77,8 +78,8 @@ void ReadMamba(const ConfigReader& reader, ModelConfig* config) {
       .conv_width = reader.IntOr({"conv_kernel", "mamba_d_conv"}, 4, 1, kernels::kMaxConvWidth),
       .conv_bias = reader.BoolOr("use_conv_bias", reader.BoolOr("mamba_conv_bias", true)),
       .projection_bias = reader.BoolOr("use_bias", false),
-      .min_step = static_cast<float>(
-          reader.DoubleOr({"time_step_min", "mamba_dt_min"}, 0.001, 0.0, 1e6)),
+      .min_step =
+          static_cast<float>(reader.DoubleOr({"time_step_min", "mamba_dt_min"}, 0.001, 0.0, 1e6)),
       .heads_key = "n_groups"};
   RequireOneOf(reader, "mamba_hidden_act", {"silu", "swish"});
   RequireFalse(reader, "mamba_proj_bias");
@@ -97,8 +98,7 @@ void ReadFeedForwards(const ConfigReader& reader, ModelConfig* config) {
   MoeModelConfig moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadNoAuxRouter(reader, {}, &moe.router);
   moe.latent = reader.IntOr({"moe_latent_size"}, 0, 0, kMaxWidth);
-  const int64_t shared =
-      reader.IntOr({"moe_shared_expert_intermediate_size"}, 7688, 1, kMaxWidth);
+  const int64_t shared = reader.IntOr({"moe_shared_expert_intermediate_size"}, 7688, 1, kMaxWidth);
   if (moe.latent == 0) moe.shared_intermediate = shared;
   for (LayerConfig& layer : config->layers) {
     if (!layer.moe || moe.latent == 0) continue;

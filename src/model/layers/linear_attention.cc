@@ -69,22 +69,22 @@ void LinearAttention::Gate(const Pass& pass, const Arrays& a,
   // Mamba-2 norms all value heads of a key head together, each element with its own weight.
   const bool whole = l_.rule == kernels::StateRule::kMamba2;
   const int64_t group = whole ? 1 : l_.group(), n = whole ? at_.values : l_.value_dim;
-  c_.device.recurrent()->GatedNorm(
-      {.x = a.attended,
-       .ldx = heads_ * at_.values,
-       .weight = w.norm.data<float>(),
-       .weight_stride = whole ? n : 0,
-       .z = a.projected + at_.z.first,
-       .ldz = at_.width,
-       .z_stride = at_.z.stride,
-       .group = group,
-       .gate = whole                                          ? OutputGate::kSiluBefore
-               : l_.rule == kernels::StateRule::kKeyDelta ? OutputGate::kSigmoid
-                                                              : OutputGate::kSilu,
-       .m = pass.rows.tokens,
-       .heads = heads_ * group,
-       .n = n,
-       .eps = c_.config.norm_eps});
+  c_.device.recurrent()->GatedNorm({.x = a.attended,
+                                    .ldx = heads_ * at_.values,
+                                    .weight = w.norm.data<float>(),
+                                    .weight_stride = whole ? n : 0,
+                                    .z = a.projected + at_.z.first,
+                                    .ldz = at_.width,
+                                    .z_stride = at_.z.stride,
+                                    .group = group,
+                                    .gate = whole ? OutputGate::kSiluBefore
+                                            : l_.rule == kernels::StateRule::kKeyDelta
+                                                ? OutputGate::kSigmoid
+                                                : OutputGate::kSilu,
+                                    .m = pass.rows.tokens,
+                                    .heads = heads_ * group,
+                                    .n = n,
+                                    .eps = c_.config.norm_eps});
 }
 
 void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,

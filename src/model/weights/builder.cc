@@ -58,16 +58,23 @@ Tensor BuildFinalNorm(Parts& parts) {
   return norm;
 }
 
-kernels::ExpertWeights BuildDense(Parts& parts, int64_t index, const std::string& prefix) {
+// The prefix of the dense feed-forward in a layer.
+std::string DensePrefix(const Parts& parts, int64_t index, const std::string& prefix) {
   const TensorNames& names = parts.names();
+  if (parts.config().layers[index].dense_beside) return prefix + names.moe + "." + names.shared;
+  const std::string mlp = prefix + names.mlp, other = prefix + names.mlp_alternative;
+  const bool uses_other = !names.mlp_alternative.empty() && !parts.Has(mlp + ".down_proj.weight") &&
+                          parts.Has(other + ".down_proj.weight");
+  return uses_other ? other : mlp;
+}
+
+kernels::ExpertWeights BuildDense(Parts& parts, int64_t index, const std::string& prefix) {
   const Mesh& mesh = parts.mesh();
-  const bool beside = parts.config().layers[index].dense_beside;
-  const std::string mlp = prefix + (beside ? names.moe + "." + names.shared : names.mlp);
+  const std::string mlp = DensePrefix(parts, index, prefix);
   const int64_t width = parts.config().dense_width(index);
-  const Range part =
-      mesh.replicated_dense()
-          ? Range{0, width}
-          : parts.EvenColumns(mlp + ".down_proj", width, mesh.tp(), mesh.tp_rank());
+  const Range part = mesh.replicated_dense()
+                         ? Range{0, width}
+                         : parts.EvenColumns(mlp + ".down_proj", width, mesh.tp(), mesh.tp_rank());
   return parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
                            parts.config().hidden, width, part, "hidden_size, intermediate_size");
 }
@@ -98,10 +105,9 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   if (kind.moe) {
     layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
     const double router = BytesOf(layer.moe.router.w);
-    const double shared =
-        layer.moe.has_shared
-            ? BytesOf(layer.moe.shared, config.activation) + BytesOf(layer.moe.shared_gate)
-            : 0;
+    const double shared = layer.moe.has_shared ? BytesOf(layer.moe.shared, config.activation) +
+                                                     BytesOf(layer.moe.shared_gate)
+                                               : 0;
     bytes.router += router;
     bytes.shared += shared;
     bytes.experts += meter.Next() - router - shared;

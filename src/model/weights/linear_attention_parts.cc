@@ -52,7 +52,8 @@ class Projections {
  private:
   void BuildSeparate(LinearAttentionWeights* w) {
     const int64_t n = 2 * keys_ + values_;
-    w->in = {Rows(names_.linear_qkv, n, 0, c_.key_dim), Rows(names_.linear_qkv, n, keys_, c_.key_dim),
+    w->in = {Rows(names_.linear_qkv, n, 0, c_.key_dim),
+             Rows(names_.linear_qkv, n, keys_, c_.key_dim),
              Rows(names_.linear_qkv, n, 2 * keys_, of_head_),
              Rows(names_.linear_z, values_, 0, of_head_)};
     w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group()),
@@ -102,8 +103,8 @@ class Projections {
   const int64_t keys_, values_, of_head_;
 };
 
-// The channels of the convolution of q, k or v: in a tensor of their own, or from channel `first` on
-// in the tensor of all channels.
+// The channels of the convolution of q, k or v: in a tensor of their own, or from channel `first`
+// on in the tensor of all channels.
 struct ConvPart {
   const std::string& own;  // name of the tensor
   int64_t channels, first, per_head;

@@ -198,12 +198,11 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
     const Range part = parts.replicated_shared_expert()
                            ? Range{0, shared}
                            : parts.EvenColumns(down, shared, mesh.tp(), mesh.tp_rank());
-    w.shared = stacked
-                   ? StackedShared(parts, prefix, part)
-                   : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down,
-                                       parts.config().hidden, shared, part,
-                                       "hidden_size, the shared experts' intermediate "
-                                       "size");
+    w.shared = stacked ? StackedShared(parts, prefix, part)
+                       : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down,
+                                           parts.config().hidden, shared, part,
+                                           "hidden_size, the shared experts' intermediate "
+                                           "size");
   }
   if (moe.shared_gate) {
     w.shared_gate = parts.Plain(block + names.shared_gate + ".weight", 1, {0, 1}, "hidden_size");

@@ -136,8 +136,7 @@ LinearWeight Parts::Columns(const std::string& name, int64_t n, int64_t k, Range
 
 kernels::ExpertWeights Parts::FeedForward(const std::string& gate, const std::string& up,
                                           const std::string& down, int64_t width,
-                                          int64_t intermediate, Range part,
-                                          std::string_view keys) {
+                                          int64_t intermediate, Range part, std::string_view keys) {
   kernels::ExpertWeights w;
   if (config().activation != kernels::Activation::kRelu2)
     w.gate = Rows(gate, intermediate, width, part, false, keys).w;

@@ -113,7 +113,7 @@ void DeltaRows(const DeltaTask& t) {
   for (int64_t row = 0; row < t.rows; ++row) {
     const bool last = row + 1 == t.rows;
     DeltaRow<V, kWhole, kRule>(t, row, from, from_stride, last ? t.to : t.scratch,
-                        last ? t.stride : kStride);
+                               last ? t.stride : kStride);
     from = t.scratch;
     from_stride = kStride;
     for (int copy = 0; copy < 2; ++copy) {
