@@ -436,13 +436,14 @@ KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Dots1", "Ernie4_5_M
 
 # Settings whose defaults are absent or contradict one another.
 GIVEN = {"DeepseekV2": dict(n_routed_experts=8, num_experts_per_tok=2), "Glm4Moe": dict(head_dim=128),
-         "Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1)}
+         "Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1),
+         "KimiLinear": dict(num_hidden_layers=5)}  # the first layer with full attention is the fifth
 
 
 def write_keys(folder):
     types = {}
     for kind in KEYS:
-        config = getattr(transformers, kind + "Config")(num_hidden_layers=4, **GIVEN.get(kind, {}))
+        config = getattr(transformers, kind + "Config")(**{"num_hidden_layers": 4, **GIVEN.get(kind, {})})
         text = json.loads(config.to_json_string(use_diff=False))
         types[text["model_type"]] = {key: value for key, value in sorted(text.items()) if key != "transformers_version"}
     lines = (f' "{name}": {json.dumps(keys)}' for name, keys in sorted(types.items()))
