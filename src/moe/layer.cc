@@ -269,7 +269,7 @@ void MoeLayer::Gather(MoeState& s) const {
     return;
   }
   const auto gather = [&](const float* own, int64_t width, float* lane) {
-    CHECK(lane != nullptr);
+    CHECK(lane != nullptr || s.lane_tokens == 0);
     backend_->groups().moe_tp->AllGatherV(
         own, lane,
         PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), width * sizeof(float)));
