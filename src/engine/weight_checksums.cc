@@ -95,6 +95,8 @@ std::string ChecksumsOf(const ModelWeights& weights, SymmetricMemory& memory) {
     sums.Add(name + "attention_output_norm", layer.attention_output_norm);
     sums.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
     AddAttention(name + "attention.", layer, &sums);
+    sums.Add(name + "latent_in", layer.latent_in);
+    sums.Add(name + "latent_out", layer.latent_out);
     sums.Add(name + "dense", layer.dense);
     AddExperts(name + "moe.", layer.moe, &sums);
   }

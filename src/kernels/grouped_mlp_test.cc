@@ -33,25 +33,30 @@ TEST_P(GroupedMlpTest, MatchesReference) {
   Random random(1);
   ThreadPool pool(2);
   for (const WeightFormat format : kAllFormats) {
-    for (const bool clamped : {false, true}) {
+    for (const Activation activation :
+         {Activation::kSwiGlu, Activation::kSwiGluClamped, Activation::kRelu2}) {
       constexpr int64_t kHidden = 96, kWidth = 160, kTokens = 40;
-      const Experts experts(random, format, 5, kHidden, kWidth, clamped);
+      Experts experts(random, format, 5, kHidden, kWidth, activation != Activation::kSwiGlu);
+      for (ExpertWeights& w : experts.weights) {
+        if (activation != Activation::kRelu2) break;
+        w.gate = w.up;
+        w.gate_bias = w.up_bias;
+      }
       // Experts with no rows, one row, few rows and many rows.
       const std::vector<int32_t> offsets = {0, 0, 1, 5, 5, 60};
       const std::vector<float> x = random.Normal(kTokens * kHidden, 0.3f);
       std::vector<int32_t> row_ids(60);
       for (int32_t& id : row_ids) id = static_cast<int32_t>(random.Below(kTokens));
       std::vector<float> scratch(60 * kWidth), out(60 * kHidden), expected(out.size());
-      GroupedMlpParams p = {
-          .x = x.data(),
-          .ldx = kHidden,
-          .row_ids = row_ids.data(),
-          .experts = experts.weights,
-          .offsets = offsets,
-          .activation = clamped ? Activation::kSwiGluClamped : Activation::kSwiGlu,
-          .scratch = scratch.data(),
-          .out = out.data(),
-          .ldo = kHidden};
+      GroupedMlpParams p = {.x = x.data(),
+                            .ldx = kHidden,
+                            .row_ids = row_ids.data(),
+                            .experts = experts.weights,
+                            .offsets = offsets,
+                            .activation = activation,
+                            .scratch = scratch.data(),
+                            .out = out.data(),
+                            .ldo = kHidden};
       GroupedMlp(p, pool);
       p.out = expected.data();
       reference::GroupedMlp(p);

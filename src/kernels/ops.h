@@ -53,6 +53,9 @@ enum class Activation : uint8_t {
   kSwiGlu,  // silu(gate) · up
   // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
   kSwiGluClamped,
+  // relu(up)². There is no gate: ExpertWeights::gate is the same matrix as `up`, and only one
+  // product is computed. On CPUs only.
+  kRelu2,
 };
 struct ExpertWeights {
   // [I, H]; same activation format and input scale, because they share the rounded rows.

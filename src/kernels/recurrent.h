@@ -1,6 +1,9 @@
-// Ops of layers with a recurrent state: gated DeltaNet (Yang, Kautz and Hatamizadeh, "Gated Delta
-// Networks: Improving Mamba2 with Delta Rule", https://arxiv.org/abs/2412.06464), with a short
-// causal convolution before it.
+// Ops of layers with a recurrent state, with a short causal convolution before it:
+//   gated DeltaNet        Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with
+//                         Delta Rule", https://arxiv.org/abs/2412.06464
+//   Kimi Delta Attention  Kimi Team, "Kimi Linear: An Expressive, Efficient Attention
+//                         Architecture", https://arxiv.org/abs/2510.26692
+//   Mamba-2               Dao and Gu, "Transformers are SSMs", https://arxiv.org/abs/2405.21060
 //
 // The rows of a sequence are computed one after another, in the order of positions. So the bits of
 // a row and of a state depend only on the tokens before them: not on chunks, on the batch, on the
@@ -16,6 +19,7 @@
 #include <memory>
 
 #include "core/parallel.h"
+#include "kernels/state_rule.h"
 
 namespace switchyard::kernels {
 
@@ -47,7 +51,7 @@ constexpr int32_t kDeltaChunk = 64;
 constexpr bool kChunksPrompts = false;
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
-//   y[t, c] = silu(Σ_j weight[j, c] · x[t − width + 1 + j, c])
+//   y[t, c] = silu(bias[c] + Σ_j weight[j, c] · x[t − width + 1 + j, c])
 // Channels are in groups of adjacent elements of x.
 struct ShortConvParams {
   const float* x =
@@ -56,6 +60,7 @@ struct ShortConvParams {
   int64_t groups = 1, channels = 0;
   int64_t width = 1;              // at most kMaxConvWidth
   const float* weight = nullptr;  // [width, groups · channels]
+  const float* bias = nullptr;    // [groups · channels]; null: zeros
   // Slot s is at states + s · state_stride: the last width − 1 inputs [width − 1, groups ·
   // channels], the oldest first.
   float* states = nullptr;
@@ -68,32 +73,36 @@ struct ShortConvParams {
 };
 constexpr int64_t kMaxConvWidth = 16;
 
-// The gated delta rule. For each value head h with key head h / (value_heads / key_heads), with q
-// and k divided by their norms and q by √key_dim, with the decay exp(rate[h] · softplus(a +
-// bias[h])) and the step β = sigmoid(b):
-//   S = decay · S;  S = S + k ⊗ β (v − Sᵀ k);  out = Sᵀ q
+// Applies `rule` for each value head h with key head h / (value_heads / key_heads).
 // Element i of head h of an operand begins at (h / n) · group_stride + (h % n) · width, where n is
 // the number of its heads in a group: 1 for q and k, and value_heads / key_heads for v, a and b.
 struct GatedDeltaParams {
   float *q = nullptr, *k = nullptr;  // row stride ld; normalised in place
   const float* v = nullptr;          // row stride ld
   int64_t ld = 0, q_stride = 0, k_stride = 0, v_stride = 0;
-  const float *a = nullptr, *b = nullptr;  // row stride ld_gates
+  const float *a = nullptr, *b = nullptr;  // row stride ld_gates; `b` is null with kMamba2
   int64_t ld_gates = 0, a_stride = 0, b_stride = 0;
-  const float *rate = nullptr, *bias = nullptr;  // [value_heads]; rates are negative
+  const float *rate = nullptr,
+              *bias = nullptr;  // [value_heads], [value_heads, decays()]; rates < 0
+  StateRule rule = StateRule::kDelta;
+  const float* skip = nullptr;  // [value_heads], with kMamba2
+  float min_step = 0.0f;        // with kMamba2
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float* states = nullptr;  // slot s at s · state_stride: S [value_heads, key_dim, value_dim]
   int64_t state_stride = 0;
   const StateSpan* sequences = nullptr;  // [num_sequences]
   int64_t num_sequences = 0;
   int64_t m = 0;
-  float* gates = nullptr;  // scratch [m, value_heads, 2]: decay and step
+  float* gates = nullptr;  // scratch [m, value_heads, decays() + 1]: the decays, then the step
   float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
   int64_t ldo = 0;
   // Whether a span may have chunked rows. If so, `chunk_scratch` has kDeltaChunkFloats floats for
   // each row and value head, at a multiple of 16 bytes.
   bool chunked = false;
   float* chunk_scratch = nullptr;
+
+  // Decays of a value head, which are also its elements of `a` and `bias`.
+  int64_t decays() const { return rule == StateRule::kKeyDelta ? key_dim : 1; }
 };
 constexpr int64_t kDeltaChunkFloats = 2 * kDeltaChunk + 2;
 constexpr int64_t kMaxChunkKeyDim = 128;  // the largest key_dim whose rows may be chunked
@@ -105,20 +114,31 @@ constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
 // The largest key_dim of GPUs, which keep whole columns of a state in registers.
 constexpr int64_t kMaxGpuKeyDim = 256;
 
-// x[t, h] = x[t, h] / sqrt(mean(x[t, h]²) + eps) · weight · silu(z[t, h]), in place.
+// The gate of an output, by an activation of z:
+//   kSilu        x = norm(x) · silu(z)
+//   kSigmoid     x = norm(x) · sigmoid(z)
+//   kSiluBefore  x = norm(x · silu(z))
+enum class OutputGate : uint8_t { kSilu, kSigmoid, kSiluBefore };
+
+// Norms and gates each head in place: norm(x[t, h]) = x[t, h] / sqrt(mean(x[t, h]²) + eps) ·
+// weight.
 struct GatedNormParams {
   float* x = nullptr;  // [m, heads, n], row stride ldx
   int64_t ldx = 0;
-  const float* weight = nullptr;  // [n]
+  const float* weight = nullptr;  // [n] of head h at h · weight_stride
+  int64_t weight_stride = 0;      // 0: all heads have the same weight
   // z of head h at (h / group) · z_stride + (h % group) · n, row stride ldz.
   const float* z = nullptr;
   int64_t ldz = 0, z_stride = 0, group = 1;
+  OutputGate gate = OutputGate::kSilu;
   int64_t m = 0, heads = 0, n = 0;
   float eps = 1e-6f;
 };
 
 // Made by a device, for its thread. Memory and order of execution are as for Device; `sequences` of
-// Params are in the device's memory too.
+// Params are in the device's memory too. GPUs have the rule kDelta without a bias of the
+// convolution, and the gate kSilu with one weight for all heads; others are refused at startup
+// (Family::cpu_only).
 class RecurrentOps {
  public:
   virtual ~RecurrentOps() = default;

@@ -7,16 +7,21 @@ namespace {
 
 class RecurrentTest : public IsaTest {};
 
+constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2};
+
 TEST_P(RecurrentTest, OpsMatchTheReference) {
   Random random(3);
   ThreadPool pool(3);
   const auto ops = MakeCpuRecurrentOps(pool);
   ReferenceRecurrentOps reference;
-  for (const int64_t value_dim : {1, 7, 16, 32, 64, 100, 128, 130}) {
+  for (int round = 0; round < 24; ++round) {
+    const int64_t value_dims[] = {1, 7, 16, 32, 64, 100, 128, 130};
     const RecurrentLayer layer(random, {.rows = 23,
                                         .key_dim = random.Pick({1, 5, 16, 32}),
-                                        .value_dim = value_dim,
-                                        .width = random.Pick({1, 2, 4})});
+                                        .value_dim = value_dims[round / 3],
+                                        .width = random.Pick({1, 2, 4}),
+                                        .rule = kRules[round % 3]});
+    SCOPED_TRACE(::testing::Message() << "rule " << round % 3 << " value_dim " << layer.value_dim);
     // The second sequence continues from slot 3, which the first one has not written yet.
     const StateSpan spans[] = {
         {.row_begin = 0, .rows = 14, .to = 0, .copies = {{.rows = 1, .slot = 4}, {9, 5}}},
@@ -40,12 +45,14 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
   Random random(8);
   ThreadPool one(1), three(3);
   const auto alone = MakeCpuRecurrentOps(one), ops = MakeCpuRecurrentOps(three);
-  for (const int64_t value_dim : {5, 32, 64, 129}) {
-    constexpr int64_t kRows = 37;
+  for (int round = 0; round < 12; ++round) {
+    constexpr int64_t kRows = 37, kValueDims[] = {5, 32, 64, 129};
+    const int64_t value_dim = kValueDims[round / 3];
     const RecurrentLayer layer(random, {.rows = kRows,
                                         .key_dim = random.Pick({3, 32}),
                                         .value_dim = value_dim,
-                                        .width = random.Pick({1, 2, 4})});
+                                        .width = random.Pick({1, 2, 4}),
+                                        .rule = kRules[round % 3]});
     std::vector<float> whole = layer.States();
     const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 20, .slot = 1}}}};
     const std::vector<float> want = layer.Run(*alone, all, whole);
@@ -62,7 +69,7 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
         EXPECT_TRUE(SameBits(layer.Slot(states, to), layer.Slot(whole, 1))) << value_dim;
       }
     }
-    EXPECT_TRUE(SameBits(got, want)) << value_dim;
+    EXPECT_TRUE(SameBits(got, want)) << value_dim << " rule " << round % 3;
     EXPECT_TRUE(SameBits(layer.Slot(states, from), layer.Slot(whole, 0))) << value_dim;
   }
 }

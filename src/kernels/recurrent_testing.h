@@ -52,10 +52,12 @@ class ArrayCopies {
 struct RecurrentLayer {
   struct Sizes {
     int64_t rows = 0, key_dim = 1, value_dim = 1, width = 4, spare = 3;
+    StateRule rule = StateRule::kDelta;
   };
 
   RecurrentLayer(Random& random, const Sizes& sizes)
-      : rows(sizes.rows),
+      : rule(sizes.rule),
+        rows(sizes.rows),
         key_heads(random.Pick({1, 3})),
         group(random.Pick({1, 2})),
         key_dim(sizes.key_dim),
@@ -65,12 +67,18 @@ struct RecurrentLayer {
         head_floats(channels + group * value_dim + sizes.spare),
         conv_floats((width - 1) * key_heads * channels),
         slot_floats(conv_floats + key_heads * group * key_dim * value_dim),
+        decays(rule == StateRule::kKeyDelta ? key_dim : 1),
+        gate_floats(group * (1 + decays)),
         x(random.Normal(rows * key_heads * head_floats)),
-        gates(random.Normal(rows * key_heads * 2 * group)),
+        gates(random.Normal(rows * key_heads * gate_floats)),
         conv(random.Normal(width * key_heads * channels, 0.5f)),
         rate(random.Normal(key_heads * group)),
-        bias(random.Normal(key_heads * group)),
-        norm(random.Normal(value_dim)) {
+        bias(random.Normal(key_heads * group * decays)),
+        norm(random.Normal(sums() ? key_heads * group * value_dim : value_dim)) {
+    if (sums()) {
+      conv_bias = random.Normal(key_heads * channels);
+      skip = random.Normal(key_heads * group);
+    }
     for (float& r : rate) r = -std::exp(r);
   }
 
@@ -94,19 +102,21 @@ struct RecurrentLayer {
 
   // The arrays of a call for rows [first, first + m).
   struct Arrays {
-    const float *input, *ba, *conv, *rate, *bias, *norm;
+    const float *input, *ba, *conv, *conv_bias, *rate, *bias, *skip, *norm;
     float *y, *scratch, *out, *chunks;
   };
   Arrays Place(ArrayCopies& copies, int64_t first, int64_t m) const {
     const auto zeros = [&](int64_t count) { return copies.Of(std::vector<float>(count)); };
     return {.input = copies.Of(x) + first * key_heads * head_floats,
-            .ba = copies.Of(gates) + first * key_heads * 2 * group,
+            .ba = copies.Of(gates) + first * key_heads * gate_floats,
             .conv = copies.Of(conv),
+            .conv_bias = sums() ? copies.Of(conv_bias) : nullptr,
             .rate = copies.Of(rate),
             .bias = copies.Of(bias),
+            .skip = sums() ? copies.Of(skip) : nullptr,
             .norm = copies.Of(norm),
             .y = zeros(m * key_heads * channels),
-            .scratch = zeros(m * key_heads * group * 2),
+             .scratch = zeros(m * key_heads * gate_floats),
             .out = zeros(m * key_heads * group * value_dim),
             .chunks = zeros(chunked ? m * key_heads * group * kDeltaChunkFloats : 0)};
   }
@@ -122,6 +132,7 @@ struct RecurrentLayer {
                    .channels = channels,
                    .width = width,
                    .weight = a.conv,
+                   .bias = a.conv_bias,
                    .states = states,
                    .state_stride = slot_floats,
                    .sequences = spans,
@@ -138,11 +149,14 @@ struct RecurrentLayer {
                     .v_stride = channels,
                     .a = a.ba + group,
                     .b = a.ba,
-                    .ld_gates = key_heads * 2 * group,
-                    .a_stride = 2 * group,
-                    .b_stride = 2 * group,
+                    .ld_gates = key_heads * gate_floats,
+                    .a_stride = gate_floats,
+                    .b_stride = gate_floats,
                     .rate = a.rate,
                     .bias = a.bias,
+                    .rule = rule,
+                    .skip = a.skip,
+                    .min_step = 0.3f,
                     .key_heads = key_heads,
                     .value_heads = key_heads * group,
                     .key_dim = key_dim,
@@ -157,16 +171,23 @@ struct RecurrentLayer {
                     .ldo = values,
                     .chunked = chunked,
                     .chunk_scratch = a.chunks});
+    const int64_t of_group = sums() ? 1 : group, n = sums() ? group * value_dim : value_dim;
     ops.GatedNorm({.x = a.out,
                    .ldx = values,
                    .weight = a.norm,
+                   .weight_stride = sums() ? n : 0,
                    .z = a.input + channels,
                    .ldz = key_heads * head_floats,
                    .z_stride = head_floats,
-                   .group = group,
+                   .group = of_group,
+                   .gate = sums()                         ? OutputGate::kSiluBefore
+                           : rule == StateRule::kKeyDelta ? OutputGate::kSigmoid
+                                                          : OutputGate::kSilu,
                    .m = m,
-                   .heads = key_heads * group,
-                   .n = value_dim});
+                   .heads = key_heads * of_group,
+                   .n = n,
+                   // Small rows of the other rules have larger errors, which the norm enlarges.
+                   .eps = rule == StateRule::kDelta ? 1e-6f : 1e-2f});
   }
 
   std::vector<float> Slot(const std::vector<float>& states, int64_t slot) const {
@@ -174,10 +195,14 @@ struct RecurrentLayer {
   }
   std::vector<float> States() const { return std::vector<float>(8 * slot_floats, 1e30f); }
 
+  bool sums() const { return rule == StateRule::kMamba2; }
+
+  StateRule rule;
   int64_t rows, key_heads, group, key_dim, value_dim, width, channels, head_floats, conv_floats,
-      slot_floats;
+      slot_floats, decays, gate_floats;
   std::vector<float> x, gates, conv, rate, bias, norm;
   bool chunked = false;  // whether spans may have chunked rows
+  std::vector<float> conv_bias, skip;  // with kMamba2
 };
 
 class ReferenceRecurrentOps final : public RecurrentOps {

@@ -114,7 +114,7 @@ PoolingConfig ReadClassifier(const ConfigReader& reader) {
 // config.json with its keys replaced by those of `overrides`.
 std::string Override(const std::string& config, const std::filesystem::path& file,
                      std::string_view overrides) {
-  nlohmann::json json = ParseBoundedJson(config, file.string());
+  nlohmann::json json = ParseBoundedJson(WithoutInfinities(config), file.string());
   const nlohmann::json keys = nlohmann::json::parse(overrides, nullptr, false);
   if (!keys.is_object()) {
     throw Invalid("--json-model-override-args: want a JSON object, got {}", overrides);

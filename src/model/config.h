@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "kernels/ops.h"
+#include "kernels/state_rule.h"
 #include "model/config_quantization.h"
 #include "model/pooling.h"
 #include "moe/router/router.h"
@@ -31,7 +32,7 @@ struct RopeConfig {
   // longrope: the factor for positions past the original length; absent: attention_factor.
   std::optional<double> long_attention_factor;
   bool truncate = true;      // yarn: whether the correction range is rounded to integers
-  int64_t rotary_dim = 0;    // rotated elements of a head
+  int64_t rotary_dim = 0;    // rotated elements of a head; 0: no layer has rotary embedding
   bool interleaved = false;  // pairs (2i, 2i + 1)
   // Dtype to which frequencies are rounded before angles are computed (key "rope_frequency_dtype").
   // transformers uses float32. A model trained or evaluated with bfloat16 frequencies needs
@@ -80,20 +81,34 @@ struct AttentionConfig {
   int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
 };
 
-// Linear attention: gated DeltaNet (kernels/recurrent.h). A key head serves value_heads / key_heads
-// consecutive value heads.
+// Linear attention (kernels/recurrent.h). A key head serves value_heads / key_heads consecutive
+// value heads.
 struct LinearAttentionConfig {
+  // kDelta: gated DeltaNet. kKeyDelta: Kimi Delta Attention. kMamba2: q, k and v are C, B and x.
+  kernels::StateRule rule = kernels::StateRule::kDelta;
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_dim = 0, value_dim = 0;  // of a head
   int64_t conv_width = 0;              // rows that the short convolution reads
   // Whether the checkpoint has a projection for q, k and v, one for z, b and a each, with rows by
   // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
+  // kDelta only: others have their own projections.
   bool separate = false;
+  // kKeyDelta: a and z are products of two projections with this many elements between them.
+  int64_t gate_rank = 0;
+  bool conv_bias = false;                               // the convolution adds a bias
+  bool projection_bias = false;                         // kMamba2: the projections have biases
+  float min_step = 0.0f;                                // kMamba2: the smallest step
+  std::string_view heads_key = "linear_num_key_heads";  // key of config.json, for messages
 
   int64_t group() const { return value_heads / key_heads; }
+  // Decays of a value head, as GatedDeltaParams::decays.
+  int64_t decays() const { return rule == kernels::StateRule::kKeyDelta ? key_dim : 1; }
 };
 
 struct LayerConfig {
+  // Layers of Nemotron-H have either a mixer, which is attention or linear attention, or a
+  // feed-forward.
+  bool mixer = true, feed_forward = true;
   bool moe = false;
   // Linear attention instead of AttentionConfig. Its recurrent states replace keys and values
   // (model/state_storage.h).
@@ -102,10 +117,15 @@ struct LayerConfig {
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
   bool shortcut = false;
-  bool rope = true;     // false: no rotary embedding (NoPE)
-  bool qk_norm = true;  // false: none of AttentionConfig::qk_norm; grouped only
-  bool sinks = false;   // attention sinks; grouped only
-  int32_t window = 0;   // sliding window; 0: full attention
+  // A MoE layer with a dense feed-forward that reads the same rows as the router, and whose output
+  // is added to that of the experts. It replaces a shared expert of another width than the routed
+  // ones (MoeModelConfig::latent).
+  bool dense_beside = false;
+  int64_t intermediate = 0;  // of the dense feed-forward; 0: ModelConfig::intermediate
+  bool rope = true;          // false: no rotary embedding (NoPE)
+  bool qk_norm = true;       // false: none of AttentionConfig::qk_norm; grouped only
+  bool sinks = false;        // attention sinks; grouped only
+  int32_t window = 0;        // sliding window; 0: full attention
   // Grouped only: attention within chunks of this many positions (AttentionParams::chunk in
   // kernels/ops.h). 0: no chunks.
   int32_t chunk = 0;
@@ -114,13 +134,18 @@ struct LayerConfig {
   // layer before attends to. Both are in the same pipeline stage.
   bool shared_index = false;
 
-  bool dense() const { return !moe || shortcut; }  // has a dense feed-forward
+  bool attends() const { return mixer && !linear; }  // has keys and values
+  // Has a dense feed-forward.
+  bool dense() const { return feed_forward && (!moe || shortcut || dense_beside); }
   bool operator==(const LayerConfig&) const = default;
 };
 
 struct MoeModelConfig {
   RouterConfig router;
-  int64_t intermediate = 0;         // width of one routed expert
+  int64_t intermediate = 0;  // width of one routed expert
+  // Elements of the rows that the routed experts read and write; 0: the hidden size. A linear
+  // projects each row before dispatch, and another one their sum. The router reads hidden rows.
+  int64_t latent = 0;
   int64_t shared_intermediate = 0;  // total of the shared expert(s); 0: none
   bool shared_gate = false;
 };
@@ -226,6 +251,16 @@ struct ModelConfig {
   }
 
   bool has_shortcuts() const { return std::ranges::any_of(layers, &LayerConfig::shortcut); }
+  // Whether some MoE layers have a dense feed-forward that runs in the place of a shared expert.
+  bool has_dense_beside() const {
+    return has_shortcuts() || std::ranges::any_of(layers, &LayerConfig::dense_beside);
+  }
+  // Intermediate size of a layer's dense feed-forward.
+  int64_t dense_width(int64_t layer) const {
+    return layers[layer].intermediate > 0 ? layers[layer].intermediate : intermediate;
+  }
+  // Elements of the rows of the routed experts.
+  int64_t expert_row_width() const { return moe && moe->latent > 0 ? moe->latent : hidden; }
   bool has_moe() const { return moe.has_value(); }
   // Whether sequences have recurrent states in addition to keys and values.
   bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::linear); }

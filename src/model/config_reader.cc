@@ -37,6 +37,28 @@ int64_t ToInt(const json& value, const std::string& where, int64_t min, int64_t 
 
 }  // namespace
 
+std::string WithoutInfinities(std::string_view json) {
+  std::string out;
+  out.reserve(json.size());
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const std::string_view rest = json.substr(i);
+    const auto word = [&](std::string_view name) { return !in_string && rest.starts_with(name); };
+    size_t taken = 1;
+    for (const std::string_view name : {"-Infinity", "Infinity", "NaN"})
+      if (taken == 1 && word(name)) taken = name.size();
+    if (taken > 1) {
+      out += "null";
+      i += taken - 1;
+      continue;
+    }
+    if (json[i] == '"') in_string = !in_string;
+    if (in_string && json[i] == '\\' && i + 1 < json.size()) out += json[i++];
+    out += json[i];
+  }
+  return out;
+}
+
 struct ConfigReader::Value {
   json object;
 };
@@ -44,7 +66,7 @@ struct ConfigReader::Value {
 ConfigReader::ConfigReader(std::string_view text, std::string file)
     : file_(std::move(file)), read_(std::make_shared<ReadKeys>()) {
   auto value = std::make_shared<Value>();
-  value->object = ParseBoundedJson(text, file_);
+  value->object = ParseBoundedJson(WithoutInfinities(text), file_);
   if (!value->object.is_object()) throw Invalid("{}: want a JSON object at the top", file_);
   value_ = std::move(value);
 }

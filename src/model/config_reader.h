@@ -13,6 +13,10 @@
 
 namespace switchyard {
 
+// The JSON text with null in place of Infinity, -Infinity and NaN, which Python writes and JSON
+// does not have. Text in strings stays unchanged.
+std::string WithoutInfinities(std::string_view json);
+
 // A key with value null counts as absent: checkpoints spell "not used" either way. A list of keys
 // gives alternative spellings of one setting; the first present one is used. Every getter throws
 // Error kInvalid with the key and its value for a wrong type or range; getters without a default
@@ -22,7 +26,7 @@ class ConfigReader {
  public:
   using Keys = std::initializer_list<std::string_view>;
 
-  // `file`: its name in messages. Error if `text` is not a JSON object.
+  // `file`: its name in messages. Error if `text` is not a JSON object (after WithoutInfinities).
   ConfigReader(std::string_view text, std::string file);
 
   bool Has(std::string_view key) const;

@@ -41,7 +41,7 @@ schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& m
       .micro_batches = two_batches ? 2 : 1,
       // With waterfill the shared expert is one of the dispatched experts. Layers with a shortcut
       // run their dense feed-forward in its place.
-      .shared_expert = config.has_shortcuts() ||
+      .shared_expert = config.has_dense_beside() ||
                        (config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill),
       .down_under_combine = moe.single_batch_overlap};
   for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
@@ -214,7 +214,7 @@ void Decoder::Forward(Pass& p, int layer, Phase phase) const {
       if (p.moe_in_stages) moe->BeginDispatch(*p.moe);
       break;
     case Phase::kShared:
-      if (IsShortcut(layer)) {
+      if (c_.config.layers[layer].dense()) {
         dense_->Forward(p, weights_.layers[layer].dense, p.normed.data(), p.branch.data());
       } else if (p.moe_in_stages) {
         moe->RunShared(*p.moe);
@@ -253,25 +253,26 @@ kernels::RoundedRows Decoder::RoundedInput(Pass& p, int layer) const {
 void Decoder::Project(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
   KeepInput(p, layer);
-  if (p.rows.tokens > 0) {
+  const bool attends = c_.config.layers[layer].attends();
+  if (p.rows.tokens > 0 && c_.config.layers[layer].mixer) {
     const bool joined = p.joined.size() > 0;  // HiddenInput has filled it
     const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
     if (!joined) NormResidual(p, w.input_norm, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
-    if (c_.config.layers[layer].linear) return;  // Attend computes all of it
+    if (!attends) return;  // Attend computes all of linear attention
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
   if (p.only_logit_rows && c_.config.has_head && layer + 1 == c_.config.num_layers()) {
-    if (grouped_ && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
+    if (grouped_ && attends && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }
-  if (latent_ && !c_.config.layers[layer].linear && p.rows.tokens > 0)
+  if (latent_ && attends && p.rows.tokens > 0)
     latent_->ProjectQueries(p, w.latent, layer, p.normed.data());
 }
 
 void Decoder::Attend(Pass& p, int layer) const {
-  if (p.rows.tokens == 0) return;
+  if (p.rows.tokens == 0 || !c_.config.layers[layer].mixer) return;
   const LayerWeights& w = weights_.layers[layer];
   float* out = p.branch.data();
   if (c_.config.layers[layer].linear) {
@@ -289,17 +290,22 @@ MoeTokens Decoder::TokensOf(const Pass& p) const {
           .group_decode_tokens = p.group_decode_tokens,
           .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
           .router_faults = {p.kv->router_faults(), p.rows.slots},
-          .first_row = p.place.first_row};
+          .first_row = p.place.first_row,
+          .router_rows = IsLatent() ? p.normed.data() : nullptr};
 }
 
 void Decoder::Route(Pass& p, int layer) const {
   const MoeLayer& moe = *moe_[layer];
   const MoeTokens tokens = TokensOf(p);
   const Tensor& norm = weights_.layers[layer].post_attention_norm;
-  const DispatchRowHook hook(norm.defined() ? moe.InputRows(*p.moe, tokens) : MoeInputBuffer{},
+  const bool direct = norm.defined() && !IsLatent();  // experts read the normed rows
+  const DispatchRowHook hook(direct ? moe.InputRows(*p.moe, tokens) : MoeInputBuffer{},
                              c_.config.hidden);
   if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
-  p.moe_in_stages = moe.StartOneRound(*p.moe, p.normed.data(), tokens, MoeOutput(p, layer));
+  if (p.rows.tokens > 0 && IsLatent())
+    Multiply(weights_.layers[layer].latent_in, p.normed.data(), p.rows.tokens,
+             /*accumulate=*/false, p.latent_in.data());
+  p.moe_in_stages = moe.StartOneRound(*p.moe, MoeInput(p), tokens, MoeOutput(p, layer));
   if (!p.moe_in_stages) return;
   p.exchanging = layer;
   moe.Route(*p.moe);
@@ -314,6 +320,7 @@ void Decoder::RunExperts(Pass& p, int layer) const {
     moe->PostPermute(*p.moe);
     return;
   }
+  if (!c_.config.layers[layer].feed_forward) return;
   const LayerWeights& w = weights_.layers[layer];
   if (p.rows.tokens > 0) NormResidual(p, w.post_attention_norm);
   dense_->Forward(p, w.dense, p.normed.data(), p.branch.data());
@@ -326,14 +333,29 @@ void Decoder::Finish(Pass& p, int layer) const {
       p.exchanging = -1;
       moe->Scatter(*p.moe);
     } else {
-      moe->Forward(*p.moe, p.normed.data(), TokensOf(p), MoeOutput(p, layer));
+      moe->Forward(*p.moe, MoeInput(p), TokensOf(p), MoeOutput(p, layer));
     }
     StoreRoutedExperts(p, layer);
   }
-  if (p.rows.tokens == 0) return;
+  if (p.rows.tokens == 0 || !c_.config.layers[layer].feed_forward) return;
+  if (moe_[layer] && IsLatent())  // the dense feed-forward has written to `branch`
+    Multiply(weights_.layers[layer].latent_out, p.latent_out.data(), p.rows.tokens,
+             /*accumulate=*/true, p.branch.data());
   AddBranch(p, weights_.layers[layer].feed_forward_output_norm);
   if (layer > 0 && IsShortcut(layer - 1))
     c_.device.AddInPlace(p.residual.data(), p.shortcut.data(), p.rows.tokens * c_.config.hidden);
+}
+
+void Decoder::Multiply(const LinearWeight& w, const float* x, int64_t rows, bool accumulate,
+                       float* y) const {
+  c_.device.Linear({.x = x,
+                    .ldx = w.w.k,
+                    .w = w.w,
+                    .bias = w.bias_data(),
+                    .y = y,
+                    .ldy = w.w.n,
+                    .m = rows,
+                    .accumulate = accumulate});
 }
 
 // Copies one layer's [T, top_k] ids into `routed` [T, layers, top_k].

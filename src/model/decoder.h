@@ -88,6 +88,9 @@ class Decoder {
   void Route(Pass& p, int layer) const;
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
+  // y [rows, w.n] = x [rows, w.k] · wᵀ, or added to y.
+  void Multiply(const LinearWeight& w, const float* x, int64_t rows, bool accumulate,
+                float* y) const;
   void StoreRoutedExperts(Pass& p, int layer) const;
   // Copies the input of `layer` to Pass::inputs_out, if the pass keeps it
   // (ModelOptions::kept_inputs). The number of layers stands for the output of the last layer.
@@ -99,8 +102,14 @@ class Decoder {
 
   MoeTokens TokensOf(const Pass& p) const;
   bool IsShortcut(int layer) const { return c_.config.layers[layer].shortcut; }
-  // Where a MoE layer writes its output.
+  // Whether a MoE layer's experts read narrower rows (MoeModelConfig::latent).
+  bool IsLatent() const { return c_.config.moe->latent > 0; }
+  // Where a MoE layer reads the rows of its experts, and where it writes its output.
+  const float* MoeInput(const Pass& p) const {
+    return IsLatent() ? p.latent_in.data() : p.normed.data();
+  }
   float* MoeOutput(Pass& p, int layer) const {
+    if (IsLatent()) return p.latent_out.data();
     return IsShortcut(layer) ? p.shortcut.data() : p.branch.data();
   }
   void Norm(const float* x, const Tensor& weight, int64_t rows, float* y,

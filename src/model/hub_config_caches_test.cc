@@ -138,5 +138,107 @@ TEST(HubConfig, Qwen3NextRefusesLayersAndHeadsThatDoNotFit) {
               HasSubstr("linear_conv_kernel_dim"));
 }
 
+constexpr std::string_view kKimiLinear = R"({
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16",
+    "eos_token_id": 163586, "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu",
+    "hidden_size": 2304, "initializer_range": 0.02, "intermediate_size": 9216,
+    "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 7],
+      "head_dim": 128, "kda_layers": [1, 2, 3, 5, 6], "num_heads": 32,
+      "short_conv_kernel_size": 4},
+    "mla_use_nope": true, "model_max_length": 1048576, "model_type": "kimi_linear",
+    "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1,
+    "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 7,
+    "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1,
+    "pad_token_id": 163839, "q_lora_rank": null, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "tie_word_embeddings": false, "topk_group": 1,
+    "use_cache": true, "use_grouped_topk": true, "v_head_dim": 128, "vocab_size": 163840})";
+
+std::string ErrorWith(std::string_view config, std::string_view setting, std::string_view other) {
+  std::string text(config);
+  return RefusalOf(text.replace(text.find(setting), setting.size(), other));
+}
+
+TEST(HubConfig, KimiLinear) {
+  const ModelConfig c = ParseModelConfig(kKimiLinear);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  for (int64_t i = 0; i < 7; ++i) {
+    EXPECT_EQ(c.layers[i].linear, i != 3 && i != 6) << i;
+    EXPECT_EQ(c.layers[i].moe, i > 0) << i;
+    EXPECT_FALSE(c.layers[i].rope) << i;
+  }
+  EXPECT_EQ(c.max_position, 1048576);
+  EXPECT_EQ(c.linear->rule, kernels::StateRule::kKeyDelta);
+  EXPECT_EQ(c.linear->key_heads, 32);
+  EXPECT_EQ(c.linear->decays(), 128);
+  EXPECT_EQ(c.attention.head_dim, 192);
+  EXPECT_TRUE(c.moe->router.renormalize);
+  EXPECT_EQ(c.moe->router.top_k, 8);
+  EXPECT_EQ(c.moe->shared_intermediate, 1024);
+  EXPECT_FLOAT_EQ(c.moe->router.routed_scaling_factor, 2.446f);
+
+  EXPECT_THAT(ErrorWith(kKimiLinear, "[4, 7]", "[4]"),
+              HasSubstr("neither this list nor full_attn_layers has layer 7"));
+  EXPECT_THAT(ErrorWith(kKimiLinear, "[4, 7]", "[4, 6, 7]"), HasSubstr("layer 6 is named twice"));
+  EXPECT_THAT(ErrorWith(kKimiLinear, R"("mla_use_nope": true)", R"("mla_use_nope": false)"),
+              HasSubstr("mla_use_nope is false"));
+  EXPECT_THAT(ErrorWith(kKimiLinear, R"("num_heads": 32)", R"("num_heads": 32, "gate": 1)"),
+              HasSubstr("linear_attn_config.gate is 1"));
+}
+
+// time_step_limit is written as by Python, with a number that JSON does not have.
+constexpr std::string_view kNemotron = R"({
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+    "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEM*E-", "initializer_range": 0.02, "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu",
+    "mamba_num_heads": 64, "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32",
+    "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h", "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true,
+    "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 6,
+    "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "partial_rotary_factor": 1.0, "rescale_prenorm_residual": true, "residual_in_fp32": false,
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "sliding_window": null,
+    "ssm_state_size": 128, "tie_word_embeddings": false, "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+    "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": false, "use_cache": true,
+    "use_conv_bias": true, "use_mamba_kernels": true, "vocab_size": 131072})";
+
+TEST(HubConfig, NemotronH) {
+  const ModelConfig c = ParseModelConfig(kNemotron);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  ASSERT_EQ(c.num_layers(), 6);
+  for (const int64_t i : {0, 2}) EXPECT_TRUE(c.layers[i].mixer && c.layers[i].linear) << i;
+  for (const int64_t i : {1, 4}) EXPECT_TRUE(c.layers[i].moe && !c.layers[i].mixer) << i;
+  EXPECT_TRUE(c.layers[3].attends() && !c.layers[3].dense());
+  EXPECT_TRUE(c.layers[5].dense() && !c.layers[5].mixer);
+  EXPECT_EQ(c.activation, kernels::Activation::kRelu2);
+  EXPECT_EQ(c.moe->shared_intermediate, 3712);
+  EXPECT_EQ(c.linear->group(), 8);
+  EXPECT_TRUE(c.linear->conv_bias);
+  EXPECT_FLOAT_EQ(c.linear->min_step, 0.001f);
+  EXPECT_FLOAT_EQ(c.moe->router.routed_scaling_factor, 2.5f);
+
+  std::string text(kNemotron);
+  text.insert(1, R"("moe_latent_size": 1024,)");
+  const ModelConfig latent = ParseModelConfig(text);
+  EXPECT_EQ(latent.expert_row_width(), 1024);
+  EXPECT_TRUE(latent.layers[1].dense_beside);
+  EXPECT_EQ(latent.dense_width(1), 3712);
+  EXPECT_EQ(latent.dense_width(5), 1856);
+  EXPECT_EQ(latent.moe->shared_intermediate, 0);
+
+  EXPECT_THAT(ErrorWith(kNemotron, "MEM*E-", "MEM?E-"), HasSubstr("holds \"?\""));
+  EXPECT_THAT(ErrorWith(kNemotron, "MEM*E-", "MEMME-"),
+              HasSubstr("want at least one layer with full_attention"));
+  EXPECT_THAT(ErrorWith(kNemotron, R"("mlp_bias": false)", R"("mlp_bias": true)"),
+              HasSubstr("mlp_bias is true"));
+  EXPECT_THAT(ErrorWith(kNemotron, "relu2", "silu"), HasSubstr("mlp_hidden_act"));
+}
+
 }  // namespace
 }  // namespace switchyard

@@ -20,7 +20,7 @@ size_t RoundUpToPage(size_t bytes) {
 
 KvRowBytes KvStorage::RowBytes(const ModelConfig& config, int64_t layer, const Mesh& mesh,
                                DType dtype) {
-  if (config.layers[layer].linear) return {};
+  if (!config.layers[layer].attends()) return {};
   const AttentionConfig& a = config.attention;
   if (a.kind == AttentionConfig::Kind::kLatent)
     return {.k = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim),

@@ -33,13 +33,11 @@ struct KvRowBytes {
   int64_t total() const { return k + v; }
 };
 
-// Memory of the paged KV cache, per layer; none for layers with linear attention. Grouped
-// attention: k and v, [slots, KV heads of the layer on this rank, D], where values may have another
-// D than keys. Latent attention: one tensor
-// [slots, kv_lora + rope] in `k`, and in layers with an indexer its keys [slots, index_head_dim] in
-// `v`.
-// Owned by the engine, written by the model. Each attention group has its own cache, sharded over
-// its ranks.
+// Memory of the paged KV cache, per layer; none for layers without attention or with linear
+// attention. Grouped attention: k and v, [slots, KV heads of the layer on this rank, D], where
+// values may have another D than keys. Latent attention: one tensor [slots, kv_lora + rope] in `k`,
+// and in layers with an indexer its keys [slots, index_head_dim] in `v`. Owned by the engine,
+// written by the model. Each attention group has its own cache, sharded over its ranks.
 class KvStorage {
  public:
   KvStorage() = default;

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 
+#include "kernels/state_rule.h"
 #include "model/config.h"
 
 namespace switchyard {
 
 // A row of the projections has q, k, v and z of all key heads of the rank. The convolution reads q,
-// k and v, and writes rows that have only these ("mixed"). A row of gates has b and a.
+// k and v, and writes rows that have only these ("mixed"). A row of gates has b and a; Mamba-2 has
+// no b.
 struct LinearLayout {
   // Where the part of key head h begins: first + h · stride.
   struct Part {
@@ -18,14 +20,17 @@ struct LinearLayout {
   LinearLayout(const LinearAttentionConfig& c, int64_t heads)
       : values(c.group() * c.value_dim), mixed_width(heads * (2 * c.key_dim + values)) {
     const int64_t keys = c.key_dim, own = 2 * keys + values, group = c.group();
-    if (c.separate) {
+    const bool by_head = c.rule == kernels::StateRule::kDelta && !c.separate;
+    if (!by_head) {
+      const int64_t steps = c.rule == kernels::StateRule::kMamba2 ? 0 : group;  // b of a key head
       channels = group_stride = mixed_width;
       q = {0, keys};
       k = {heads * keys, keys};
       v = {2 * heads * keys, values};
       z = {heads * own, values};
-      b = {0, group};
-      a = {heads * group, group};
+      b = {0, steps};
+      a = {heads * steps, group * c.decays()};
+      gates_width = heads * (steps + group * c.decays());
     } else {
       groups = heads;
       channels = own;
@@ -36,14 +41,19 @@ struct LinearLayout {
       z = {own, own + values};
       b = {0, 2 * group};
       a = {group, 2 * group};
+      gates_width = heads * 2 * group;
     }
     width = mixed_width + heads * values;
-    gates_width = heads * 2 * group;
+    factors_width = heads * group * (c.decays() + 1);
+    low_width = 2 * c.gate_rank;
   }
 
   int64_t values;       // elements of v of a key head
   int64_t mixed_width;  // elements of a mixed row
   int64_t width = 0, gates_width = 0;
+  int64_t factors_width = 0;  // decays and steps of a row (GatedDeltaParams::gates)
+  // kKeyDelta: the inner elements of the products for a, then for z. 0: none.
+  int64_t low_width = 0;
   // The channels of the convolution in a row of the projections (kernels::ShortConvParams).
   int64_t groups = 1, channels = 0, group_stride = 0;
   Part q, k, v;  // in a mixed row

@@ -39,6 +39,11 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
+// Undefined for models without rotary embedding.
+Tensor RotaryTable(const RopeConfig& rope, int64_t positions) {
+  return rope.rotary_dim > 0 ? BuildCosSin(rope, positions) : Tensor();
+}
+
 // The table of ModelConfig::window_rope; undefined without it.
 Tensor WindowCosSin(const ModelConfig& config, int64_t positions) {
   return config.window_rope ? BuildCosSin(*config.window_rope, positions) : Tensor();
@@ -58,7 +63,7 @@ struct Model::Impl {
   const std::unique_ptr<StageRows> stage_rows;  // null: there is one stage
   ModelWeights weights;                         // without weights that MoE layers have taken
   std::shared_ptr<const ModelWeights> kept_weights;
-  Tensor cos_sin;  // [context_length, rotary_dim]
+  Tensor cos_sin;  // [context_length, rotary_dim]; undefined: no rotary embedding
   const LayerContext context;
   std::shared_ptr<MoeBackend> moe_backend;
   std::vector<std::unique_ptr<MoeLayer>> moe;  // one for each layer; null for dense ones
@@ -91,7 +96,7 @@ struct Model::Impl {
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
         weights(options.weights ? *options.weights
                                 : LoadWeights(dir, config, comm.mesh, options.load)),
-        cos_sin(device.Place(BuildCosSin(config.rope, options.context_length))),
+        cos_sin(PlaceTable(device, RotaryTable(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
                 cos_sin,
@@ -175,7 +180,8 @@ struct Model::Impl {
     moe_backend = rank_device->MakeMoe(options, MoeShapeOf(config, options.max_pass_tokens));
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
-    MoeLayerConfig layer_config{.hidden = config.hidden,
+    MoeLayerConfig layer_config{.hidden = config.expert_row_width(),
+                                .router_width = config.moe->latent > 0 ? config.hidden : 0,
                                 .router = config.moe->router,
                                 .activation = config.activation,
                                 .swiglu_alpha = config.swiglu_alpha,

@@ -110,7 +110,10 @@ class Pass {
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
   Activations residual, normed, branch;  // [T, H] each
   Activations shortcut;  // outputs of experts that wait for the next layer [T, H], or empty
-  Activations joined;    // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
+  // Input and summed outputs of experts whose rows are narrower than hidden
+  // (MoeModelConfig::latent), [T, latent] each; else empty.
+  Activations latent_in, latent_out;
+  Activations joined;  // EAGLE3: input of attention's projections [T, 2 · H]; others: empty
   bool branch_pending = false;
   LayerScratch scratch;
   // With an indexer: whether this pass selects keys, and the slots of the selected keys

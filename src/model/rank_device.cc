@@ -55,7 +55,7 @@ size_t StageRowsBytes(const ModelConfig& config, const ModelOptions& options,
 }
 
 MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
-  return {.hidden = config.hidden,
+  return {.hidden = config.expert_row_width(),
           .intermediate = config.moe->intermediate,
           .num_experts = config.moe->router.num_experts,
           .top_k = config.moe->router.top_k,

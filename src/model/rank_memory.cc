@@ -171,6 +171,7 @@ class PassSizes {
     bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
     if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
+    if (c_.has_moe()) bytes += 2 * rows * static_cast<double>(c_.moe->latent) * sizeof(float);
     bytes += rows * static_cast<double>(c_.attention.index_topk) * sizeof(int32_t);
     if (c_.has_states() && o_.gpu) bytes += rows * sizeof(kernels::StateSpan);
     bytes += static_cast<double>(LayerFloats()) * sizeof(float);
@@ -315,7 +316,8 @@ class PassSizes {
   }
 
   double CpuMoe() const {
-    const double k = c_.moe->router.top_k, lane = Lane(), hidden = static_cast<double>(c_.hidden);
+    const double k = c_.moe->router.top_k, lane = Lane();
+    const auto hidden = static_cast<double>(c_.expert_row_width());
     double bytes = lane * (c_.moe->router.num_logits() * sizeof(float) + 2 * k * 8);
     // Row lists of the experts: three int32 for each row of an expert.
     bytes += ExpertRows() * 3 * sizeof(int32_t);
@@ -327,6 +329,8 @@ class PassSizes {
     if (none && o_.moe.row_dtype != DType::kF32)  // rounded input rows
       bytes += lane * (mesh_.dp() > 1 ? mesh_.ep() : 1) * hidden * sizeof(float);
     if (c_.moe->router.zero_experts > 0) bytes += lane * sizeof(float);
+    if (c_.moe->latent > 0 && mesh_.moe_tp() > 1)  // gathered rows of the router
+      bytes += lane * static_cast<double>(c_.hidden) * sizeof(float);
     if (c_.moe->router.scales_input) bytes += lane * hidden * sizeof(float);
     if (c_.moe->shared_intermediate > 0) {
       const bool whole = o_.load.replicated_shared_expert;

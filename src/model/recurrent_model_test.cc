@@ -19,6 +19,9 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kModel[] = "../families/qwen3_next";
+// One checkpoint for each rule of states; the last one also has latent experts.
+constexpr const char* kRules[] = {kModel, "../families/kimi_linear",
+                                  "../families/nemotron_h_latent"};
 
 std::vector<Outcome> RunAlone(const Case& c, const Group& texts) { return Run(c, {texts}).front(); }
 std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
@@ -68,7 +71,8 @@ void ExpectReference(const Case& c, const std::string& family) {
 
 TEST(RecurrentModelTest, LogitsAreThoseOfTransformers) {
   for (const std::string family :
-       {"qwen3_next", "qwen3_next_dense", "qwen3_5_moe_text", "qwen3_5_moe"}) {
+       {"qwen3_next", "qwen3_next_dense", "qwen3_5_moe_text", "qwen3_5_moe", "kimi_linear",
+        "kimi_linear_layers", "nemotron_h", "nemotron_h_latent"}) {
     const std::string path = "../families/" + family;
     const bool more = family.size() % 2 == 0;  // both layouts of two ranks occur
     for (const Case& c : {Case{path}, more ? Case{path, 2} : Case{path, 2, 2, "deepep"}}) {
@@ -79,25 +83,43 @@ TEST(RecurrentModelTest, LogitsAreThoseOfTransformers) {
 }
 
 TEST(RecurrentModelTest, ChunksAndOtherSequencesDoNotChangeLogits) {
-  const Case c{.fixture = kModel};
-  const std::vector<int32_t> ids = Ids(29, 3);
-  const Outcome whole = RunAlone(c, {{.tokens = ids}}).front();
-  for (const int chunk : {1, 5, 28})
-    EXPECT_EQ(RunAlone(c, {{.tokens = ids, .chunk = chunk}}).front(), whole) << chunk;
-  const auto crowd = RunAlone(c, {{.tokens = Ids(11, 7), .chunk = 4, .decode_from = 9},
-                                  {.tokens = ids, .chunk = 9, .decode_from = 20, .start = 2},
-                                  {.tokens = Ids(20, 1), .decode_from = 3, .start = 1}});
-  EXPECT_EQ(crowd[1], whole);
+  for (const char* model : kRules) {
+    SCOPED_TRACE(model);
+    const Case c{.fixture = model};
+    const std::vector<int32_t> ids = Ids(29, 3);
+    const Outcome whole = RunAlone(c, {{.tokens = ids}}).front();
+    for (const int chunk : {1, 5, 28})
+      EXPECT_EQ(RunAlone(c, {{.tokens = ids, .chunk = chunk}}).front(), whole) << chunk;
+    const auto crowd = RunAlone(c, {{.tokens = Ids(11, 7), .chunk = 4, .decode_from = 9},
+                                    {.tokens = ids, .chunk = 9, .decode_from = 20, .start = 2},
+                                    {.tokens = Ids(20, 1), .decode_from = 3, .start = 1}});
+    EXPECT_EQ(crowd[1], whole);
+  }
 }
 
 TEST(RecurrentModelTest, DpAttentionHasTheLogitsOfOneRank) {
   const std::vector<Group> groups = Groups(2);
-  const auto two = RunGroups(
-      {.fixture = kModel, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1}, groups);
-  for (size_t g = 0; g < groups.size(); ++g)
-    for (size_t i = 0; i < groups[g].size(); ++i)
-      EXPECT_EQ(two[g][i],
-                RunAlone({.fixture = kModel, .backend = "deepep"}, {groups[g][i]}).front());
+  for (const char* model : kRules) {
+    SCOPED_TRACE(model);
+    const auto two = RunGroups(
+        {.fixture = model, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1}, groups);
+    for (size_t g = 0; g < groups.size(); ++g)
+      for (size_t i = 0; i < groups[g].size(); ++i)
+        EXPECT_EQ(two[g][i],
+                  RunAlone({.fixture = model, .backend = "deepep"}, {groups[g][i]}).front());
+  }
+}
+
+// Latent experts: the rows that a rank routes are gathered over its MoE-TP group, and large batches
+// take several rounds.
+TEST(RecurrentModelTest, LatentExpertsHaveTheLogitsOfTransformersInEachExchange) {
+  const std::string family = "nemotron_h_latent", path = "../families/" + family;
+  for (const Case& c :
+       {Case{.fixture = path, .tp = 2, .backend = "deepep"},
+        Case{.fixture = path, .tp = 2, .ep = 2, .backend = "deepep", .round_tokens = 3}}) {
+    SCOPED_TRACE(::testing::Message() << c);
+    ExpectReference(c, family);
+  }
 }
 
 TEST(RecurrentModelTest, ASlotHasTheStatesOfTheRanksHeads) {

@@ -8,11 +8,13 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/ops.h"
 
 namespace switchyard {
 namespace {
 
 double AttentionCost(const ModelConfig& model, int64_t layer) {
+  if (!model.layers[layer].mixer) return 0;
   const AttentionConfig& a = model.attention;
   const auto hidden = static_cast<double>(model.hidden), heads = static_cast<double>(a.heads);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
@@ -38,12 +40,17 @@ double LayerCost(const ModelConfig& model, int64_t index) {
   const LayerConfig& layer = model.layers[index];
   const auto hidden = static_cast<double>(model.hidden);
   const double attention = AttentionCost(model, index);
-  const double dense = layer.dense() ? 3 * hidden * static_cast<double>(model.intermediate) : 0.0;
+  const double matrices = model.activation == kernels::Activation::kRelu2 ? 2 : 3;
+  const double dense =
+      layer.dense() ? matrices * hidden * static_cast<double>(model.dense_width(index)) : 0.0;
   if (!layer.moe || !model.moe) return attention + dense;
   const MoeModelConfig& moe = *model.moe;
-  const auto width =
-      static_cast<double>(moe.router.top_k * moe.intermediate + moe.shared_intermediate);
-  return attention + dense + hidden * (3 * width + static_cast<double>(moe.router.num_logits()));
+  const auto routed = static_cast<double>(moe.router.top_k * moe.intermediate);
+  const auto shared = static_cast<double>(moe.shared_intermediate);
+  const auto row = static_cast<double>(model.expert_row_width());
+  const double latent = moe.latent > 0 ? 2 * hidden * row : 0;
+  return attention + dense + latent + matrices * (row * routed + hidden * shared) +
+         hidden * static_cast<double>(moe.router.num_logits());
 }
 
 // Tokens of the decode pass for which a split is made.
@@ -176,7 +183,7 @@ double KeysOfWeights(const ModelConfig& model) {
   for (int64_t i = 0; i < model.num_layers(); ++i) {
     const LayerConfig& layer = model.layers[i];
     weights += LayerCost(model, i);
-    if (layer.linear) continue;
+    if (!layer.attends()) continue;
     const AttentionConfig& a = model.attention;
     if (model.has_indexer(i))  // it scores all keys
       of_key += static_cast<double>(a.index_heads) * static_cast<double>(a.index_head_dim);

@@ -64,15 +64,24 @@ struct LatentAttentionWeights {
 // Linear attention: key heads are sharded in contiguous runs, each with its value heads.
 struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
-  // k, v and z, which gates the output. `gates`: one, or b and a.
+  // k, v and z, which gates the output. `gates`: one, or b and a. kKeyDelta: `low` replaces z and
+  // a. kMamba2: a only.
   std::vector<LinearWeight> in, gates;
   // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
   // one projection, or if the device does not stack them.
   WeightView stacked_in, stacked_gates;
-  Tensor conv;        // float32 [conv_width, LinearLayout::mixed_width]
-  Tensor rate, bias;  // float32 [value heads]: −exp(A_log), dt_bias
-  Tensor norm;        // float32 [value_dim]
-  LinearWeight o;     // [H, value heads · value_dim]: row-parallel
+  // kKeyDelta: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
+  // [gate_rank, H] are whole on every rank.
+  std::vector<LinearWeight> low_in;
+  LinearWeight low_a, low_z;
+  Tensor conv;       // float32 [conv_width, LinearLayout::mixed_width]
+  Tensor conv_bias;  // float32 [mixed_width], or undefined
+  Tensor rate;       // float32 [value heads]: −exp(A_log)
+  Tensor bias;       // float32 [value heads, decays]: dt_bias
+  Tensor skip;       // float32 [value heads], kMamba2: D
+  // float32 [value_dim]; kMamba2: [value heads · value_dim] of this rank, normed by key head.
+  Tensor norm;
+  LinearWeight o;  // [H, value heads · value_dim]: row-parallel
 };
 
 struct LayerWeights {
@@ -80,13 +89,15 @@ struct LayerWeights {
   // norm. The first two norm the inputs of attention and of the feed-forward, the other two norm
   // their outputs.
   Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
-  // A layer has one of the three.
+  // A layer has one of the three, or none (LayerConfig::mixer).
   GroupedAttentionWeights grouped;
   LatentAttentionWeights latent;
   LinearAttentionWeights linear;
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
-  MoeLayerWeights moe;           // MoE layers
-  std::vector<Tensor> owned;     // float32 copies that `moe` points into (biases)
+  // With MoeModelConfig::latent: [latent, H] of the experts' input, [H, latent] of their output.
+  LinearWeight latent_in, latent_out;
+  MoeLayerWeights moe;        // MoE layers
+  std::vector<Tensor> owned;  // float32 copies that `moe` points into (biases)
 };
 
 // The input of a model with ModelConfig::takes_hidden(), from a token's embedding e and a hidden

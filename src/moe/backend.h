@@ -108,6 +108,9 @@ class MoeBackend {
   // for the partial sums of the group's ranks.
   virtual float* GatheredRows(MoeState& state) = 0;
   virtual float* LaneSums(MoeState& state) = 0;
+  // [lane tokens, router_width] buffer for gathered rows of the router, if the device supports
+  // MoeLayerConfig::router_width; else null.
+  virtual float* GatheredRouterRows(MoeState& /*state*/) { return nullptr; }
   // Returns a buffer for the rows of the next round; its `rows` are null if the backend has none
   // (see MoeLayer::InputRows).
   virtual MoeInputBuffer InputRows(MoeState& /*state*/) { return {}; }

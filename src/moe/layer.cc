@@ -76,6 +76,8 @@ void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& to
                        int64_t routed_before = 0) {
     if (IsEmpty(counts)) return;
     const int64_t skipped = first * parts_->config.hidden;
+    if (tokens.router_rows)
+      state.router_hidden = tokens.router_rows + first * parts_->config.router_width;
     Start(state, hidden + skipped, counts, decode, out + skipped);
     SetRecords(state, tokens, first);
     state.routed_before = routed_before;
@@ -112,6 +114,7 @@ bool MoeLayer::StartOneRound(MoeState& state, const float* hidden, const MoeToke
   if (IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return false;
   Prepare(state, tokens.group_tokens, decode);
   if (state.rounds != 1) return false;
+  state.router_hidden = tokens.router_rows;
   Start(state, hidden, tokens.group_tokens, decode, out);
   SetRecords(state, tokens, 0);
   state.NextRound();
@@ -136,6 +139,7 @@ MoeInputBuffer MoeLayer::InputRows(MoeState& state, const MoeTokens& tokens) con
 void MoeLayer::Prepare(MoeState& s, std::span<const int64_t> group_tokens, bool decode) const {
   const Mesh& mesh = backend_->mesh();
   s.width = parts_->config.hidden;
+  s.router_width = parts_->config.router_width > 0 ? parts_->config.router_width : s.width;
   s.lane_tokens = group_tokens[mesh.dp_rank()];
   s.decode = decode;
   s.routed_experts = nullptr;
@@ -163,6 +167,7 @@ void MoeLayer::Start(MoeState& s, const float* hidden, std::span<const int64_t> 
                      bool decode, float* out) const {
   Prepare(s, group_tokens, decode);
   s.hidden = hidden;
+  if (parts_->config.router_width == 0) s.router_hidden = hidden;
   s.out = out;
   backend_->Start(*parts_, s);
   s.times = {};
@@ -254,21 +259,29 @@ void MoeLayer::Gather(MoeState& s) const {
   const Mesh& mesh = backend_->mesh();
   if (!s.partitioned) {
     s.x = s.hidden;
+    s.router_x = s.router_hidden;
     s.y = s.out;
     return;
   }
   s.y = mesh.moe_tp() == 1 ? s.out + s.own.begin * s.width : backend_->LaneSums(s);
   if (s.partition.lane_is_local()) {
     s.x = s.hidden + s.partition.lane_begin() * s.width;
+    s.router_x = s.router_hidden + s.partition.lane_begin() * s.router_width;
     return;
   }
-  float* gathered = backend_->GatheredRows(s);
+  const auto gather = [&](const float* own, int64_t width, float* lane) {
+    CHECK(lane != nullptr || s.lane_tokens == 0);
+    backend_->groups().moe_tp->AllGatherV(
+        own, lane,
+        PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), width * sizeof(float)));
+    return lane;
+  };
   s.MarkStage(&MoeTimes::dispatch);
-  backend_->groups().moe_tp->AllGatherV(
-      s.own_x(), gathered,
-      PartSizes(s, mesh.ep_rank() * mesh.moe_tp(), mesh.moe_tp(), s.width * sizeof(float)));
+  s.x = s.router_x = gather(s.own_x(), s.width, backend_->GatheredRows(s));
+  if (parts_->config.router_width > 0)
+    s.router_x = gather(s.router_hidden + s.own.begin * s.router_width, s.router_width,
+                        backend_->GatheredRouterRows(s));
   s.MarkStage(nullptr);
-  s.x = gathered;
 }
 
 void MoeLayer::Scatter(MoeState& s) const {

@@ -14,7 +14,8 @@
 namespace switchyard {
 
 struct MoeLayerConfig {
-  int64_t hidden = 0;
+  int64_t hidden = 0;        // H: elements of the rows of the experts
+  int64_t router_width = 0;  // elements of MoeTokens::router_rows; 0: the router reads H elements
   RouterConfig router;
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
@@ -64,6 +65,9 @@ struct MoeTokens {
   RouterFaults router_faults;
   // Index of this group's first token among the tokens of its whole batch, for observers.
   int64_t first_row = 0;
+  // With MoeLayerConfig::router_width: the rows that the router reads [tokens of this group,
+  // router_width], in place of those of the experts. On CPUs only, and without a shared expert.
+  const float* router_rows = nullptr;
 };
 
 }  // namespace switchyard

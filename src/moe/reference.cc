@@ -32,6 +32,10 @@ Row Expert(const MoeLayerConfig& config, const kernels::ExpertWeights& w,
   Row middle(gate.size());
   for (size_t i = 0; i < middle.size(); ++i) {
     double g = gate[i], u = up[i], slope = 1.0;
+    if (config.activation == kernels::Activation::kRelu2) {
+      middle[i] = u < 0.0 ? 0.0f : static_cast<float>(u * u);
+      continue;
+    }
     if (config.activation == kernels::Activation::kSwiGluClamped) {
       const double limit = config.swiglu_limit;
       g = std::min(g, limit);

@@ -55,9 +55,12 @@ struct MoeState {
   int micro_batch = 0;
 
   // Rows of this rank's attention group in this batch, and their outputs.
-  const float* hidden = nullptr;      // [tokens, H]
-  float* out = nullptr;               // [tokens, H]
-  int64_t width = 0;                  // H
+  const float* hidden = nullptr;  // [tokens, H]
+  float* out = nullptr;           // [tokens, H]
+  int64_t width = 0;              // H
+  // The rows that the router reads [tokens, router_width]: `hidden`, or MoeTokens::router_rows.
+  const float* router_hidden = nullptr;
+  int64_t router_width = 0;
   bool decode = false;                // every sequence has one row, on all ranks
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
   RouterFaults router_faults;         // [tokens]
@@ -71,9 +74,10 @@ struct MoeState {
   TokenPartition partition;
   // [ep] number of tokens in each rank's lane. Without a partition: [1] number of all tokens.
   std::vector<int64_t> lanes;
-  Range own;                 // the own tokens, a range of the group's tokens
-  const float* x = nullptr;  // [lane tokens, H]
-  float* y = nullptr;        // [lane tokens, H]
+  Range own;                        // the own tokens, a range of the group's tokens
+  const float* x = nullptr;         // [lane tokens, H]
+  const float* router_x = nullptr;  // [lane tokens, router_width]
+  float* y = nullptr;               // [lane tokens, H]
   int64_t lane_tokens = 0;
 
   BatchStage stage = BatchStage::kEnded;  // set by MoeLayer
@@ -137,6 +141,7 @@ struct MoeState {
 
   const float* own_x() const { return hidden + own.begin * width; }
   const float* round_x() const { return x + round.begin * width; }
+  const float* round_router_x() const { return router_x + round.begin * router_width; }
   // Whether the current round is the last one of its combine; combine_y: the outputs of that
   // combine.
   bool ends_combine() const { return !combines_once || rounds_done == rounds; }

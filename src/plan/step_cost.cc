@@ -446,7 +446,7 @@ StepCosts::PhaseCost StepCosts::Of(const StepShape& shape, bool moe, Phase phase
       }
       break;
     case Phase::kShared:
-      if (m_.has_shortcuts()) {
+      if (m_.has_dense_beside()) {
         Dense(shape, &cost.compute);
       } else {
         Shared(shape, &cost.compute);

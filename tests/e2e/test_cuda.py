@@ -24,7 +24,7 @@ from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metr
 from test_families import FEW_STATES
 from test_families import FOLDER as FAMILY_FOLDER
 from test_families import MORE as SHORTCUT_LAYOUTS
-from test_families import NAMES as FAMILIES
+from test_families import ON_GPUS as FAMILIES
 from test_families import check as check_family
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_grammar import LAYOUTS as GRAMMAR_LAYOUTS

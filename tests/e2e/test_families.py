@@ -14,6 +14,7 @@ from server import FIXTURES, ROOT, Server, fails_to_start
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+ON_GPUS = [name for name in NAMES if not name.startswith(("kimi_linear", "nemotron_h"))]
 LAYOUTS = {
     "one": [],
     "tp2": ["--tp", 2],
@@ -81,5 +82,6 @@ def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
 FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2]
 
 
-def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path):
-    check("qwen3_next", tmp_path, *FEW_STATES)
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "nemotron_h"])
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name):
+    check(name, tmp_path, *FEW_STATES)

@@ -50,6 +50,11 @@ void CheckSharedExpert(const MoeOptions& moe, const MoeModelConfig& model) {
         "--enable-deepep-waterfill needs shared and routed experts of equal intermediate size "
         "(shared {}, routed {})",
         shared, model.intermediate);
+  if (moe.waterfill && model.latent > 0)
+    throw Invalid(
+        "--enable-deepep-waterfill: the shared expert reads wider rows than the routed experts "
+        "(moe_latent_size {}); leave the flag out",
+        model.latent);
 }
 
 void CheckCounting(const EngineConfig& config, const MoeBackends& backends) {

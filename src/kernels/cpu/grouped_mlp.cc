@@ -154,6 +154,11 @@ struct Run {
     };
     const int32_t* ids = inputs.places != nullptr ? inputs.places + first : nullptr;
     cpu::RunLinear(kernels, w.gate, inputs.rows, 0, ids, t);
+    if (p.activation == Activation::kRelu2) {
+      for (int64_t i = 0; i < m; ++i)
+        SquarePositive(p.scratch + (first + i) * width + begin, end - begin);
+      return;
+    }
     t.w = cpu::MakeRef(w.up);
     t.bias = w.up_bias;
     t.next = next < 0 ? nullptr
@@ -173,7 +178,14 @@ struct Run {
         return kernels.swiglu(gate, up, n);
       case Activation::kSwiGluClamped:
         return kernels.swiglu_clamped(gate, up, n, p.alpha, p.limit);
+      case Activation::kRelu2:
+        CHECK(false);  // Middle
     }
+  }
+
+  // NaN stays NaN.
+  static void SquarePositive(float* x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i] * x[i];
   }
 
   void Down(int64_t task, int64_t next) const {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "kernels/state_rule.h"
 #include "quant/activations.h"
 #include "quant/formats.h"
 
@@ -137,13 +138,15 @@ struct AttentionTask {
   int64_t partial_stride;  // floats per part: PartialFloats(rows · group, v_width)
 };
 
-// The gated delta rule (kernels/recurrent.h) for all rows of a sequence, one head, and a block of
-// columns of its state. q and k are normalised.
+// A rule of states (kernels/recurrent.h) for all rows of a sequence, one head, and a block of
+// columns of its state. q and k are normalised if the rule requires it.
 struct DeltaTask {
+  StateRule rule;
   const float *q, *k, *v;  // row r at + r · ld; v begins at the block's first column
   int64_t ld;
-  const float* gates;  // row r at + r · gates_ld: decay, step
+  const float* gates;  // row r at + r · gates_ld: the decays, then the step
   int64_t gates_ld;
+  float skip;  // with kMamba2
   int64_t rows;
   // Key i of the block at + i · stride. `from` null: zeros. `from` and `to` do not overlap.
   const float* from;
@@ -193,9 +196,11 @@ struct KernelTable {
   void (*rotate)(float* a, float* b, const float* cosine, const float* sine, int64_t n);
   void (*narrow)(DType dtype, const float* x, void* out, int64_t n);  // kF32, kBF16, kF16
   void (*round)(DType dtype, float* x, int64_t n);                    // kBF16, kF16
-  // y[c] = silu(Σ_j weight[j · stride + c] · rows[j][c]) for c in [0, n) and j in [0, width).
+  // y[c] = silu(bias[c] + Σ_j weight[j · stride + c] · rows[j][c]) for c in [0, n) and j in
+  // [0, width). Null bias: zeros.
   void (*short_conv)(const float* const* rows, const float* weight, int64_t stride, int64_t width,
-                     float* y, int64_t n);
+                     const float* bias, float* y, int64_t n);
+  void (*multiply_by_sigmoid)(float* x, const float* gate, int64_t n);  // x[i] · sigmoid(gate[i])
   void (*delta)(const DeltaTask&);
   int64_t delta_columns;  // columns of a whole block of DeltaTask
 };

@@ -50,28 +50,38 @@ void StoreInputs(const ShortConvParams& p, const ConvInputs& inputs, int64_t row
       std::copy_n(inputs.At(rows - p.width + 1 + j, g), p.channels, to);
 }
 
-// q and k divided by their norms, and the gates of rows [begin, end). `weights` [2, key_dim]: the
-// constant factors of q, then of k, for the kernel that norms a row.
+float SoftPlus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// The decays and the step of one row of a value head.
+void WriteGates(const GatedDeltaParams& p, int64_t row, int64_t head) {
+  const int64_t group = p.value_heads / p.key_heads, g = head / group, i = head % group;
+  const int64_t n = p.decays();
+  const float* a = p.a + row * p.ld_gates + g * p.a_stride + i * n;
+  const float* bias = p.bias + head * n;
+  float* gates = p.gates + (row * p.value_heads + head) * (n + 1);
+  if (p.rule == StateRule::kMamba2) {
+    gates[1] = std::max(SoftPlus(a[0] + bias[0]), p.min_step);
+    gates[0] = std::exp(p.rate[head] * gates[1]);
+    return;
+  }
+  for (int64_t j = 0; j < n; ++j) gates[j] = std::exp(p.rate[head] * SoftPlus(a[j] + bias[j]));
+  const float b = p.b[row * p.ld_gates + g * p.b_stride + i];
+  gates[n] = 1.0f / (1.0f + std::exp(-b));
+}
+
+// q and k divided by their norms if the rule requires it, and the gates of rows [begin, end).
+// `weights` [2, key_dim]: the constant factors of q, then of k, for the kernel that norms a row.
 void Prepare(const GatedDeltaParams& p, const KernelTable& kernels, const float* weights,
              int64_t begin, int64_t end) {
-  const int64_t group = p.value_heads / p.key_heads;
   const float eps = kDeltaNormEps / static_cast<float>(p.key_dim);
   for (int64_t row = begin; row < end; ++row) {
-    for (int64_t g = 0; g < p.key_heads; ++g) {
+    for (int64_t g = 0; g < p.key_heads && p.rule != StateRule::kMamba2; ++g) {
       float* q = p.q + row * p.ld + g * p.q_stride;
       float* k = p.k + row * p.ld + g * p.k_stride;
       kernels.rms_norm(q, weights, q, p.key_dim, eps);
       kernels.rms_norm(k, weights + p.key_dim, k, p.key_dim, eps);
     }
-    for (int64_t head = 0; head < p.value_heads; ++head) {
-      const int64_t g = head / group, i = head % group;
-      const float x = p.a[row * p.ld_gates + g * p.a_stride + i] + p.bias[head];
-      const float b = p.b[row * p.ld_gates + g * p.b_stride + i];
-      const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
-      float* gates = p.gates + (row * p.value_heads + head) * 2;
-      gates[0] = std::exp(p.rate[head] * softplus);
-      gates[1] = 1.0f / (1.0f + std::exp(-b));
-    }
+    for (int64_t head = 0; head < p.value_heads; ++head) WriteGates(p, row, head);
   }
 }
 
@@ -84,12 +94,15 @@ void RunDelta(const GatedDeltaParams& p, const KernelTable& kernels, const State
     return index < 0 ? nullptr
                      : p.states + index * p.state_stride + head * p.key_dim * p.value_dim + column;
   };
-  cpu::DeltaTask task{.q = p.q + row * p.ld + g * p.q_stride,
+  const int64_t gates = p.decays() + 1;
+  cpu::DeltaTask task{.rule = p.rule,
+                      .q = p.q + row * p.ld + g * p.q_stride,
                       .k = p.k + row * p.ld + g * p.k_stride,
                       .v = p.v + row * p.ld + g * p.v_stride + i * p.value_dim + column,
                       .ld = p.ld,
-                      .gates = p.gates + (row * p.value_heads + head) * 2,
-                      .gates_ld = 2 * p.value_heads,
+                      .gates = p.gates + (row * p.value_heads + head) * gates,
+                      .gates_ld = gates * p.value_heads,
+                      .skip = p.rule == StateRule::kMamba2 ? p.skip[head] : 0.0f,
                       .rows = sequence.rows,
                       .from = slot(sequence.from),
                       .to = slot(sequence.to),
@@ -131,6 +144,7 @@ class CpuRecurrentOps final : public RecurrentOps {
           for (int64_t g = 0; g < p.groups; ++g) {
             for (int64_t j = 0; j < p.width; ++j) rows[j] = inputs.At(row - p.width + 1 + j, g);
             kernels->short_conv(rows, p.weight + g * p.channels, p.groups * p.channels, p.width,
+                                p.bias == nullptr ? nullptr : p.bias + g * p.channels,
                                 y + g * p.channels, p.channels);
           }
         }
@@ -164,15 +178,26 @@ class CpuRecurrentOps final : public RecurrentOps {
     const KernelTable* kernels = cpu::ActiveKernels();
     if (kernels == nullptr) return reference::GatedNorm(p);
     cpu::RunRows(pool_, p.m, p.heads * p.n, [&](int64_t begin, int64_t end) {
-      float* gate = cpu::ThreadScratch(p.n);
+      float* gated = cpu::ThreadScratch(p.n);
       for (int64_t row = begin; row < end; ++row) {
         for (int64_t head = 0; head < p.heads; ++head) {
           float* x = p.x + row * p.ldx + head * p.n;
           const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
-          kernels->rms_norm(x, p.weight, x, p.n, p.eps);
-          std::copy_n(z, p.n, gate);
-          kernels->swiglu(gate, x, p.n);
-          std::copy_n(gate, p.n, x);
+          const float* weight = p.weight + head * p.weight_stride;
+          if (p.gate == OutputGate::kSigmoid) {
+            kernels->rms_norm(x, weight, x, p.n, p.eps);
+            kernels->multiply_by_sigmoid(x, z, p.n);
+            continue;
+          }
+          std::copy_n(z, p.n, gated);
+          if (p.gate == OutputGate::kSiluBefore) {
+            kernels->swiglu(gated, x, p.n);
+            kernels->rms_norm(gated, weight, x, p.n, p.eps);
+          } else {
+            kernels->rms_norm(x, weight, x, p.n, p.eps);
+            kernels->swiglu(gated, x, p.n);
+            std::copy_n(gated, p.n, x);
+          }
         }
       }
     });

@@ -26,12 +26,13 @@ void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig
                 std::string_view layers) {
   config->vocab_size = reader.Int({"vocab_size"}, 1, kMaxVocab);
   config->hidden = reader.Int({"hidden_size"}, 1, kMaxWidth);
-  config->max_position = reader.Int({"max_position_embeddings"}, 1, kMaxPosition);
+  config->max_position =
+      reader.Int({"max_position_embeddings", "model_max_length"}, 1, kMaxPosition);
   config->norm_eps =
       static_cast<float>(reader.DoubleOr({"rms_norm_eps"}, default_norm_eps, 0.0, 1.0));
   config->tie_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config->dtype = ReadDType(reader);
-  config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
+  if (!layers.empty()) config->layers.assign(reader.Int({layers}, 1, kMaxCount), LayerConfig{});
   const std::string act = reader.StringOr({"hidden_act"}, "silu");
   if (act != "silu" && act != "swish") {
     throw Invalid("{} is \"{}\"; only silu is supported", reader.Where("hidden_act"), act);
@@ -94,7 +95,8 @@ MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermedia
                                       "moe_num_experts"};
   moe.router.num_experts = static_cast<int>(reader.Int(experts, 1, kMaxCount));
   moe.router.top_k = static_cast<int>(
-      reader.Int({"num_experts_per_tok", "experts_per_token", "moe_k"}, 1, kMaxCount));
+      reader.Int({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"}, 1,
+                 kMaxCount));
   CheckTopK(reader, "num_experts_per_tok", moe.router);
   moe.intermediate = reader.Int(intermediate_keys, 1, kMaxWidth);
   return moe;
@@ -102,7 +104,8 @@ MoeModelConfig ReadMoe(const ConfigReader& reader, ConfigReader::Keys intermedia
 
 void ReadGroups(const ConfigReader& reader, int64_t default_groups, int64_t default_topk_groups,
                 RouterConfig* router) {
-  router->num_groups = static_cast<int>(reader.IntOr({"n_group"}, default_groups, 1, kMaxCount));
+  router->num_groups =
+      static_cast<int>(reader.IntOr({"n_group", "num_expert_group"}, default_groups, 1, kMaxCount));
   router->topk_groups =
       static_cast<int>(reader.IntOr({"topk_group"}, default_topk_groups, 1, kMaxCount));
   if (router->num_experts % router->num_groups != 0) {
@@ -177,6 +180,27 @@ bool ReadMlpLayerTypes(const ConfigReader& reader, ModelConfig* config) {
     config->layers[i].moe = types[i] == "sparse";
   }
   return true;
+}
+
+bool ReadLinearLayerTypes(const ConfigReader& reader, ModelConfig* config) {
+  constexpr std::string_view kKey = "layer_types";
+  const auto types = reader.Strings(kKey);
+  if (types.empty()) return false;
+  if (std::ssize(types) != config->num_layers())
+    throw Invalid("{} has {} entries; want one for each of the {} layers", reader.Where(kKey),
+                  types.size(), config->num_layers());
+  for (int64_t i = 0; i < config->num_layers(); ++i) {
+    if (types[i] != "linear_attention" && types[i] != "full_attention")
+      throw Invalid("{} holds \"{}\"; want linear_attention or full_attention", reader.Where(kKey),
+                    types[i]);
+    config->layers[i].linear = types[i] == "linear_attention";
+  }
+  return true;
+}
+
+void RequireFullLayer(const ConfigReader& reader, const ModelConfig& config) {
+  if (std::ranges::all_of(config.layers, &LayerConfig::linear))
+    throw Invalid("{}: want at least one layer with full_attention", reader.Where("layer_types"));
 }
 
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config) {

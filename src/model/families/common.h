@@ -15,7 +15,7 @@ constexpr int64_t kMaxPosition = 1'000'000'000;
 
 // Reads vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings and
 // torch_dtype. Adds one dense full-attention layer for each of num_hidden_layers, or of the key
-// `layers`. Error if hidden_act is not SiLU.
+// `layers`; none if it is empty. Error if hidden_act is not SiLU.
 void ReadCommon(const ConfigReader& reader, double default_norm_eps, ModelConfig* config,
                 std::string_view layers = "num_hidden_layers");
 
@@ -91,6 +91,11 @@ void MarkSparseLayers(const ConfigReader& reader, ModelConfig* config);
 
 // Reads layer_types if present: "sliding_attention" layers get `window`. Returns whether present.
 bool ReadLayerTypes(const ConfigReader& reader, int64_t window, ModelConfig* config);
+// Reads layer_types of models with linear attention, if present: "linear_attention" or
+// "full_attention". Returns whether present.
+bool ReadLinearLayerTypes(const ConfigReader& reader, ModelConfig* config);
+// Error if all layers have linear attention.
+void RequireFullLayer(const ConfigReader& reader, const ModelConfig& config);
 // Reads sliding_window, the window of all layers; absent: no window.
 void SetWindows(const ConfigReader& reader, ModelConfig* config);
 // Layers without a sliding window get no rotary embedding.

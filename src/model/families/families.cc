@@ -19,7 +19,7 @@ std::vector<Family> Collect() {
         Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
         FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
         BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(), MiMoV2FlashFamily(),
-        DeepseekV32Family(),  Qwen3NextFamily()}) {
+        DeepseekV32Family(),  Qwen3NextFamily(),  KimiLinearFamily(),   NemotronHFamily()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;

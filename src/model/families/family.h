@@ -37,15 +37,23 @@ struct TensorNames {
   std::string kv_b = "self_attn.kv_b_proj";
   std::string indexer = "self_attn.indexer";  // prefix of wq_b, wk, k_norm and weights_proj
 
-  // Linear attention. LinearAttentionConfig::separate decides which projections exist.
+  // Linear attention. LinearAttentionConfig::separate decides which projections exist. Kimi Delta
+  // Attention: q, k and v are those above; a and z are products with the _low projections.
   std::string linear_qkvz = "linear_attn.in_proj_qkvz", linear_ba = "linear_attn.in_proj_ba";
   std::string linear_qkv = "linear_attn.in_proj_qkv", linear_z = "linear_attn.in_proj_z";
   std::string linear_b = "linear_attn.in_proj_b", linear_a = "linear_attn.in_proj_a";
-  std::string linear_conv = "linear_attn.conv1d", linear_rate = "linear_attn.A_log";
-  std::string linear_bias = "linear_attn.dt_bias", linear_norm = "linear_attn.norm";
-  std::string linear_o = "linear_attn.out_proj";
+  std::string linear_a_low, linear_z_low;
+  // Mamba-2: one projection with the rows of z, v, k, q and a, and the factor of v in the output.
+  std::string linear_all, linear_skip;
+  // One convolution of all channels, or if `linear_conv` is empty, of q, k and v each.
+  std::string linear_conv = "linear_attn.conv1d";
+  std::string linear_q_conv, linear_k_conv, linear_v_conv;
+  std::string linear_rate = "linear_attn.A_log", linear_bias = "linear_attn.dt_bias";
+  std::string linear_norm = "linear_attn.norm", linear_o = "linear_attn.out_proj";
 
-  std::string mlp = "mlp";  // dense layers: prefix of gate_proj, up_proj, down_proj
+  // Dense layers: prefix of gate_proj, up_proj, down_proj. `mlp_alternative` is used if the
+  // checkpoint has them under it and not under `mlp`; empty: no alternative.
+  std::string mlp = "mlp", mlp_alternative;
   // MoE layers: prefix of the router and the experts. `moe_alternative` is used if the checkpoint
   // has a router under it and none under `moe`; empty: no alternative.
   std::string moe = "mlp", moe_alternative;
@@ -58,6 +66,8 @@ struct TensorNames {
   // of the first name.
   bool stacked_experts = false, transposed_experts = false;
   std::string stacked_gate_up = "experts.gate_up_proj", stacked_down = "experts.down_proj";
+  // Projections of the input and of the output of experts (MoeModelConfig::latent).
+  std::string latent_in, latent_out;
   // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
   // linear, by their names in the layer. Empty: gate_proj, up_proj and down_proj of `shared`.
   std::string shared_gate_up, shared_down;
@@ -142,5 +152,7 @@ std::span<const Family> Llama4Family();
 std::span<const Family> LongcatFlashFamily();
 std::span<const Family> MiMoV2FlashFamily();
 std::span<const Family> Qwen3NextFamily();
+std::span<const Family> KimiLinearFamily();
+std::span<const Family> NemotronHFamily();
 
 }  // namespace switchyard

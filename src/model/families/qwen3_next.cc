@@ -1,7 +1,5 @@
 // Qwen3-Next, and the text of Qwen3.5 and 3.6 MoE: three layers of gated DeltaNet for each layer of
 // gated attention, zero-centred norms, softmax router and a shared expert with a sigmoid gate.
-#include <algorithm>
-
 #include "core/error.h"
 #include "kernels/recurrent.h"
 #include "model/families/common.h"
@@ -12,24 +10,11 @@ namespace {
 
 // Without layer_types, every full_attention_interval-th layer attends to all tokens.
 void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
-  constexpr std::string_view kKey = "layer_types";
-  const auto types = reader.Strings(kKey);
-  const int64_t layers = config->num_layers();
   const int64_t every = reader.IntOr({"full_attention_interval"}, 4, 1, kMaxCount);
-  if (!types.empty() && std::ssize(types) != layers)
-    throw Invalid("{} has {} entries; want one for each of the {} layers", reader.Where(kKey),
-                  types.size(), layers);
-  for (int64_t i = 0; i < layers; ++i) {
-    const bool known =
-        types.empty() || types[i] == "linear_attention" || types[i] == "full_attention";
-    if (!known)
-      throw Invalid("{} holds \"{}\"; want linear_attention or full_attention", reader.Where(kKey),
-                    types[i]);
-    config->layers[i].linear =
-        types.empty() ? (i + 1) % every != 0 : types[i] == "linear_attention";
-  }
-  if (std::ranges::all_of(config->layers, &LayerConfig::linear))
-    throw Invalid("{}: want at least one layer with full_attention", reader.Where(kKey));
+  if (!ReadLinearLayerTypes(reader, config))
+    for (int64_t i = 0; i < config->num_layers(); ++i)
+      config->layers[i].linear = (i + 1) % every != 0;
+  RequireFullLayer(reader, *config);
 }
 
 void ReadLinearAttention(const ConfigReader& reader, ModelConfig* config) {

@@ -14,7 +14,7 @@ namespace switchyard {
 struct LayerContext {
   const ModelConfig& config;
   const Mesh& mesh;
-  const Tensor& cos_sin;  // [context_length, rotary_dim], of ModelConfig::rope
+  const Tensor& cos_sin;  // [context_length, rotary_dim] of ModelConfig::rope; may be undefined
   const RankGroups& groups;
   kernels::Device& device;
   Tensor query_scale = {};          // [context_length, QueryScaleWidth], or undefined

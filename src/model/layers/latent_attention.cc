@@ -139,16 +139,17 @@ void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w
                       .ldy = width,
                       .m = tokens});
   }
-  c_.device.Rope({.x = a.q,
-                  .ldx = width,
-                  .m = tokens,
-                  .heads = heads_,
-                  .head_dim = nope_ + rope_,
-                  .rotary_dim = rope_,
-                  .rotary_offset = nope_,
-                  .interleaved = c_.config.rope.interleaved,
-                  .positions = pass.rows.positions,
-                  .cos_sin = c_.cos_sin.data<float>()});
+  if (c_.config.layers[layer].rope)
+    c_.device.Rope({.x = a.q,
+                    .ldx = width,
+                    .m = tokens,
+                    .heads = heads_,
+                    .head_dim = nope_ + rope_,
+                    .rotary_dim = rope_,
+                    .rotary_offset = nope_,
+                    .interleaved = c_.config.rope.interleaved,
+                    .positions = pass.rows.positions,
+                    .cos_sin = c_.cos_sin.data<float>()});
   if (const int64_t part = QueryScaleWidth(c_.config.attention))
     c_.device.Rope({.x = a.q,
                     .ldx = width,
@@ -254,16 +255,17 @@ void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, 
                      .m = tokens,
                      .n = lora_,
                      .eps = kLatentNormEps});
-  c_.device.Rope({.x = a.latent,
-                  .ldx = latent,
-                  .m = tokens,
-                  .heads = 1,
-                  .head_dim = latent,
-                  .rotary_dim = rope_,
-                  .rotary_offset = lora_,
-                  .interleaved = c_.config.rope.interleaved,
-                  .positions = pass.rows.positions,
-                  .cos_sin = c_.cos_sin.data<float>()});
+  if (c_.config.layers[layer].rope)
+    c_.device.Rope({.x = a.latent,
+                    .ldx = latent,
+                    .m = tokens,
+                    .heads = 1,
+                    .head_dim = latent,
+                    .rotary_dim = rope_,
+                    .rotary_offset = lora_,
+                    .interleaved = c_.config.rope.interleaved,
+                    .positions = pass.rows.positions,
+                    .cos_sin = c_.cos_sin.data<float>()});
   c_.device.StoreKv({.x = a.latent,
                      .ldx = latent,
                      .m = tokens,

@@ -3,10 +3,16 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/tensor.h"
 #include "kernels/recurrent.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
+namespace {
+
+const float* FloatsOrNull(const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; }
+
+}  // namespace
 
 LinearAttention::LinearAttention(const LayerContext& context)
     : c_(context),
@@ -22,8 +28,8 @@ int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, 
                             bool chunks) {
   const LinearLayout at(linear, heads);
   return LayerScratch::Floats(
-      {tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width, tokens * at.gates_width,
-       tokens * heads * at.values,
+      {tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width,
+       tokens * at.factors_width, tokens * at.low_width, tokens * heads * at.values,
        chunks ? tokens * heads * linear.group() * kernels::kDeltaChunkFloats : 0});
 }
 
@@ -39,7 +45,8 @@ LinearAttention::Arrays LinearAttention::TakeArrays(Pass& pass) const {
   a.projected = scratch.Take(tokens * at_.width);
   a.mixed = scratch.Take(tokens * at_.mixed_width);
   a.ba = scratch.Take(tokens * at_.gates_width);
-  a.gates = scratch.Take(tokens * at_.gates_width);
+  a.gates = scratch.Take(tokens * at_.factors_width);
+  a.low = scratch.Take(tokens * at_.low_width);
   a.attended = scratch.Take(tokens * heads_ * at_.values);
   if (chunks_) a.chunks = scratch.Take(tokens * heads_ * l_.group() * kernels::kDeltaChunkFloats);
   return a;
@@ -51,25 +58,38 @@ void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t l
   Project(pass, a, w, x);
   Convolve(pass, a, w, layer);
   Recur(pass, a, w, layer);
-  const int64_t width = heads_ * at_.values;
-  c_.device.recurrent()->GatedNorm({.x = a.attended,
-                                    .ldx = width,
-                                    .weight = w.norm.data<float>(),
-                                    .z = a.projected + at_.z.first,
-                                    .ldz = at_.width,
-                                    .z_stride = at_.z.stride,
-                                    .group = l_.group(),
-                                    .m = pass.rows.tokens,
-                                    .heads = heads_ * l_.group(),
-                                    .n = l_.value_dim,
-                                    .eps = c_.config.norm_eps});
+  Gate(pass, a, w);
   c_.device.Linear({.x = a.attended,
-                    .ldx = width,
+                    .ldx = heads_ * at_.values,
                     .w = w.o.w,
                     .bias = w.o.bias_data(),
                     .y = out,
                     .ldy = c_.config.hidden,
                     .m = pass.rows.tokens});
+}
+
+void LinearAttention::Gate(const Pass& pass, const Arrays& a,
+                           const LinearAttentionWeights& w) const {
+  using kernels::OutputGate;
+  // Mamba-2 norms all value heads of a key head together, each element with its own weight.
+  const bool whole = l_.rule == kernels::StateRule::kMamba2;
+  const int64_t group = whole ? 1 : l_.group(), n = whole ? at_.values : l_.value_dim;
+  c_.device.recurrent()->GatedNorm({.x = a.attended,
+                                    .ldx = heads_ * at_.values,
+                                    .weight = w.norm.data<float>(),
+                                    .weight_stride = whole ? n : 0,
+                                    .z = a.projected + at_.z.first,
+                                    .ldz = at_.width,
+                                    .z_stride = at_.z.stride,
+                                    .group = group,
+                                    .gate = whole ? OutputGate::kSiluBefore
+                                            : l_.rule == kernels::StateRule::kKeyDelta
+                                                ? OutputGate::kSigmoid
+                                                : OutputGate::kSilu,
+                                    .m = pass.rows.tokens,
+                                    .heads = heads_ * group,
+                                    .n = n,
+                                    .eps = c_.config.norm_eps});
 }
 
 void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
@@ -94,7 +114,20 @@ void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAtt
   };
   add_all(w.in, w.stacked_in, a.projected, at_.width);
   add_all(w.gates, w.stacked_gates, a.ba, at_.gates_width);
+  add_all(w.low_in, WeightView(), a.low, at_.low_width);
   c_.device.LinearGroup(all);
+  if (w.low_in.empty()) return;
+  const auto second = [&](int64_t first, const LinearWeight& weight, float* y, int64_t ldy) {
+    c_.device.Linear({.x = a.low + first,
+                      .ldx = at_.low_width,
+                      .w = weight.w,
+                      .bias = weight.bias_data(),
+                      .y = y,
+                      .ldy = ldy,
+                      .m = pass.rows.tokens});
+  };
+  second(0, w.low_a, a.ba + at_.a.first, at_.gates_width);
+  second(l_.gate_rank, w.low_z, a.projected + at_.z.first, at_.width);
 }
 
 void LinearAttention::Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
@@ -107,6 +140,7 @@ void LinearAttention::Convolve(Pass& pass, const Arrays& a, const LinearAttentio
                                     .channels = at_.channels,
                                     .width = l_.conv_width,
                                     .weight = w.conv.data<float>(),
+                                    .bias = FloatsOrNull(w.conv_bias),
                                     .states = states.inputs(layer),
                                     .state_stride = states.slot_floats(),
                                     .sequences = pass.states,
@@ -133,6 +167,9 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
                                      .b_stride = at_.b.stride,
                                      .rate = w.rate.data<float>(),
                                      .bias = w.bias.data<float>(),
+                                     .rule = l_.rule,
+                                     .skip = FloatsOrNull(w.skip),
+                                     .min_step = l_.min_step,
                                      .key_heads = heads_,
                                      .value_heads = heads_ * l_.group(),
                                      .key_dim = l_.key_dim,

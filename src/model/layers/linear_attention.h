@@ -1,4 +1,4 @@
-// Linear attention (gated DeltaNet) of one layer on one rank of an attention group.
+// Linear attention (LinearAttentionConfig) of one layer on one rank of an attention group.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ class LinearAttention {
     float* projected;  // [T, width]
     float* mixed;      // [T, mixed_width]
     float* ba;         // [T, gates_width]
-    float* gates;      // [T, value heads, 2]
+    float* gates;      // [T, factors_width]
+    float* low;        // [T, low_width]
     float* attended;   // [T, value heads · value_dim]
     float* chunks;     // GatedDeltaParams::chunk_scratch; null: rows are not chunked
   };
@@ -39,6 +40,7 @@ class LinearAttention {
                const float* x) const;
   void Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
   void Recur(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+  void Gate(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w) const;
 
   const LayerContext& c_;
   const LinearAttentionConfig& l_;

@@ -102,6 +102,8 @@ class Assembler {
     Same(p + "output_norm", [&](const auto& w) { return layer(w).feed_forward_output_norm; });
     if (config_.layers[i].linear) {
       Linear(p, layer);
+    } else if (!config_.layers[i].mixer) {
+      EXPECT_FALSE(layer(ranks_[0]).input_norm.defined());
     } else if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
       Grouped(p, layer, config_.kv_heads(i));
     } else {
@@ -109,6 +111,8 @@ class Assembler {
     }
     if (config_.layers[i].dense())
       FeedForward(p + "dense.", [&](const auto& w) { return layer(w).dense; });
+    Same(p + "latent_in", [&](const auto& w) { return layer(w).latent_in.w; });
+    Same(p + "latent_out", [&](const auto& w) { return layer(w).latent_out.w; });
     if (!config_.layers[i].moe) return;
     Same(p + "router", [&](const auto& w) { return layer(w).moe.router.w; });
     Same(p + "shared_gate", [&](const auto& w) { return layer(w).moe.shared_gate; });
@@ -159,10 +163,22 @@ class Assembler {
     for (size_t i = 0; i < layer(ranks_[0]).linear.gates.size(); ++i)
       Rows(p + "gate" + std::to_string(i),
            [&](const auto& w) { return layer(w).linear.gates[i].w; });
+    for (size_t i = 0; i < layer(ranks_[0]).linear.low_in.size(); ++i)
+      Same(p + "low" + std::to_string(i),
+           [&](const auto& w) { return layer(w).linear.low_in[i].w; });
+    if (config_.linear->gate_rank > 0) {
+      Rows(p + "low_a", [&](const auto& w) { return layer(w).linear.low_a.w; });
+      Rows(p + "low_z", [&](const auto& w) { return layer(w).linear.low_z.w; });
+    }
     Columns(p + "o", [&](const auto& w) { return layer(w).linear.o.w; });
     Vectors(p + "rate", [&](const auto& w) { return layer(w).linear.rate; });
     Vectors(p + "bias", [&](const auto& w) { return layer(w).linear.bias; });
-    Same(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
+    Vectors(p + "skip", [&](const auto& w) { return layer(w).linear.skip; });
+    if (config_.linear->rule == kernels::StateRule::kMamba2) {
+      Vectors(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
+    } else {
+      Same(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
+    }
     Values& conv = out_[p + "conv"];  // of q, then of k, then of v, channel by channel
     const LinearAttentionConfig& c = *config_.linear;
     const LinearLayout at(c, c.key_heads / shape_.tp);

@@ -10,8 +10,9 @@
 namespace switchyard {
 namespace {
 
-double BytesOf(const kernels::ExpertWeights& w) {
-  return StoredBytes(w.gate) + StoredBytes(w.up) + StoredBytes(w.down);
+double BytesOf(const kernels::ExpertWeights& w, kernels::Activation activation) {
+  const bool gated = activation != kernels::Activation::kRelu2;
+  return (gated ? StoredBytes(w.gate) : 0) + StoredBytes(w.up) + StoredBytes(w.down);
 }
 
 // Next returns the bytes that `parts` has counted since the last call.
@@ -52,52 +53,77 @@ Tensor BuildFinalNorm(Parts& parts) {
   return norm;
 }
 
+// The prefix of the dense feed-forward in a layer.
+std::string DensePrefix(const Parts& parts, int64_t index, const std::string& prefix) {
+  const TensorNames& names = parts.names();
+  if (parts.config().layers[index].dense_beside) return prefix + names.moe + "." + names.shared;
+  const std::string mlp = prefix + names.mlp, other = prefix + names.mlp_alternative;
+  const bool uses_other = !names.mlp_alternative.empty() && !parts.Has(mlp + ".down_proj.weight") &&
+                          parts.Has(other + ".down_proj.weight");
+  return uses_other ? other : mlp;
+}
+
+kernels::ExpertWeights BuildDense(Parts& parts, int64_t index, const std::string& prefix) {
+  const Mesh& mesh = parts.mesh();
+  const std::string mlp = DensePrefix(parts, index, prefix);
+  const int64_t width = parts.config().dense_width(index);
+  const Range part = mesh.replicated_dense()
+                         ? Range{0, width}
+                         : parts.EvenColumns(mlp + ".down_proj", width, mesh.tp(), mesh.tp_rank());
+  return parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
+                           parts.config().hidden, width, part, "hidden_size, intermediate_size");
+}
+
 LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const ModelConfig& config = parts.config();
   const TensorNames& names = parts.names();
-  const Mesh& mesh = parts.mesh();
+  const LayerConfig& kind = config.layers[index];
   const std::string prefix = LayerPrefix(parts, index);
   LayerWeights layer;
   Meter meter(parts);
-  if (!mesh.attends()) {
-    if (!config.layers[index].moe) return layer;
+  if (!parts.mesh().attends()) {
+    if (!kind.moe) return layer;
     layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
     bytes.experts += meter.Next();
     return layer;
   }
-  const auto norm = [&](const std::string& name) {
-    return name.empty() ? Tensor() : BuildNorm(parts, prefix + name + ".weight");
+  const auto norm = [&](bool exists, const std::string& name) {
+    return !exists || name.empty() ? Tensor() : BuildNorm(parts, prefix + name + ".weight");
   };
-  layer.input_norm = norm(names.input_norm);
-  layer.post_attention_norm = norm(names.post_attention_norm);
-  layer.attention_output_norm = norm(names.attention_output_norm);
-  layer.feed_forward_output_norm = norm(names.feed_forward_output_norm);
+  layer.input_norm = norm(kind.mixer, names.input_norm);
+  layer.post_attention_norm = norm(kind.feed_forward, names.post_attention_norm);
+  layer.attention_output_norm = norm(kind.mixer, names.attention_output_norm);
+  layer.feed_forward_output_norm = norm(kind.feed_forward, names.feed_forward_output_norm);
   bytes.norms += meter.Next();
-  if (config.layers[index].linear) {
+  if (kind.linear) {
     layer.linear = BuildLinearAttention(parts, prefix);
-  } else if (config.attention.kind == AttentionConfig::Kind::kGrouped) {
+  } else if (kind.mixer && config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
-  } else {
+  } else if (kind.mixer) {
     layer.latent = BuildLatentAttention(parts, prefix, config.has_indexer(index));
   }
   bytes.attention += meter.Next();
-  if (config.layers[index].moe) {
+  if (kind.moe) {
     layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
     const double router = StoredBytes(layer.moe.router.w);
-    const double shared =
-        layer.moe.has_shared ? BytesOf(layer.moe.shared) + StoredBytes(layer.moe.shared_gate) : 0;
+    const double shared = layer.moe.has_shared ? BytesOf(layer.moe.shared, config.activation) +
+                                                     StoredBytes(layer.moe.shared_gate)
+                                               : 0;
     bytes.router += router;
     bytes.shared += shared;
     bytes.experts += meter.Next() - router - shared;
   }
-  if (config.layers[index].dense()) {
-    const std::string mlp = prefix + names.mlp;
-    const Range part =
-        mesh.replicated_dense()
-            ? Range{0, config.intermediate}
-            : parts.EvenColumns(mlp + ".down_proj", config.intermediate, mesh.tp(), mesh.tp_rank());
-    layer.dense = parts.FeedForward(mlp + ".gate_proj", mlp + ".up_proj", mlp + ".down_proj",
-                                    config.intermediate, part, "hidden_size, intermediate_size");
+  if (kind.moe && config.moe->latent > 0) {
+    const int64_t latent = config.moe->latent, hidden = config.hidden;
+    constexpr std::string_view kKeys = "hidden_size, moe_latent_size";
+    layer.latent_in =
+        parts.Rows(prefix + names.latent_in, latent, hidden, {0, latent}, false, kKeys);
+    layer.latent_out =
+        parts.Rows(prefix + names.latent_out, hidden, latent, {0, hidden}, false, kKeys);
+    bytes.shared += meter.Next();
+  }
+  if (kind.dense()) {
+    layer.dense = BuildDense(parts, index, prefix);
     bytes.dense += meter.Next();
   }
   return layer;

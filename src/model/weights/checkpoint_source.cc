@@ -47,6 +47,7 @@ class CheckpointSource : public WeightSource {
     std::vector<int64_t> shape = {r.n};
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
     if (r.kernel > 0) shape = {r.n / r.kernel, 1, r.kernel};
+    if (r.of_heads) shape = {1, 1, r.n, 1};
     const StoredTensor* t = in_.Find(r.name, shape, r.keys);
     if (!t) return;
     if (!IsPlain(t->dtype)) {

@@ -1,64 +1,149 @@
-#include <algorithm>
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "kernels/state_rule.h"
 #include "model/linear_layout.h"
 #include "model/weights/parts.h"
 
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kKeys =
-    "hidden_size, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, "
-    "linear_value_head_dim, linear_conv_kernel_dim";
+using kernels::StateRule;
 
-// The projections of the key heads `heads`.
-void BuildProjections(Parts& parts, const std::string& prefix, Range heads,
-                      LinearAttentionWeights* w) {
-  const LinearAttentionConfig& c = *parts.config().linear;
-  const TensorNames& names = parts.names();
-  const int64_t keys = c.key_heads * c.key_dim, values = c.value_heads * c.value_dim;
-  const int64_t of_head = c.group() * c.value_dim;
-  const auto rows = [&](const std::string& name, int64_t n, int64_t first, int64_t per_head) {
-    return parts.Rows(prefix + name, n, parts.config().hidden,
-                      {first + heads.begin * per_head, first + heads.end * per_head}, false, kKeys);
-  };
-  if (!c.separate) {
-    const int64_t per_head = 2 * c.key_dim + 2 * of_head;
-    w->in = {rows(names.linear_qkvz, c.key_heads * per_head, 0, per_head)};
-    w->gates = {rows(names.linear_ba, 2 * c.value_heads, 0, 2 * c.group())};
-    return;
+// The keys of config.json that give the sizes, for messages.
+std::string_view KeysOf(const LinearAttentionConfig& c) {
+  switch (c.rule) {
+    case StateRule::kKeyDelta:
+      return "hidden_size, linear_attn_config.num_heads, linear_attn_config.head_dim, "
+             "linear_attn_config.short_conv_kernel_size";
+    case StateRule::kMamba2:
+      return "hidden_size, n_groups, mamba_num_heads, mamba_head_dim, ssm_state_size, conv_kernel";
+    case StateRule::kDelta:
+      break;
   }
-  w->in = {rows(names.linear_qkv, 2 * keys + values, 0, c.key_dim),
-           rows(names.linear_qkv, 2 * keys + values, keys, c.key_dim),
-           rows(names.linear_qkv, 2 * keys + values, 2 * keys, of_head),
-           rows(names.linear_z, values, 0, of_head)};
-  w->gates = {rows(names.linear_b, c.value_heads, 0, c.group()),
-              rows(names.linear_a, c.value_heads, 0, c.group())};
+  return "hidden_size, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, "
+         "linear_value_head_dim, linear_conv_kernel_dim";
 }
 
-// The weights of the convolution by row, and by channel in the order of LinearLayout's mixed rows.
-// The checkpoint has [channels, 1, width], the channels of all q heads, then of k, then of v.
-Tensor BuildConv(Parts& parts, const std::string& name, Range heads) {
+// The projections of the key heads `heads`.
+class Projections {
+ public:
+  Projections(Parts& parts, const std::string& prefix, Range heads)
+      : parts_(parts),
+        names_(parts.names()),
+        c_(*parts.config().linear),
+        prefix_(prefix),
+        heads_(heads),
+        keys_(c_.key_heads * c_.key_dim),
+        values_(c_.value_heads * c_.value_dim),
+        of_head_(c_.group() * c_.value_dim) {}
+
+  void Build(LinearAttentionWeights* w) {
+    if (c_.rule == StateRule::kKeyDelta) return BuildKeyDelta(w);
+    if (c_.rule == StateRule::kMamba2) return BuildMamba(w);
+    if (c_.separate) return BuildSeparate(w);
+    const int64_t per_head = 2 * c_.key_dim + 2 * of_head_;
+    w->in = {Rows(names_.linear_qkvz, c_.key_heads * per_head, 0, per_head)};
+    w->gates = {Rows(names_.linear_ba, 2 * c_.value_heads, 0, 2 * c_.group())};
+  }
+
+ private:
+  void BuildSeparate(LinearAttentionWeights* w) {
+    const int64_t n = 2 * keys_ + values_;
+    w->in = {Rows(names_.linear_qkv, n, 0, c_.key_dim),
+             Rows(names_.linear_qkv, n, keys_, c_.key_dim),
+             Rows(names_.linear_qkv, n, 2 * keys_, of_head_),
+             Rows(names_.linear_z, values_, 0, of_head_)};
+    w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group()),
+                Rows(names_.linear_a, c_.value_heads, 0, c_.group())};
+  }
+
+  void BuildKeyDelta(LinearAttentionWeights* w) {
+    w->in = {Rows(names_.q, keys_, 0, c_.key_dim), Rows(names_.k, keys_, 0, c_.key_dim),
+             Rows(names_.v, values_, 0, of_head_)};
+    w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group())};
+    for (const std::string* name : {&names_.linear_a_low, &names_.linear_z_low})
+      w->low_in.push_back(parts_.Rows(prefix_ + *name, c_.gate_rank, parts_.config().hidden,
+                                      {0, c_.gate_rank}, false, KeysOf(c_)));
+    const int64_t decays = c_.group() * c_.decays();  // of a key head
+    w->low_a = OfLow(names_.linear_a, decays);
+    w->low_z = OfLow(names_.linear_z, of_head_);
+  }
+
+  // The rows of z, x (v), B (k), C (q) and the steps (a).
+  void BuildMamba(LinearAttentionWeights* w) {
+    const int64_t n = 2 * values_ + 2 * keys_ + c_.value_heads;
+    const auto rows = [&](int64_t first, int64_t per_head) {
+      return Rows(names_.linear_all, n, first, per_head, c_.projection_bias);
+    };
+    w->in = {rows(2 * values_ + keys_, c_.key_dim), rows(2 * values_, c_.key_dim),
+             rows(values_, of_head_), rows(0, of_head_)};
+    w->gates = {rows(n - c_.value_heads, c_.group())};
+  }
+
+  // Rows first + [heads · per_head] of the linear `name` [n, hidden].
+  LinearWeight Rows(const std::string& name, int64_t n, int64_t first, int64_t per_head,
+                    bool bias = false) {
+    return parts_.Rows(prefix_ + name, n, parts_.config().hidden,
+                       {first + heads_.begin * per_head, first + heads_.end * per_head}, bias,
+                       KeysOf(c_));
+  }
+  LinearWeight OfLow(const std::string& name, int64_t per_head) {
+    return parts_.Rows(prefix_ + name, c_.key_heads * per_head, c_.gate_rank, heads_ * per_head,
+                       false, KeysOf(c_));
+  }
+
+  Parts& parts_;
+  const TensorNames& names_;
+  const LinearAttentionConfig& c_;
+  const std::string& prefix_;
+  const Range heads_;
+  const int64_t keys_, values_, of_head_;
+};
+
+// The channels of the convolution of q, k or v: in a tensor of their own, or from channel `first`
+// on in the tensor of all channels.
+struct ConvPart {
+  const std::string& own;  // name of the tensor
+  int64_t channels, first, per_head;
+  LinearLayout::Part to;  // in a mixed row
+};
+
+std::vector<ConvPart> ConvParts(const LinearAttentionConfig& c, const TensorNames& names,
+                                const LinearLayout& at) {
+  const int64_t keys = c.key_heads * c.key_dim, values = c.value_heads * c.value_dim;
+  const bool reversed = c.rule == StateRule::kMamba2;  // x (v), B (k), C (q)
+  return {{names.linear_q_conv, keys, reversed ? values + keys : 0, c.key_dim, at.q},
+          {names.linear_k_conv, keys, reversed ? values : keys, c.key_dim, at.k},
+          {names.linear_v_conv, values, reversed ? 0 : 2 * keys, at.values, at.v}};
+}
+
+// The weights [conv_width, mixed_width] or the bias [mixed_width] of the convolution, in the order
+// of LinearLayout's mixed rows. The checkpoint has weights [channels, 1, width].
+Tensor BuildConv(Parts& parts, const std::string& prefix, Range heads, bool bias) {
   const LinearAttentionConfig& c = *parts.config().linear;
+  const TensorNames& names = parts.names();
   const LinearLayout at(c, heads.size());
-  const int64_t keys = c.key_heads * c.key_dim;
-  Tensor conv = Tensor::Empty(DType::kF32, {c.conv_width, at.mixed_width});
-  const auto read = [&](int64_t first, int64_t per_head, LinearLayout::Part to) {
-    const Range part = {first + heads.begin * per_head, first + heads.end * per_head};
-    const Tensor from = parts.Vector({.name = name,
-                                      .n = (2 * keys + c.value_heads * c.value_dim) * c.conv_width,
-                                      .range = part * c.conv_width,
-                                      .kernel = c.conv_width,
-                                      .keys = kKeys});
-    for (int64_t i = 0; i < part.size(); ++i)
-      for (int64_t j = 0; j < c.conv_width; ++j)
-        conv.data<float>()[j * at.mixed_width + to.first + i / per_head * to.stride +
-                           i % per_head] =
-            from.span<float>()[static_cast<size_t>(i * c.conv_width + j)];
-  };
-  read(0, c.key_dim, at.q);
-  read(keys, c.key_dim, at.k);
-  read(2 * keys, at.values, at.v);
+  const bool joined = !names.linear_conv.empty();
+  const int64_t all = 2 * c.key_heads * c.key_dim + c.value_heads * c.value_dim;
+  const int64_t rows = bias ? 1 : c.conv_width;
+  Tensor conv = Tensor::Empty(DType::kF32, {rows, at.mixed_width});
+  for (const ConvPart& part : ConvParts(c, names, at)) {
+    const int64_t begin = joined ? part.first : 0, per_head = part.per_head;
+    const Range channels = {begin + heads.begin * per_head, begin + heads.end * per_head};
+    const std::string name = prefix + (joined ? names.linear_conv : part.own);
+    const Tensor from = parts.Vector({.name = name + (bias ? ".bias" : ".weight"),
+                                      .n = (joined ? all : part.channels) * rows,
+                                      .range = channels * rows,
+                                      .kernel = bias ? 0 : rows,
+                                      .keys = KeysOf(c)});
+    for (int64_t i = 0; i < channels.size(); ++i)
+      for (int64_t j = 0; j < rows; ++j)
+        conv.data<float>()[j * at.mixed_width + part.to.first + i / per_head * part.to.stride +
+                           i % per_head] = from.span<float>()[static_cast<size_t>(i * rows + j)];
+  }
   return conv;
 }
 
@@ -68,26 +153,36 @@ LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& pre
   const LinearAttentionConfig& c = *parts.config().linear;
   const TensorNames& names = parts.names();
   const Range heads = LinearKeyHeads(c, parts.mesh()), values = heads * c.group();
-  const auto vector = [&](const std::string& name) {
-    return parts.Vector(
-        {.name = prefix + name, .n = c.value_heads, .range = values, .keys = kKeys});
-  };
   LinearAttentionWeights w;
-  BuildProjections(parts, prefix, heads, &w);
-  w.conv = BuildConv(parts, prefix + names.linear_conv + ".weight", heads);
-  w.rate = vector(names.linear_rate);
+  Projections(parts, prefix, heads).Build(&w);
+  w.conv = BuildConv(parts, prefix, heads, /*bias=*/false);
+  if (c.conv_bias) w.conv_bias = BuildConv(parts, prefix, heads, /*bias=*/true);
+  w.rate = parts.Vector({.name = prefix + names.linear_rate,
+                         .n = c.value_heads,
+                         .range = values,
+                         .of_heads = c.rule == StateRule::kKeyDelta,
+                         .keys = KeysOf(c)});
   for (int64_t i = 0; i < values.size(); ++i) {
     float& rate = w.rate.data<float>()[i];
     rate = -std::exp(rate);
   }
-  w.bias = vector(names.linear_bias);
+  w.bias = parts.Vector({.name = prefix + names.linear_bias,
+                         .n = c.value_heads * c.decays(),
+                         .range = values * c.decays(),
+                         .keys = KeysOf(c)});
+  const bool mamba = c.rule == StateRule::kMamba2;
+  if (mamba)
+    w.skip = parts.Vector({.name = prefix + names.linear_skip,
+                           .n = c.value_heads,
+                           .range = values,
+                           .keys = KeysOf(c)});
   w.norm = parts.Vector({.name = prefix + names.linear_norm + ".weight",
-                         .n = c.value_dim,
-                         .range = {0, c.value_dim},
+                         .n = (mamba ? c.value_heads : 1) * c.value_dim,
+                         .range = mamba ? values * c.value_dim : Range{0, c.value_dim},
                          .norm = true,
-                         .keys = kKeys});
+                         .keys = KeysOf(c)});
   w.o = parts.Columns(prefix + names.linear_o, parts.config().hidden, c.value_heads * c.value_dim,
-                      values * c.value_dim, false, kKeys);
+                      values * c.value_dim, c.projection_bias, KeysOf(c));
   return w;
 }
 

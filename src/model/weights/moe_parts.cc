@@ -153,8 +153,9 @@ std::vector<kernels::ExpertWeights> ExpertsOfBlock(Parts& parts, const std::stri
     const std::string one = fmt::format("{}{}.", prefix, e);
     experts.push_back(fused ? FusedExpert(parts, block, e, part)
                             : parts.FeedForward(one + names.expert_gate, one + names.expert_up,
-                                                one + names.expert_down, moe.intermediate, part,
-                                                kExpertKeys));
+                                                one + names.expert_down,
+                                                parts.config().expert_row_width(), moe.intermediate,
+                                                part, kExpertKeys));
   }
   if (names.expert_biases) AddExpertBiases(parts, block, mine, part, &experts, owned);
   return experts;
@@ -198,11 +199,11 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
     const Range part = parts.replicated_shared_expert()
                            ? Range{0, shared}
                            : parts.EvenColumns(down, shared, mesh.tp(), mesh.tp_rank());
-    w.shared = stacked
-                   ? StackedShared(parts, prefix, part)
-                   : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down, shared, part,
-                                       "hidden_size, the shared experts' intermediate "
-                                       "size");
+    w.shared = stacked ? StackedShared(parts, prefix, part)
+                       : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down,
+                                           parts.config().hidden, shared, part,
+                                           "hidden_size, the shared experts' intermediate "
+                                           "size");
   }
   if (moe.shared_gate) {
     w.shared_gate = parts.Plain(block + names.shared_gate + ".weight", 1, {0, 1}, "hidden_size");

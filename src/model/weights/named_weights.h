@@ -26,9 +26,15 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   for (size_t i = 0; i < r.in.size(); ++i) to->Add(fmt::format("{}in.{}", prefix, i), r.in[i]);
   for (size_t i = 0; i < r.gates.size(); ++i)
     to->Add(fmt::format("{}gates.{}", prefix, i), r.gates[i]);
+  for (size_t i = 0; i < r.low_in.size(); ++i)
+    to->Add(fmt::format("{}low.{}", prefix, i), r.low_in[i]);
+  to->Add(prefix + "low.a", r.low_a);
+  to->Add(prefix + "low.z", r.low_z);
   to->Add(prefix + "conv", r.conv);
+  to->Add(prefix + "conv.bias", r.conv_bias);
   to->Add(prefix + "rate", r.rate);
   to->Add(prefix + "bias", r.bias);
+  to->Add(prefix + "skip", r.skip);
   to->Add(prefix + "norm", r.norm);
   to->Add(prefix + "o", r.o);
   const LatentAttentionWeights& l = layer.latent;

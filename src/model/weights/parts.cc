@@ -140,12 +140,14 @@ LinearWeight Parts::Columns(const std::string& name, int64_t n, int64_t k, Range
 }
 
 kernels::ExpertWeights Parts::FeedForward(const std::string& gate, const std::string& up,
-                                          const std::string& down, int64_t intermediate, Range part,
-                                          std::string_view keys) {
-  const int64_t hidden = config().hidden;
-  kernels::ExpertWeights w{.gate = Rows(gate, intermediate, hidden, part, false, keys).w,
-                           .up = Rows(up, intermediate, hidden, part, false, keys).w,
-                           .down = Columns(down, hidden, intermediate, part, false, keys).w};
+                                          const std::string& down, int64_t width,
+                                          int64_t intermediate, Range part, std::string_view keys) {
+  kernels::ExpertWeights w;
+  if (config().activation != kernels::Activation::kRelu2)
+    w.gate = Rows(gate, intermediate, width, part, false, keys).w;
+  w.up = Rows(up, intermediate, width, part, false, keys).w;
+  w.down = Columns(down, width, intermediate, part, false, keys).w;
+  if (config().activation == kernels::Activation::kRelu2) w.gate = w.up;
   ShareInput(w.gate, w.up);
   return w;
 }

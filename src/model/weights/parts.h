@@ -63,11 +63,12 @@ class Parts {
   // products are summed over the group, so only its first rank has the bias.
   LinearWeight Columns(const std::string& name, int64_t n, int64_t k, Range cols, bool bias,
                        std::string_view keys);
-  // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Gate
-  // and up read the same rows, quantized with one scale or not at all.
+  // gate, up and down linears of these names, of which the rank has `part` of `intermediate`. Rows
+  // have `width` elements before and after. Gate and up read the same rows, quantized with one
+  // scale or not at all. Activations without a gate: `gate` is the same matrix as `up`.
   kernels::ExpertWeights FeedForward(const std::string& gate, const std::string& up,
-                                     const std::string& down, int64_t intermediate, Range part,
-                                     std::string_view keys);
+                                     const std::string& down, int64_t width, int64_t intermediate,
+                                     Range part, std::string_view keys);
 
  private:
   const BuildContext context_;

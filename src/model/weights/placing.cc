@@ -121,18 +121,18 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     const bool joins =
         device.fused() && grouped.q.w.defined() && JoinBiases(qkv, &grouped.qkv.bias);
     Place(device, grouped.qkv.bias);
-    for (Tensor* t :
-         {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
-          &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
-          &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm, &layer.linear.conv,
-          &layer.linear.rate, &layer.linear.bias, &layer.linear.norm})
+    for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
+                      &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
+                      &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm,
+                      &layer.linear.conv, &layer.linear.conv_bias, &layer.linear.rate,
+                      &layer.linear.bias, &layer.linear.skip, &layer.linear.norm})
       Place(device, *t);
-    for (LinearWeight* w :
-         {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
-          &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a, &layer.latent.q_b,
-          &layer.latent.kv_a, &layer.latent.o, &layer.linear.o})
+    for (LinearWeight* w : {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
+                            &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a,
+                            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o, &layer.linear.o,
+                            &layer.linear.low_a, &layer.linear.low_z})
       Place(device, *w);
-    for (auto* projections : {&layer.linear.in, &layer.linear.gates})
+    for (auto* projections : {&layer.linear.in, &layer.linear.gates, &layer.linear.low_in})
       for (LinearWeight& w : *projections) Place(device, w);
     if (joins) {
       LinearWeight* const parts[] = {&grouped.q, &grouped.k, &grouped.v};

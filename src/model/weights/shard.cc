@@ -28,13 +28,13 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
                                                        config.first_layer + layer, kv_heads));
   }
   if (config.has_states() && config.linear->key_heads % attn_tp != 0) {
-    throw Invalid("{} does not divide linear_num_key_heads {}; want a divisor", attention_ranks,
-                  config.linear->key_heads);
+    throw Invalid("{} does not divide {} {}; want a divisor", attention_ranks,
+                  config.linear->heads_key, config.linear->key_heads);
   }
-  const bool has_dense = std::ranges::any_of(config.layers, &LayerConfig::dense);
-  if (has_dense && !mesh.replicated_dense() && config.intermediate < tp) {
-    throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,
-                  config.intermediate);
+  for (int64_t layer = 0; !mesh.replicated_dense() && layer < config.num_layers(); ++layer) {
+    if (config.layers[layer].dense() && config.dense_width(layer) < tp)
+      throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,
+                    config.dense_width(layer));
   }
   if (!config.moe) return;
   if (config.moe->intermediate % mesh.moe_tp() != 0) {

@@ -43,8 +43,9 @@ struct VectorRequest {
   Range range;
   int64_t offset = 0, step = 1;  // stored elements offset + i · step for i in `range`
   int64_t experts = 0, expert = 0;
-  int64_t kernel = 0;  // stored as [n / kernel, 1, kernel], as a convolution of each channel
-  bool norm = false;   // a norm's weight; dummy weights of norms are 1
+  int64_t kernel = 0;     // stored as [n / kernel, 1, kernel], as a convolution of each channel
+  bool of_heads = false;  // stored as [1, 1, n, 1], to broadcast to [batch, rows, heads, elements]
+  bool norm = false;      // a norm's weight; dummy weights of norms are 1
   std::string_view keys;
 };
 

@@ -21,7 +21,7 @@ namespace switchyard {
 struct CpuMoeState : MoeState {
   using MoeState::MoeState;
 
-  Scratch<float> gathered, lane_sums;
+  Scratch<float> gathered, gathered_router, lane_sums;
   Scratch<float> logits;  // router logits [round, num_logits]
   TopK logical;           // [round, top_k] logical experts that the router selects
   // [round, k] physical experts. Used only if these differ from the logical experts.
@@ -81,6 +81,7 @@ class CpuMoeBackend : public MoeBackend {
   void SelectExchange(int64_t longest, MoeState& state) override;
   float* GatheredRows(MoeState& state) override;
   float* LaneSums(MoeState& state) override;
+  float* GatheredRouterRows(MoeState& state) override;
   MoeInputBuffer InputRows(MoeState& state) override;
   bool takes_input_rows() const override { return !fused_; }
 

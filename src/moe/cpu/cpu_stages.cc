@@ -116,6 +116,9 @@ std::unique_ptr<MoeLayerParts> CpuMoeBackend::Place(MoeLayerConfig config,
 float* CpuMoeBackend::GatheredRows(MoeState& state) {
   return Own(state).gathered.Get(state.lane_tokens * state.width);
 }
+float* CpuMoeBackend::GatheredRouterRows(MoeState& state) {
+  return Own(state).gathered_router.Get(state.lane_tokens * state.router_width);
+}
 float* CpuMoeBackend::LaneSums(MoeState& state) {
   return Own(state).lane_sums.Get(state.lane_tokens * state.width);
 }
@@ -173,8 +176,8 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
   const int64_t tokens = s.round.size();
   float* logits = s.logits.Get(tokens * experts);
   if (tokens > 0)
-    kernels::Linear({.x = s.round_x(),
-                     .ldx = config.hidden,
+    kernels::Linear({.x = s.round_router_x(),
+                     .ldx = s.router_width,
                      .w = parts.weights.router.w,
                      .bias = parts.weights.router.bias,
                      .y = logits,

@@ -100,7 +100,13 @@ struct Wire {
 struct Head {
   std::array<Wire, 3> views;      // gate, up, down
   std::array<int64_t, 3> biases;  // size of each bias in floats; 0: no bias
+  bool gate_is_up;                // Activation::kRelu2: only `up` is stored
 };
+
+bool SameMatrix(const WeightView& a, const WeightView& b) {
+  return a.data != nullptr && a.data == b.data && a.row0 == b.row0 && a.row_step == b.row_step &&
+         a.col0 == b.col0 && a.n == b.n && a.k == b.k;
+}
 
 size_t Align(size_t bytes) {
   return (bytes + ExpertImage::kAlignment - 1) / ExpertImage::kAlignment * ExpertImage::kAlignment;
@@ -120,7 +126,8 @@ ExpertImage::ExpertImage(OwnedExpert expert) : expert_(std::move(expert)) {
     bytes_ += Align(extent.size);
   };
   const std::array views = {&e.gate, &e.up, &e.down};
-  for (size_t i = 0; i < views.size(); ++i) {
+  head.gate_is_up = SameMatrix(e.gate, e.up);
+  for (size_t i = head.gate_is_up ? 1 : 0; i < views.size(); ++i) {
     const WeightView& w = *views[i];
     const auto [copy, arrays] = HeadOf(w);
     head.views[i] = {w.format,      w.activation, w.group_size, w.global_scale,
@@ -176,7 +183,7 @@ OwnedExpert ExpertFromImage(std::shared_ptr<const std::byte> run, size_t size) {
   OwnedExpert expert{.owner = run};
   kernels::ExpertWeights& e = expert.weights;
   const std::array views = {&e.gate, &e.up, &e.down};
-  for (size_t i = 0; i < views.size(); ++i) {
+  for (size_t i = head.gate_is_up ? 1 : 0; i < views.size(); ++i) {
     const Wire& w = head.views[i];
     WeightView& view = *views[i];
     view = {.format = w.format,
@@ -195,6 +202,7 @@ OwnedExpert ExpertFromImage(std::shared_ptr<const std::byte> run, size_t size) {
     view.scales = take(w.sizes[1]);
     view.zeros = take(w.sizes[2]);
   }
+  if (head.gate_is_up) e.gate = e.up;
   e.gate_bias = static_cast<const float*>(take(head.biases[0] * sizeof(float)));
   e.up_bias = static_cast<const float*>(take(head.biases[1] * sizeof(float)));
   e.down_bias = static_cast<const float*>(take(head.biases[2] * sizeof(float)));

@@ -139,5 +139,20 @@ TEST(ExpertImage, MemoryGoesWithTheLastView) {
   EXPECT_TRUE(owner.expired());
 }
 
+// Experts without a gate (Activation::kRelu2).
+TEST(ExpertImage, AMatrixThatIsBothGateAndUpIsStoredOnce) {
+  const TestLayer layer(
+      {.format = WeightFormat::kBF16, .hidden = 64, .intermediate = 96, .num_experts = 1});
+  kernels::ExpertWeights want = layer.whole.experts[0];
+  const size_t bytes_of_three = ExpertImage({.weights = want}).bytes();
+  want.gate = want.up;
+  const ExpertImage image({.weights = want});
+  EXPECT_LT(image.bytes(), bytes_of_three);
+  const OwnedExpert got = CopyInPieces(image, 1000);
+  EXPECT_EQ(got.weights.gate.data, got.weights.up.data);
+  EXPECT_TRUE(SameBits(Numbers(got.weights.gate), Numbers(want.up)));
+  EXPECT_TRUE(SameBits(Numbers(got.weights.down), Numbers(want.down)));
+}
+
 }  // namespace
 }  // namespace switchyard

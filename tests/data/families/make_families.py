@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import re
 
 import safetensors.torch
 import torch
@@ -193,6 +194,30 @@ FAMILIES.update({
                                              first_k_dense_replace=1, norm_topk_prob=False, index_topk=4, index_n_heads=8,
                                              index_head_dim=8, indexer_types=["full", "shared", "full", "shared"])),
 })
+KIMI = dict(num_key_value_heads=4, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=12, intermediate_size=40,
+            rms_norm_eps=1e-4)
+FAMILIES.update({
+    "kimi_linear": ("KimiLinear", dict(**KIMI, num_hidden_layers=5, linear_num_heads=4, linear_head_dim=12,
+                                       linear_conv_kernel_dim=4, num_local_experts=6, num_experts_per_tok=3,
+                                       moe_intermediate_size=12)),
+    "kimi_linear_layers": ("KimiLinear", dict(
+        **{**KIMI, "kv_lora_rank": 20, "intermediate_size": 56}, q_lora_rank=18, linear_num_heads=2, linear_head_dim=18,
+        linear_conv_kernel_dim=3, layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"], num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=1.6, attention_bias=True)),
+})
+MAMBA = dict(mamba_head_dim=10, ssm_state_size=12, chunk_size=8, layer_norm_epsilon=1e-4, time_step_min=0.2, head_dim=12,
+             num_experts_per_tok=3, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28)
+FAMILIES.update({
+    "nemotron_h": ("NemotronH", dict(
+        **MAMBA, num_key_value_heads=2, mamba_num_heads=8, n_groups=4, n_routed_experts=8, routed_scaling_factor=2.5,
+        layers_block_type=["linear_attention", "moe", "linear_attention", "full_attention", "moe"])),
+    "nemotron_h_latent": ("NemotronH", dict(
+        **{**MAMBA, "mamba_head_dim": 14, "num_experts_per_tok": 2}, num_key_value_heads=4, mamba_num_heads=4, n_groups=2,
+        conv_kernel=3, use_conv_bias=False, use_bias=True, n_routed_experts=8, n_group=4, topk_group=2, norm_topk_prob=False,
+        moe_latent_size=20, intermediate_size=40,
+        layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "linear_attention", "moe"])),
+})
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
@@ -240,6 +265,26 @@ def as_mimo(text):
         add_swa_attention_sink_bias=False, add_full_attention_sink_bias=False, scoring_func="sigmoid", topk_method="noaux_tc",
         n_shared_experts=None)
     return published
+
+
+def as_kimi_linear(text):
+    """The configuration of Kimi-Linear with the published names."""
+    published = {key: value for key, value in text.items() if not key.startswith("linear_") and not key.endswith("layer_types")}
+    kinds = text["layer_types"]
+    published["linear_attn_config"] = {
+        "full_attn_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"],
+        "kda_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "linear_attention"],
+        "head_dim": text["linear_head_dim"], "num_heads": text["linear_num_heads"],
+        "short_conv_kernel_size": text["linear_conv_kernel_dim"]}
+    published.update(first_k_dense_replace=text["mlp_layer_types"].count("dense"), moe_layer_freq=1, mla_use_nope=True,
+                     moe_router_activation_func="sigmoid", use_grouped_topk=True, rope_theta=10000.0, rope_scaling=None)
+    return published
+
+
+def as_kimi_linear_weights(weights):
+    """transformers 5.24 gives dense layers the prefix of MoE layers. Published checkpoints have mlp there."""
+    dense = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+    return {dense.sub(r"mlp.\1_proj", key): value for key, value in weights.items()}
 
 
 def save_kimi(model, stored):
@@ -341,6 +386,8 @@ def make(name, folder):
         model.save_pretrained(stored)
     weights = safetensors.torch.load_file(stored / "model.safetensors")
     weights = {key: value if key.endswith(EXACT) else value.bfloat16() for key, value in weights.items()}
+    if name == "kimi_linear":
+        weights = as_kimi_linear_weights(weights)
     safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     (stored / "generation_config.json").unlink(missing_ok=True)
     text = json.loads((stored / "config.json").read_text())
@@ -348,6 +395,8 @@ def make(name, folder):
     if "text_config" in text:
         text["text_config"]["dtype"] = "bfloat16"
     text.pop("_attn_implementation", None)
+    if name == "kimi_linear":
+        text = as_kimi_linear(text)
     (stored / "config.json").write_text(json.dumps(text, indent=1, sort_keys=True) + "\n")
 
     again = model
@@ -381,19 +430,20 @@ def make(name, folder):
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
 KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
-        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral", "Olmoe",
-        "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5MoeText", "SarvamMoE", "SolarOpen"]
+        "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "KimiLinear", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral",
+        "NemotronH", "Olmoe", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5MoeText", "SarvamMoE", "SolarOpen"]
 
 
 # Settings whose defaults are absent or contradict one another.
 GIVEN = {"DeepseekV2": dict(n_routed_experts=8, num_experts_per_tok=2), "Glm4Moe": dict(head_dim=128),
-         "Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1)}
+         "Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1),
+         "KimiLinear": dict(num_hidden_layers=5)}  # the first layer with full attention is the fifth
 
 
 def write_keys(folder):
     types = {}
     for kind in KEYS:
-        config = getattr(transformers, kind + "Config")(num_hidden_layers=4, **GIVEN.get(kind, {}))
+        config = getattr(transformers, kind + "Config")(**{"num_hidden_layers": 4, **GIVEN.get(kind, {})})
         text = json.loads(config.to_json_string(use_diff=False))
         types[text["model_type"]] = {key: value for key, value in sorted(text.items()) if key != "transformers_version"}
     lines = (f' "{name}": {json.dumps(keys)}' for name, keys in sorted(types.items()))

@@ -22,6 +22,7 @@ constexpr KernelTable kKernels = {
     .narrow = simd::Narrow<Vec>,
     .round = simd::Round<Vec>,
     .short_conv = simd::ShortConvRow<Vec>,
+    .multiply_by_sigmoid = simd::MultiplyBySigmoid<Vec>,
     .delta = simd::Delta<Vec>,
     .delta_columns = simd::kDeltaVectors * Vec::kLanes,
 };

@@ -19,6 +19,7 @@ double Dot(const float* a, const float* b, int64_t n) {
 double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 float Activate(const GroupedMlpParams& p, float gate, float up) {
+  if (p.activation == Activation::kRelu2) return up < 0.0f ? 0.0f : up * up;
   if (p.activation == Activation::kSwiGlu) return static_cast<float>(gate * Sigmoid(gate) * up);
   const double g = std::min(gate, p.limit);
   const double u = std::clamp(up, -p.limit, p.limit);

@@ -14,7 +14,9 @@ std::span<const StateSpan> SpansOf(const Params& p) {
   return {p.sequences, static_cast<size_t>(p.num_sequences)};
 }
 
-double Silu(double x) { return x / (1.0 + std::exp(-x)); }
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double Silu(double x) { return x * Sigmoid(x); }
 
 double SoftPlus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
 
@@ -25,24 +27,44 @@ void Normalise(float* x, int64_t n, double scale) {
   for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] * factor);
 }
 
+// The decays and the step of a row of a head.
+void Gates(const GatedDeltaParams& p, int64_t row, int64_t head, std::span<double> decays,
+           double* step) {
+  const int64_t group = p.value_heads / p.key_heads, g = head / group, i_group = head % group;
+  const int64_t n = p.decays();
+  const float* a = p.a + row * p.ld_gates + g * p.a_stride + i_group * n;
+  const float* bias = p.bias + head * n;
+  if (p.rule == StateRule::kMamba2) {
+    *step = std::max(SoftPlus(double{a[0]} + bias[0]), double{p.min_step});
+    decays[0] = std::exp(p.rate[head] * *step);
+    return;
+  }
+  const double b = p.b[row * p.ld_gates + g * p.b_stride + i_group];
+  *step = Sigmoid(b);
+  for (int64_t i = 0; i < n; ++i)
+    decays[static_cast<size_t>(i)] = std::exp(p.rate[head] * SoftPlus(double{a[i]} + bias[i]));
+}
+
 // One row of one head: S [key_dim, value_dim] in place.
 void Step(const GatedDeltaParams& p, int64_t row, int64_t head, float* s) {
   const int64_t group = p.value_heads / p.key_heads, g = head / group, i_group = head % group;
   const float* q = p.q + row * p.ld + g * p.q_stride;
   const float* k = p.k + row * p.ld + g * p.k_stride;
   const float* v = p.v + row * p.ld + g * p.v_stride + i_group * p.value_dim;
-  const double a = p.a[row * p.ld_gates + g * p.a_stride + i_group];
-  const double b = p.b[row * p.ld_gates + g * p.b_stride + i_group];
-  const double decay = std::exp(p.rate[head] * SoftPlus(a + p.bias[head]));
-  const double step = 1.0 / (1.0 + std::exp(-b));
+  std::vector<double> decays(static_cast<size_t>(p.decays()));
+  double step = 0;
+  Gates(p, row, head, decays, &step);
+  const auto decay = [&](int64_t i) { return decays[decays.size() == 1 ? 0 : i]; };
+  const bool sums = p.rule == StateRule::kMamba2;
   float* out = p.out + row * p.ldo + head * p.value_dim;
   for (int64_t c = 0; c < p.value_dim; ++c) {
-    double predicted = 0, sum = 0;
-    for (int64_t i = 0; i < p.key_dim; ++i) predicted += decay * s[i * p.value_dim + c] * k[i];
+    double predicted = 0, sum = sums ? double{p.skip[head]} * v[c] : 0.0;
+    for (int64_t i = 0; i < p.key_dim && !sums; ++i)
+      predicted += decay(i) * s[i * p.value_dim + c] * k[i];
     const double delta = step * (v[c] - predicted);
     for (int64_t i = 0; i < p.key_dim; ++i) {
       float& entry = s[i * p.value_dim + c];
-      entry = static_cast<float>(decay * entry + k[i] * delta);
+      entry = static_cast<float>(decay(i) * entry + k[i] * delta);
       sum += double{entry} * q[i];
     }
     out[c] = static_cast<float>(sum);
@@ -71,7 +93,7 @@ void ShortConv(const ShortConvParams& p) {
       float* y = p.y + (sequence.row_begin + row) * p.ldy;
       for (int64_t g = 0; g < p.groups; ++g) {
         for (int64_t c = 0; c < p.channels; ++c) {
-          double sum = 0;
+          double sum = p.bias == nullptr ? 0.0 : double{p.bias[g * p.channels + c]};
           for (int64_t j = 0; j < p.width; ++j)
             sum += double{p.weight[j * all + g * p.channels + c]} * input(row - kept + j, g, c);
           y[g * p.channels + c] = static_cast<float>(Silu(sum));
@@ -86,7 +108,7 @@ void ShortConv(const ShortConvParams& p) {
 
 void GatedDelta(const GatedDeltaParams& p) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(p.key_dim));
-  for (int64_t row = 0; row < p.m; ++row) {
+  for (int64_t row = 0; row < p.m && p.rule != StateRule::kMamba2; ++row) {
     for (int64_t g = 0; g < p.key_heads; ++g) {
       Normalise(p.q + row * p.ld + g * p.q_stride, p.key_dim, scale);
       Normalise(p.k + row * p.ld + g * p.k_stride, p.key_dim, 1.0);
@@ -115,11 +137,19 @@ void GatedNorm(const GatedNormParams& p) {
     for (int64_t head = 0; head < p.heads; ++head) {
       float* x = p.x + row * p.ldx + head * p.n;
       const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
+      const float* weight = p.weight + head * p.weight_stride;
+      std::vector<double> gated(x, x + p.n);
+      for (int64_t i = 0; i < p.n && p.gate == OutputGate::kSiluBefore; ++i)
+        gated[static_cast<size_t>(i)] *= Silu(z[i]);
       double sum = 0;
-      for (int64_t i = 0; i < p.n; ++i) sum += double{x[i]} * x[i];
+      for (const double value : gated) sum += value * value;
       const double factor = 1.0 / std::sqrt(sum / static_cast<double>(p.n) + p.eps);
-      for (int64_t i = 0; i < p.n; ++i)
-        x[i] = static_cast<float>(x[i] * factor * p.weight[i] * Silu(z[i]));
+      for (int64_t i = 0; i < p.n; ++i) {
+        const double gate = p.gate == OutputGate::kSilu      ? Silu(z[i])
+                            : p.gate == OutputGate::kSigmoid ? Sigmoid(z[i])
+                                                             : 1.0;
+        x[i] = static_cast<float>(gated[static_cast<size_t>(i)] * factor * weight[i] * gate);
+      }
     }
   }
 }
