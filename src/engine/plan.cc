@@ -7,15 +7,12 @@
 #include <vector>
 
 #include "core/cpus.h"
-#include "core/duration.h"
 #include "core/error.h"
-#include "core/gguf_files.h"
 #include "core/log.h"
 #include "engine/active_layout.h"
 #include "engine/checks/checks.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
-#include "engine/expert_services.h"
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/kv_cache/state_slots.h"
@@ -25,7 +22,6 @@
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
-#include "kernels/ops.h"
 #include "model/weights/source.h"
 #include "moe/rows.h"
 
@@ -276,91 +272,6 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
 }
 
 }  // namespace
-
-ModelConfig ReadModelConfig(const EngineConfig& config) {
-  ModelConfig model = LoadModelConfig(config.model_path, config.model_override_args,
-                                      config.quantization, config.pooling);
-  // Rows are not rounded if a flag requests a more exact type.
-  const bool may_round = config.quantization.activations == "auto" &&
-                         (config.dtype == "auto" || config.dtype == "bfloat16");
-  if (may_round && kernels::HasBFloat16Products(kernels::IsaOf(config.cpu_isa)))
-    model.quantization.bfloat16_rows = true;
-  if (may_round && kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa)))
-    model.quantization.int8_group_rows = true;
-  model.quantization.fp8_bfloat16_rows =
-      may_round && kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
-  const bool takes_over = config.elastic_ep_backend != "none" || config.spare_ranks > 0;
-  // Weights of GGUF files are packed in any case.
-  if (config.quantization.layout == "auto" && takes_over && !FindGguf(config.model_path))
-    model.quantization.stored_layout = true;
-  return model;
-}
-
-namespace {
-
-Observed ObservedBy(const EngineConfig& config) {
-  if (config.recorder.mode == "per_token") return Observed::kTokens;
-  return config.recorder.any() || config.eplb.enable ? Observed::kCounts : Observed::kNothing;
-}
-
-// The planner that computes the initial placement from a recorded distribution.
-std::string InitialPlanner(const EngineConfig& config, const EnginePlan& plan) {
-  if (!plan.model.has_moe()) return config.eplb.algorithm;
-  const RankTopology topology{
-      .ranks = config.mesh.ep, .slots = config.mesh.expert_slots, .costs = RankCostsOf(config)};
-  return PlannerFor(config.eplb,
-                    plan.model.moe->router.num_experts + config.moe.num_redundant_experts,
-                    config.mesh.ep, topology.EqualRanks());
-}
-
-// Each of two micro-batches reads the weights of the experts. On a GPU the second read takes as
-// much time as the products, unless each expert has many rows.
-int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan) {
-  constexpr int64_t kRowsPerExpert = 256;
-  if (config.tbo_min_tokens >= 0) return config.tbo_min_tokens;
-  if (!plan.cuda || !plan.model.moe) return 2;
-  const RouterConfig& router = plan.model.moe->router;
-  return 2 * kRowsPerExpert * router.num_experts / router.top_k;
-}
-
-}  // namespace
-
-ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
-  ModelOptions options{.dtype = plan.dtype,
-                       .max_tokens = plan.max_batch_tokens,
-                       .context_length = plan.context_length,
-                       .moe = config.moe,
-                       .backends = config.backends,
-                       .observed = ObservedBy(config),
-                       .movable_experts = config.eplb.enable,
-                       .movable_layers = config.eplb.layers_per_chunk,
-                       .two_batch_overlap = config.two_batch_overlap,
-                       .tbo_threshold = config.tbo_threshold,
-                       .tbo_min_tokens = MinTokensOfTwoBatches(config, plan),
-                       .eplb_algorithm = InitialPlanner(config, plan),
-                       .rank_costs = RankCostsOf(config),
-                       .page_size = config.page_size};
-  options.moe.nodes = NumExpertNodes(config, plan);
-  if (plan.cuda) {
-    // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
-    const int64_t recorded =
-        std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
-                          plan.max_running_requests * (1 + plan.drafts.most));
-    options.gpu =
-        GpuOptions{.index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
-                   .custom_all_reduce = !config.disable_custom_all_reduce,
-                   .graphs = !config.disable_cuda_graph,
-                   .packs_experts = plan.packs_experts,
-                   .graph_max_tokens = recorded,
-                   .max_sequences = std::max<int64_t>(plan.max_running_requests, recorded) + 1,
-                   .timeout = Milliseconds(config.dist_timeout_seconds),
-                   .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
-                   .stage_passes = PassesInFlight(config)};
-  }
-  options.load.load_format = config.load_format;
-  options.load.dummy_seed = config.random_seed;
-  return options;
-}
 
 int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>& bytes_of) {
   for (const int32_t chunk : {8192, 4096}) {

@@ -44,4 +44,18 @@ bool RankEngine::Impl::CanFlush() const {
   return controls.paused && !scheduler.holds_pages() && !launched && staged.empty();
 }
 
+EngineStats RankEngine::Impl::Stats() const {
+  EngineStats stats = counters;
+  stats.running = static_cast<int32_t>(scheduler.running());
+  stats.waiting = static_cast<int32_t>(scheduler.waiting());
+  stats.waiting_tokens = scheduler.waiting_tokens();
+  stats.total_pages = cache.total();
+  stats.free_pages = cache.free();
+  stats.cached_pages = cache.cached();
+  stats.page_size = options.page_size;
+  stats.cached_prompt_tokens = scheduler.cached_prompt_tokens();
+  stats.retractions = scheduler.retractions();
+  return stats;
+}
+
 }  // namespace switchyard

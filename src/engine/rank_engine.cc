@@ -364,20 +364,6 @@ bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
          std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }
 
-EngineStats RankEngine::Impl::Stats() const {
-  EngineStats stats = counters;
-  stats.running = static_cast<int32_t>(scheduler.running());
-  stats.waiting = static_cast<int32_t>(scheduler.waiting());
-  stats.waiting_tokens = scheduler.waiting_tokens();
-  stats.total_pages = cache.total();
-  stats.free_pages = cache.free();
-  stats.cached_pages = cache.cached();
-  stats.page_size = options.page_size;
-  stats.cached_prompt_tokens = scheduler.cached_prompt_tokens();
-  stats.retractions = scheduler.retractions();
-  return stats;
-}
-
 RankEngine::RankEngine(Options options, ForwardFunction& model)
     : impl_(std::make_unique<Impl>(std::move(options), model)) {}
 RankEngine::~RankEngine() = default;

@@ -116,7 +116,7 @@ struct RecurrentLayer {
             .skip = sums() ? copies.Of(skip) : nullptr,
             .norm = copies.Of(norm),
             .y = zeros(m * key_heads * channels),
-             .scratch = zeros(m * key_heads * gate_floats),
+            .scratch = zeros(m * key_heads * gate_floats),
             .out = zeros(m * key_heads * group * value_dim),
             .chunks = zeros(chunked ? m * key_heads * group * kDeltaChunkFloats : 0)};
   }
@@ -201,7 +201,7 @@ struct RecurrentLayer {
   int64_t rows, key_heads, group, key_dim, value_dim, width, channels, head_floats, conv_floats,
       slot_floats, decays, gate_floats;
   std::vector<float> x, gates, conv, rate, bias, norm;
-  bool chunked = false;  // whether spans may have chunked rows
+  bool chunked = false;                // whether spans may have chunked rows
   std::vector<float> conv_bias, skip;  // with kMamba2
 };
 
