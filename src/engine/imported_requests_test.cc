@@ -43,6 +43,7 @@ class Pair {
   void SubmitDecode(EngineRequest request) {
     request.kv = KvRole::kImport;
     decode.Tell({request});
+    at_decode_.insert(request.id);
   }
 
   // One step of each engine, and what the transfer does then.
@@ -141,7 +142,7 @@ class Pair {
     if (!transfers || transfer.done) return;
     const bool finished = transfer.first && transfer.first->finish != FinishReason::kNone;
     if (!finished && !transfer.to) return;
-    if (!at_prefill_.contains(id)) return;
+    if (!at_prefill_.contains(id) || !at_decode_.contains(id)) return;
     if (!finished && !std::exchange(transfer.asked, true)) {
       for (EngineMessage& answer : prefill.engine.Apply({WantKv{.id = id}}))
         for (RequestOutput& output : std::get<StepOutputs>(answer).outputs)
@@ -163,7 +164,7 @@ class Pair {
   }
 
   std::map<uint64_t, Transfer> transfers_;
-  std::set<uint64_t> at_prefill_;
+  std::set<uint64_t> at_prefill_, at_decode_;  // requests of the two engines
 };
 
 EngineRequest RandomRequest(uint64_t id, std::mt19937& random) {
@@ -273,12 +274,18 @@ TEST(ImportedRequestsTest, FullCachesDelayRequestsInAnyOrder) {
     std::vector<EngineRequest> requests;
     for (uint64_t id = 1; id <= 20; ++id) requests.push_back(RandomRequest(id, random));
     std::vector<EngineRequest> other = requests;
-    std::ranges::shuffle(other, random);
+    // All at once in the opposite order, or one by one in any order.
+    const bool at_once = round % 2 == 0;
+    if (at_once) {
+      std::ranges::reverse(other);
+    } else {
+      std::ranges::shuffle(other, random);
+    }
     for (size_t i = 0; i < requests.size(); ++i) {
       pair.SubmitPrefill(requests[i]);
-      if (random() % 2) pair.Step();
+      if (!at_once && random() % 2) pair.Step();
       pair.SubmitDecode(other[i]);
-      if (random() % 2) pair.Step();
+      if (!at_once && random() % 2) pair.Step();
     }
     pair.RunOut();
     ExpectSame(pair, requests);
