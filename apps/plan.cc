@@ -47,10 +47,14 @@ ModelConfig ReadModel(const PlanArgs& args) {
   ModelConfig model = file ? ReadConfigFile(args.engine) : ReadModelConfig(args.engine);
   const bool bfloat16 = args.engine.dtype == "auto" || args.engine.dtype == "bfloat16";
   if (!args.card.empty()) {
-    model.quantization.bfloat16_rows = false;  // only CPU kernels use these two formats
+    model.quantization.bfloat16_rows = false;  // only CPU kernels use these formats
     model.quantization.int8_group_rows = false;
-  } else if (bfloat16 && kernels::HasBFloat16Products(kernels::ActiveIsa())) {
-    model.quantization.bfloat16_rows = true;
+    model.quantization.fp8_bfloat16_rows = false;
+  } else if (bfloat16) {
+    const kernels::Isa isa = kernels::ActiveIsa();
+    if (kernels::HasBFloat16Products(isa)) model.quantization.bfloat16_rows = true;
+    if (kernels::HasFourBitProducts(isa)) model.quantization.int8_group_rows = true;
+    if (kernels::HasFp8Products(isa)) model.quantization.fp8_bfloat16_rows = true;
   }
   return model;
 }

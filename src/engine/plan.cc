@@ -375,6 +375,12 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     plan.symmetric_bytes_per_rank = std::max(
         plan.symmetric_bytes_per_rank, SymmetricBytesPerRank(model_of_stage, options, config.mesh));
   }
+  // Of unequal ranks, the largest one.
+  if (config.mesh.expert_ranks > 0 || !config.mesh.expert_slots.empty())
+    for (int rank = 0; rank < config.mesh.tp; ++rank)
+      plan.weight_bytes_per_rank =
+          std::max(plan.weight_bytes_per_rank,
+                   WeightBytesPerRank(plan.model, options, Mesh(config.mesh, rank)));
   plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=

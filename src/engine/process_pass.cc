@@ -131,7 +131,9 @@ std::map<uint64_t, std::string> RankEngine::Impl::FaultsOf(std::span<const Part>
   ForwardBatch alive;
   for (const Part& part : pass) {
     const auto entry = table.find(part.id);
-    if (entry == table.end() || entry->second.computed < part.end) continue;
+    if (entry == table.end() ||
+        entry->second.computed < part.end - static_cast<int64_t>(part.drafts))
+      continue;
     alive.sequences.push_back({.rows = static_cast<int32_t>(part.rows),
                                .kv_len = static_cast<int32_t>(part.end),
                                .pages = entry->second.cache.pages.data()});

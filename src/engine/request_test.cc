@@ -145,7 +145,7 @@ TEST(RequestWire, ControlMessagesRoundTrip) {
   ASSERT_EQ(back.size(), 17u);
   const auto& set = std::get<SetControls>(back[16]);
   EXPECT_EQ(set.ticket, 15u);
-  EXPECT_EQ(set.controls, std::get<SetControls>(SomeControl()[15]).controls);
+  EXPECT_EQ(set.controls, std::get<SetControls>(SomeControl()[16]).controls);
   EXPECT_EQ(set.action, PauseAction::kAbort);
   const auto& request = std::get<EngineRequest>(back[0]);
   EXPECT_EQ(request.input_ids, (std::vector<int32_t>{1, 2, 3}));

@@ -47,8 +47,11 @@ ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
        .num_logical = config.moe->router.num_experts,
        .redundant = options.moe.num_redundant_experts,
        .algorithm = options.eplb_algorithm,
-       .topology = {
-           .ranks = mesh.ep, .nodes = options.moe.nodes, .groups = config.moe->router.num_groups}});
+       .topology = {.ranks = mesh.ep,
+                    .nodes = options.moe.nodes,
+                    .groups = config.moe->router.num_groups,
+                    .slots = mesh.expert_slots,
+                    .costs = options.rank_costs}});
   if (config.whole_layers > 0) {  // of this pipeline stage
     const auto first = placements.begin() + config.first_layer;
     placements = {first, first + config.num_layers()};

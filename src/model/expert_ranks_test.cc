@@ -1,16 +1,20 @@
 // Ranks with experts only, and ranks with unequal numbers of experts, have the bits of one rank.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "model/complete_options.h"
 #include "model/test_layouts.h"
 #include "model/weights.h"
 
 namespace switchyard {
 namespace {
+
+using ::testing::UnorderedElementsAre;
 
 // Texts of the ranks with attention; the other groups have none.
 std::vector<Group> GroupsOf(const Case& c) {
@@ -112,6 +116,28 @@ TEST(ExpertRanks, CollectivesAgreeWithinRounding) {
     for (size_t n = 0; n < want.logits.size(); ++n)
       ASSERT_NEAR(got.logits[n], want.logits[n], 5e-4) << "text " << i;
     EXPECT_EQ(got.routed_experts, want.routed_experts);
+  }
+}
+
+// With rank 0 twenty times as fast, the five slots of rank 0 get the experts with the most rows.
+TEST(ExpertRanks, InitialPlansFillTheSlotsByCosts) {
+  ModelConfig config = LoadModelConfig(Fixture("qwen3_moe"));
+  config.moe->router.num_experts = 8;
+  std::string layers;
+  for (int64_t i = 0; i < config.num_layers(); ++i)
+    layers += std::string(i > 0 ? "," : "") + "[3, 90, 1, 80, 70, 60, 2, 50]";
+  ModelOptions options{.moe = {.init_expert_location = R"({"logical_count": [)" + layers + "]}"},
+                       .eplb_algorithm = "yard",
+                       .rank_costs = {{1, 0}, {20, 0}}};
+  const MeshShape mesh{
+      .tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1, .expert_slots = {5, 3}};
+  const ModelOptions complete = CompleteOptions(config, options, mesh);
+  ASSERT_EQ(std::ssize(complete.load.placements), config.num_layers());
+  for (const ExpertPlacement& placement : complete.load.placements) {
+    const auto experts = placement.physical_to_logical();
+    ASSERT_EQ(experts.size(), 8u);
+    EXPECT_THAT(experts.first(5), UnorderedElementsAre(1, 3, 4, 5, 7));
+    EXPECT_THAT(experts.last(3), UnorderedElementsAre(0, 2, 6));
   }
 }
 

@@ -22,11 +22,12 @@ constexpr auto kSameError = 1s;
 
 // The status of an event that reports an error (http::ErrorBody); 0: it is another event.
 int ErrorStatus(const EventReader::Event& of) {
-  if (of.name == "response.failed") return 500;
+  const bool failed = of.name == "response.failed";
   const std::string& data = of.data;
-  if (data.find("\"error\"") == std::string::npos) return 0;
+  if (!failed && data.find("\"error\"") == std::string::npos) return 0;
   const auto event = nlohmann::json::parse(data, nullptr, /*allow_exceptions=*/false);
-  if (!event.is_object() || !event.contains("error") || !event["error"].is_object()) return 0;
+  if (!event.is_object()) return failed ? 500 : 0;
+  if (!failed && (!event.contains("error") || !event["error"].is_object())) return 0;
   const auto code = event.find("code");
   return code != event.end() && code->is_number_integer() ? code->get<int>() : 500;
 }

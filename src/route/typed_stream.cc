@@ -38,8 +38,8 @@ Json* TextOf(Json& event) {
 }  // namespace
 
 bool TypedStream::IsLast(std::string_view name) {
-  static constexpr std::array<std::string_view, 3> kLast = {"message_stop", "response.completed",
-                                                            "response.incomplete"};
+  static constexpr std::array<std::string_view, 5> kLast = {
+      "message_stop", "error", "response.completed", "response.incomplete", "response.failed"};
   return std::ranges::find(kLast, name) != kLast.end();
 }
 

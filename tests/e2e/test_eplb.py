@@ -154,8 +154,6 @@ def test_all_stages_of_a_pipeline_move_their_experts(checkpoint):
     with Server(checkpoint, *ranks, *EPLB, "--pp-size", 3, "--enable-expert-distribution-metrics") as server:
         first = eplb(server)["placement"]["layers"]
         assert first == [None, [*range(REDUNDANT), *range(EXPERTS)], [*range(EXPERTS), *range(REDUNDANT)]]
-        status, refused = server.request("/eplb/rebalance", {}, method="POST")
-        assert status == 409 and "stage 1: no load has been counted yet" in json.dumps(refused), refused
         assert answers(server, 0) == want[0]
         settle(server)
         # The stages move experts at the same time, with and without requests.

@@ -262,6 +262,9 @@ void CheckRankCosts(const EngineConfig& c, const EnginePlan& plan) {
   if (costs != c.mesh.ep)
     throw Invalid("--eplb-rank-costs {}: costs of {} ranks; want those of {} EP ranks (--ep-size)",
                   c.eplb.rank_costs, costs, c.mesh.ep);
+  if (c.elastic_ep_backend != "none")
+    throw Invalid("--eplb-rank-costs {}: not supported with --elastic-ep-backend {}",
+                  c.eplb.rank_costs, c.elastic_ep_backend);
 }
 
 // The reason why ranks can serve only together, for --elastic-ep-backend; "" if some can serve

@@ -71,15 +71,15 @@ void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
 void ReadMamba(const ConfigReader& reader, ModelConfig* config) {
   const LinearAttentionConfig mamba{
       .rule = kernels::StateRule::kMamba2,
-      .key_heads = reader.IntOr({"n_groups", "mamba_n_groups"}, 8, 1, kMaxCount),
+      .key_heads = reader.IntOr({"mamba_n_groups", "n_groups"}, 8, 1, kMaxCount),
       .value_heads = reader.IntOr({"mamba_num_heads"}, 128, 1, kMaxCount),
       .key_dim = reader.IntOr({"ssm_state_size"}, 128, 1, kMaxWidth),
       .value_dim = reader.IntOr({"mamba_head_dim"}, 64, 1, kMaxWidth),
-      .conv_width = reader.IntOr({"conv_kernel", "mamba_d_conv"}, 4, 1, kernels::kMaxConvWidth),
-      .conv_bias = reader.BoolOr("use_conv_bias", reader.BoolOr("mamba_conv_bias", true)),
+      .conv_width = reader.IntOr({"mamba_d_conv", "conv_kernel"}, 4, 1, kernels::kMaxConvWidth),
+      .conv_bias = reader.BoolOr("mamba_conv_bias", reader.BoolOr("use_conv_bias", true)),
       .projection_bias = reader.BoolOr("use_bias", false),
       .min_step =
-          static_cast<float>(reader.DoubleOr({"time_step_min", "mamba_dt_min"}, 0.001, 0.0, 1e6)),
+          static_cast<float>(reader.DoubleOr({"mamba_dt_min", "time_step_min"}, 0.001, 0.0, 1e6)),
       .heads_key = "n_groups"};
   RequireOneOf(reader, "mamba_hidden_act", {"silu", "swish"});
   RequireFalse(reader, "mamba_proj_bias");

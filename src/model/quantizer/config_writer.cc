@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/json.h"
+#include "model/config_reader.h"
 
 namespace switchyard {
 namespace {
@@ -102,7 +103,7 @@ std::string PackedConfig(const std::string& text, const QuantizePlan& plan) {
                                           {"format", written.format}};
     format = i == 0 || format == written.format ? written.format : "mixed-precision";
   }
-  ordered_json config = ordered_json::parse(text);
+  ordered_json config = ordered_json::parse(WithoutInfinities(text));
   config["quantization_config"] = {{"quant_method", "compressed-tensors"},
                                    {"format", format},
                                    {"quantization_status", "compressed"},

@@ -146,7 +146,9 @@ WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& reque
 bool MayPackStoredWeights(const QuantizationConfig& q) {
   const auto packs = [](const SchemeRule& rule) {
     const LinearScheme& scheme = rule.scheme;
-    return StoresForPanels(scheme.packing) && !scheme.act_order &&
+    const bool own_rows = scheme.activation != ActivationFormat::kNone &&
+                          scheme.activation != ActivationFormat::kBFloat16;  // as in Loaded
+    return StoresForPanels(scheme.packing) && !scheme.act_order && !own_rows &&
            HasPanels(PanelFormatOf(scheme.format, scheme.group_size, scheme.zeros));
   };
   return q.mxfp4_blocks() || std::ranges::any_of(q.rules, packs);

@@ -92,8 +92,10 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
   events.on_news = [message, responder, &service](size_t, const GenerationEvent& e,
                                                   const Accumulated& a) {
     if (IsFailure(e)) {
+      // For a router, which repeats a request that has ended with 500 or more.
+      const int code = e.finish == FinishReason::kAbort ? 499 : http::StatusOf(e.error_kind);
       const Json error = {{"type", "api_error"}, {"message", FailureOf(service, e)}};
-      responder.Write(SseEvent("error", Json::object({{"error", error}})));
+      responder.Write(SseEvent("error", Json::object({{"code", code}, {"error", error}})));
       return;
     }
     if (a.tokens.size() == e.tokens.size()) {

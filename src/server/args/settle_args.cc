@@ -209,8 +209,9 @@ void SetExpertRanks(const CommandLine& app, ServerArgs& a) {
                   mesh.expert_ranks, mesh.tp);
   if (a.dp_size != groups)
     throw Invalid(
-        "--expert-ranks {0}: each of the other {1} ranks is an attention group: want --dp-size {1}",
-        mesh.expert_ranks, groups);
+        "--expert-ranks {0}: each of the other {1} ranks is an attention group: want --dp-size {1}"
+        "{2}",
+        mesh.expert_ranks, groups, groups > 1 ? " and --enable-dp-attention" : "");
   mesh.dp = mesh.tp;
   if (!app.Given("--ep-size")) mesh.ep = mesh.tp;
   if (!app.Given("--moe-dense-tp-size")) mesh.dense_tp = 1;

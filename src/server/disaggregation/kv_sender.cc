@@ -360,6 +360,12 @@ void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
     const std::lock_guard lock(mutex_);
     const auto room = rooms_.find(key);
     if (room == rooms_.end() || room->second.peer != peer) return;
+    if (room->second.step_version != room->second.version) {  // the pages have changed since
+      EndStep(room->second);
+      Advance(room);
+      changed_.notify_all();  // Pace
+      return;
+    }
     mapped = caches_;
     copy = room->second;
   }
@@ -436,12 +442,14 @@ std::string KvSender::WhyLate(const KvKey& key, const Room& room) const {
 void KvSender::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    changed_.wait_for(lock, kSweepInterval,
-                      [this] { return stop_ || !releases_.empty() || !wanted_.empty(); });
+    const bool woken = changed_.wait_for(
+        lock, kSweepInterval, [this] { return stop_ || !releases_.empty() || !wanted_.empty(); });
     const auto now = Clock::now();
     for (auto next = rooms_.begin(); next != rooms_.end();) {
       const auto room = next++;
       const Room& r = room->second;
+      // The front drops messages about requests that it has not sent to the ranks yet.
+      if (!woken && r.id && r.peer && !r.known.pinned && !r.ended) wanted_.push_back(*r.id);
       // A prompt may wait in the queue, and be computed, for as long as other limits permit. It is
       // computed again if it has lost its pages.
       const bool computes = r.first.empty() || (r.peer && r.known.end < r.prompt_tokens);

@@ -21,6 +21,7 @@ bool MayDiffer(const std::string& name) {
   static constexpr const char* kNames[] = {
       "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--moe-a2a-backend",
       "--moe-runner-backend", "--ep-num-redundant-experts", "the hash of --init-expert-location",
+      "--eplb-rank-costs",
       // Of speculative decoding, which both workers refuse.
       "--speculative-moe-a2a-backend", "--speculative-moe-runner-backend",
       "the hash of the draft model's config.json"};

@@ -135,8 +135,13 @@ PendingResponse::Events StreamEvents(const Service& service, const JobPtr& job,
       writer->WriteResponse("response.created", response->Object(nullptr));
       writer->WriteResponse("response.in_progress", response->Object(nullptr));
     }
-    if (const std::string error = FailureOf(service, e); !error.empty())
-      return writer->WriteResponse("response.failed", response->Object(&e, error));
+    if (const std::string error = FailureOf(service, e); !error.empty()) {
+      // For a router, which repeats a request that has ended with 500 or more.
+      const int code = e.finish == FinishReason::kAbort ? 499 : http::StatusOf(e.error_kind);
+      return writer->Write(
+          "response.failed",
+          Json::object({{"code", code}, {"response", response->Object(&e, error)}}));
+    }
     response->Push(e.text, e.token_ends, e.finish);
     if (!e.finished()) return;
     const Json object = response->Object(&e);

@@ -10,6 +10,7 @@
 #include "core/format.h"
 #include "core/gguf_files.h"
 #include "engine/speculative/draft_model.h"
+#include "model/config_reader.h"
 #include "model/gguf/gguf_config.h"
 #include "model/hub_cache.h"
 #include "model/weights.h"
@@ -24,10 +25,12 @@ constexpr uint64_t kMaxBytes = uint64_t{16} << 20;  // of a configuration file
 
 // Keys that programs write without a meaning for the model.
 constexpr std::string_view kNotes[] = {"_name_or_path", "transformers_version", "use_cache",
-                                       "_commit_hash", "_attn_implementation_autoset"};
+                                       "_commit_hash", "_attn_implementation_autoset",
+                                       // Without effect, and infinity has several spellings in it.
+                                       "time_step_limit"};
 
 json Parse(const std::string& text) {
-  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json parsed = json::parse(WithoutInfinities(text), nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return json::object();
   for (const std::string_view key : kNotes) parsed.erase(std::string(key));
   // The name of the key depends on the version of transformers.

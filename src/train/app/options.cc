@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "model/config_reader.h"
 #include "model/families/family.h"
 #include "text/tokenizer/tokenizer.h"
 #include "train/device/model.h"
@@ -87,7 +88,7 @@ std::string Read(const fs::path& path) {
 }
 
 Json ReadObject(const fs::path& path) {
-  Json json = Json::parse(Read(path), nullptr, false);
+  Json json = Json::parse(WithoutInfinities(Read(path)), nullptr, false);
   if (!json.is_object()) throw Invalid("{}: not a JSON object", path.string());
   return json;
 }

@@ -228,8 +228,12 @@ void Trainer::Publish() {
   if (catalog_.rank() == 0) RemoveOldCheckpoints(options_.output, options_.keep);
 }
 
-void Trainer::Save(bool background) {
+// Before each Save. Not a part of it, because an error of the device is not one of a disk.
+void Trainer::CopyToHost() {
   if (DeviceUpdate* const update = model_.update()) update->ToHost(&adam_);
+}
+
+void Trainer::Save(bool background) {
   const std::filesystem::path path = CheckpointPath(options_.output, state_.step);
   if (background) {
     writing_ = std::make_unique<CheckpointWrite>(path, catalog_, &adam_, state_, options_.files);
@@ -243,6 +247,7 @@ void Trainer::Save(bool background) {
 
 // All ranks make the same number of attempts, because an error on one rank is thrown on all ranks.
 void Trainer::SaveLast(const std::function<void(const std::string&)>& warn) {
+  CopyToHost();
   const std::chrono::seconds pause = std::min(kPause, options_.full_disk_wait);
   for (std::chrono::seconds left = options_.full_disk_wait;; left -= pause) {
     try {
@@ -281,6 +286,7 @@ void Trainer::Run(const std::function<void(const StepReport&)>& report,
       continue;
     }
     WarnOfFullDisk(warn, [this] { Publish(); });
+    CopyToHost();
     WarnOfFullDisk(warn, [this] { Save(options_.async_save); });
   }
   WarnOfFullDisk(warn, [this] { Publish(); });

@@ -104,6 +104,7 @@ class Trainer {
   void Apply(double norm, StepReport* report);
   void Skip();
   [[noreturn]] void EndRun(const std::string& why);
+  void CopyToHost();
   void Save(bool background);
   void Publish();
   void SaveLast(const std::function<void(const std::string&)>& warn);
