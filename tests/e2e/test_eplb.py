@@ -172,7 +172,7 @@ def test_all_stages_of_a_pipeline_move_their_experts(checkpoint):
         assert all(now != old for now, old in zip(moved[1:], first[1:]))
         load = server.request("/expert_distribution")[1]
         assert [sum(layer["logical_count"]) > 0 for layer in load["layers"]] == [False, True, True]
-        assert 0 < load["balancedness"]["last_10_average"] <= 1
+        assert 0 < load["balancedness"]["last_10_average"] <= 1 + 1e-9
         now, page = settle(server), metrics(server)
         assert page["switchyard_eplb_plans_total"] == now["plans"]
         assert page["switchyard_eplb_layers_moved_total"] == now["layers_moved"]
