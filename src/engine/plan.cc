@@ -336,9 +336,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckOptions(config, plan, places);
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   CheckDraft(config, plan.draft, places);
-  plan.drafts = LimitsOf(config.speculative);
-  // With stages, the time between two steps is not that of a pass, so DraftPace cannot measure it.
-  if (config.mesh.pp > 1) plan.drafts.adapts = false;
+  plan.drafts = LimitsOf(config.speculative, config.mesh.pp);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   // Recurrent states cannot drop the rows of rejected drafts.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&

@@ -181,10 +181,14 @@ def test_ranks_of_mpirun_answer_as_one_stage(of_one_stage):
 
 
 def test_drafts_from_the_text_do_not_change_answers(of_one_stage):
+    repeats = {"input_ids": [7, 8, 9], "sampling_params": {**GREEDY, "max_new_tokens": 60, "logit_bias": {"7": 100}}}
+    with Server(MODEL, *RANKS, *COMMON) as server:
+        want = generate(server, **repeats)["output_ids"]
     with Server(MODEL, *RANKS, *STAGES, *COMMON, "--speculative-algorithm", "NGRAM") as server:
         assert all_kinds(server) == of_one_stage
         assert all_kinds(server) == of_one_stage  # prompts are in the cache
-        assert server.state()["accepted_draft_tokens"] > 0
+        assert generate(server, **repeats)["output_ids"] == want
+        assert sum(state["accepted_draft_tokens"] for state in server.states()) > 0
         server.wait_idle()
 
 

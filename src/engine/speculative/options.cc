@@ -69,7 +69,7 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
   return named->source;
 }
 
-DraftLimits LimitsOf(const SpeculativeOptions& options) {
+DraftLimits LimitsOf(const SpeculativeOptions& options, int stages) {
   const DraftSource source = SourceOf(options);
   const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
   if (options.eagle_topk < 1 || options.eagle_topk > kMostTreeWidth)
@@ -82,9 +82,11 @@ DraftLimits LimitsOf(const SpeculativeOptions& options) {
     throw Invalid("--speculative-num-draft-tokens {}: want 2 to {}", tokens, kMostDrafts + 1);
   if (source == DraftSource::kNone) return {};
   if (tokens > 0)
-    return {.most = tokens - 1, .adapts = steps == 0 && source != DraftSource::kNgram};
+    return {.most = tokens - 1,
+            .adapts = steps == 0 && source != DraftSource::kNgram && stages == 1};
   if (steps > 0) return {.most = steps};
-  return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts, .adapts = true};
+  return {.most = source == DraftSource::kNgram ? kAutoNgramDrafts : kAutoDrafts,
+          .adapts = stages == 1};
 }
 
 }  // namespace switchyard

@@ -63,7 +63,9 @@ constexpr bool HasDraftCheckpoint(DraftSource source) {
   return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
          source == DraftSource::kEagle3;
 }
-// Error kInvalid names a flag whose value is out of range.
-DraftLimits LimitsOf(const SpeculativeOptions& options);
+// Error kInvalid names a flag whose value is out of range. With several pipeline stages, the number
+// of drafts does not adapt: the time between two steps is not that of a pass, so DraftPace cannot
+// measure it.
+DraftLimits LimitsOf(const SpeculativeOptions& options, int stages = 1);
 
 }  // namespace switchyard

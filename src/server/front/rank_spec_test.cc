@@ -36,5 +36,19 @@ TEST(RankSpec, RanksHaveTheDraftModel) {
   EXPECT_EQ(job.plan.max_batch_tokens, plan.max_batch_tokens);
 }
 
+TEST(RankSpec, DraftsDoNotAdaptWithPipelineStages) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/deepseek_v3";
+  config.max_total_tokens = 1000;
+  config.device = "cpu";
+  config.speculative.algorithm = "NGRAM";
+  for (const int stages : {1, 2}) {
+    config.mesh.pp = stages;
+    const EnginePlan plan = MakePlan(config);
+    EXPECT_EQ(plan.drafts.adapts, stages == 1);
+    EXPECT_EQ(DecodeRankSpec(EncodeRankSpec(config, plan)).plan.drafts.adapts, stages == 1);
+  }
+}
+
 }  // namespace
 }  // namespace switchyard
