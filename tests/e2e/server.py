@@ -87,9 +87,9 @@ class Server:
         return self.request("/get_server_info")[1]["internal_states"]
 
     def state(self):
-        """Counters summed over the attention groups."""
+        """Counters summed over the attention groups, without lists of counters."""
         states = self.states()
-        return {key: sum(state[key] for state in states) for key in states[0]}
+        return {key: sum(state[key] for state in states) for key, value in states[0].items() if not isinstance(value, list)}
 
     def wait_busy(self, generations=1, seconds=30):
         """Waits until each attention group has at least `generations` open generations and runs at least one."""

@@ -364,7 +364,7 @@ TEST(SglangFlagsTest, MistypedNamesGetTheNearest) {
   EXPECT_THAT(ErrorOf({"--sheduel-policy", "1"}), HasSubstr("--schedule-policy"));
   EXPECT_THAT(ErrorOf([] { ParseEplb("paln", {}); }), HasSubstr("nearest is eplb plan"));
   EXPECT_THAT(ErrorOf([] {
-                ParseEplb("plan", {"f", "--rank", "2", "--algorithn", "x"});
+                ParseEplb("plan", {"f", "--ranks", "2", "--algorithn", "x"});
               }),
               HasSubstr("--algorithm"));
   EXPECT_THAT(ErrorOf([] { ParseBench("kernel", {}); }), HasSubstr("nearest is bench kernels"));
