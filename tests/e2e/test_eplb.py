@@ -161,10 +161,13 @@ def test_all_stages_of_a_pipeline_move_their_experts(checkpoint):
         assert status == 200, answer
         assert answers(server, 1) == want[1]
         before = settle(server)
-        status, answer = server.request("/eplb/rebalance", {}, method="POST")
-        assert status == 200, answer
-        now = settle(server)
-        assert answers(server, 2) == want[2]
+        for _ in range(8):  # a layer with an even load stays
+            status, answer = server.request("/eplb/rebalance", {}, method="POST")
+            assert status == 200, answer
+            now = settle(server)
+            assert answers(server, 2) == want[2]
+            if all(layer != old for layer, old in zip(now["placement"]["layers"][1:], first[1:])):
+                break
         assert now["failures"] == 0 and now["plans"] >= before["plans"] + 2 and now["layers_moved"] >= MOE_LAYERS, now
         assert "stage 1: " in now["last_result"] and "stage 2: " in now["last_result"] and "stage 0" not in now["last_result"]
         moved = now["placement"]["layers"]
