@@ -45,8 +45,8 @@ double EngineCosts::Prefill(const EqualRequests& r) const {
     }
     return seconds;
   };
-  const int64_t rest = r.batch % together;
-  double seconds = static_cast<double>(r.batch / together) * seconds_of(together);
+  const int64_t passes = r.batch / together, rest = r.batch % together;
+  double seconds = static_cast<double>(passes) * seconds_of(together);
   if (rest > 0) seconds += seconds_of(rest);
   return seconds;
 }
