@@ -28,6 +28,10 @@ struct YardOptions {
   int scenarios = 4;
 };
 
+// Error kInvalid if the previous placement (null: none) has other layers, experts or slots than
+// `history` and `physical`.
+void CheckPrevious(const Placement* previous, const LoadHistory& history, int physical);
+
 // Plans each layer separately, on its load forecast (Forecast). Candidates: the current
 // placement; the current placement repaired by few changes; and a plan from scratch with its parts
 // matched to the ranks that already hold them (layer_plan.h). The maximum rank load

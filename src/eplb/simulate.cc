@@ -68,6 +68,21 @@ class Evaluator {
   std::vector<int32_t> shares_;
 };
 
+// [layers] the mean over the steps of a function of the ranks' times.
+template <typename OfTimes>
+std::vector<double> LayerMeans(const LoadHistory& history, const Placement& placement,
+                               EpDispatchAlgorithm dispatch, const RankTopology& topology,
+                               const OfTimes& of_times) {
+  CHECK(history.layers == placement.layers && history.experts == placement.logical);
+  Evaluator judge(dispatch, topology, history.layers);
+  judge.Use(placement);
+  std::vector<double> means(history.layers, 0.0);
+  for (int layer = 0; layer < history.layers; ++layer)
+    for (int step = 0; step < history.steps; ++step)
+      means[layer] += of_times(judge.Times(history, step, layer)) / history.steps;
+  return means;
+}
+
 }  // namespace
 
 double SimulateResult::mean_before() const { return Mean(before); }
@@ -127,26 +142,14 @@ SimulateResult Simulate(const LoadHistory& trace, const SimulateOptions& options
 
 std::vector<double> LayerBalancedness(const LoadHistory& history, const Placement& placement,
                                       EpDispatchAlgorithm dispatch, const RankTopology& topology) {
-  CHECK(history.layers == placement.layers && history.experts == placement.logical);
-  Evaluator judge(dispatch, topology, history.layers);
-  judge.Use(placement);
-  std::vector<double> means(history.layers, 0.0);
-  for (int layer = 0; layer < history.layers; ++layer)
-    for (int step = 0; step < history.steps; ++step)
-      means[layer] += Balancedness(judge.Times(history, step, layer)) / history.steps;
-  return means;
+  return LayerMeans(history, placement, dispatch, topology,
+                    [](const std::vector<double>& times) { return Balancedness(times); });
 }
 
 std::vector<double> LayerTimes(const LoadHistory& history, const Placement& placement,
                                EpDispatchAlgorithm dispatch, const RankTopology& topology) {
-  CHECK(history.layers == placement.layers && history.experts == placement.logical);
-  Evaluator judge(dispatch, topology, history.layers);
-  judge.Use(placement);
-  std::vector<double> means(history.layers, 0.0);
-  for (int layer = 0; layer < history.layers; ++layer)
-    for (int step = 0; step < history.steps; ++step)
-      means[layer] += std::ranges::max(judge.Times(history, step, layer)) / history.steps;
-  return means;
+  return LayerMeans(history, placement, dispatch, topology,
+                    [](const std::vector<double>& times) { return std::ranges::max(times); });
 }
 
 }  // namespace switchyard

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/error.h"
 #include "eplb/layer_plan.h"
 #include "eplb/planner.h"
 #include "eplb/rank_times.h"
@@ -134,14 +133,7 @@ class LayerPlanner {
 Placement PlanUnequal(const LoadHistory& history, const RankTopology& topology, int physical,
                       const Placement* previous, const YardOptions& options) {
   ValidateTopology(topology, physical, history.experts);
-  if (previous != nullptr &&
-      (previous->layers != history.layers || previous->physical != physical ||
-       previous->logical != history.experts))
-    throw Invalid(
-        "yard: the previous placement has {} layers, {} slots and {} experts; want {}, "
-        "{} and {}",
-        previous->layers, previous->physical, previous->logical, history.layers, physical,
-        history.experts);
+  CheckPrevious(previous, history, physical);
   std::optional<Placement> equal;
   if (topology.slots.empty()) {
     RankTopology plain = topology;

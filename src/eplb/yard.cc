@@ -130,9 +130,7 @@ class LayerPlanner {
 
 }  // namespace
 
-Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
-                   const Placement* previous, const YardOptions& options) {
-  ValidateTopology(topology, physical, history.experts);
+void CheckPrevious(const Placement* previous, const LoadHistory& history, int physical) {
   if (previous != nullptr &&
       (previous->layers != history.layers || previous->physical != physical ||
        previous->logical != history.experts))
@@ -141,6 +139,12 @@ Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int
         "{} and {}",
         previous->layers, previous->physical, previous->logical, history.layers, physical,
         history.experts);
+}
+
+Placement PlanYard(const LoadHistory& history, const RankTopology& topology, int physical,
+                   const Placement* previous, const YardOptions& options) {
+  ValidateTopology(topology, physical, history.experts);
+  CheckPrevious(previous, history, physical);
   const LoadForecast forecast = Forecast(history);
   const std::vector<RankSlots> bins = LivingSlots(topology, physical);
   LayerPlanner choice(history, topology, bins, physical, options);
