@@ -198,37 +198,45 @@ __device__ __forceinline__ void ClearTail(Shared& shared, int stage, int valid, 
   ptx::NamedBarrier(3, kConsumers * 128);
 }
 
-// Old elements of D that a thread loads before it uses the first one: loads of a batch overlap.
-constexpr int kBatch = 16;
+// Adds four adjacent floats to memory without waiting for the old ones. Each element is added once
+// per launch, so the sum does not depend on the order.
+__device__ __forceinline__ void AddToMemory(float* to, float4 x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
+               "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
 
 // Element 4j + i of `sums` is row lane / 4 + 8 (i / 2) of the warp's 16 rows and column
-// 8j + 2 (lane % 4) + i % 2.
+// 8j + 2 (lane % 4) + i % 2. Two neighboring lanes exchange pairs of two adjacent blocks of eight
+// columns, so that each has four adjacent columns of one block.
 __device__ __forceinline__ void StoreFloats(const Arguments& p, const Tile& tile, int64_t row,
                                             int lane, const float (&sums)[kBlockN / 2]) {
+  const bool odd = lane % 2 != 0;
+  const int64_t first = tile.column + (odd ? 8 : 0) + lane % 4 / 2 * 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t r = row + lane / 4 + half * 8;
-    if (r >= tile.row_end) continue;
-    const int64_t first = tile.column + 2 * (lane % 4);
     float* d = static_cast<float*>(p.d.data) + tile.group * p.group_stride + r * p.ldd + first;
 #pragma unroll
-    for (int j = 0; j < kBlockN / 8; j += kBatch) {
-      float2 old[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const bool loads = p.accumulate && first + 8 * (j + i) < p.n;  // n is even
-        old[i] = loads ? *reinterpret_cast<const float2*>(d + 8 * (j + i)) : make_float2(0, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const float* x = &sums[4 * (j + i) + 2 * half];
-        if (first + 8 * (j + i) < p.n)
-          *reinterpret_cast<float2*>(d + 8 * (j + i)) =
-              make_float2(__fadd_rn(old[i].x, x[0]), __fadd_rn(old[i].y, x[1]));
+    for (int j = 0; j < kBlockN / 8; j += 2) {
+      const float* even_block = &sums[4 * j + 2 * half];
+      const float* odd_block = even_block + 4;
+      const float x = __shfl_xor_sync(~0u, odd ? even_block[0] : odd_block[0], 1);
+      const float y = __shfl_xor_sync(~0u, odd ? even_block[1] : odd_block[1], 1);
+      if (r >= tile.row_end || first + 8 * j >= p.n) continue;  // n is a multiple of 8
+      const float4 four = odd ? make_float4(x, y, odd_block[0], odd_block[1])
+                              : make_float4(even_block[0], even_block[1], x, y);
+      if (p.accumulate) {
+        AddToMemory(d + 8 * j, four);
+      } else {
+        *reinterpret_cast<float4*>(d + 8 * j) = four;
       }
     }
   }
 }
+
+// Old elements of D that a thread loads before it uses the first one: loads of a batch overlap.
+constexpr int kBatch = 16;
 
 // Adds the old elements of D, so that a sum is rounded once.
 __device__ __forceinline__ void AddOld(const Arguments& p, const Tile& tile, int64_t row, int lane,

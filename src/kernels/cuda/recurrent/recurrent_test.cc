@@ -190,7 +190,9 @@ TEST_F(GpuChunkedRecurrentTest, OpsMatchTheReference) {
     const std::vector<float> outputs = layer.Run(reference, spans, want);
     SCOPED_TRACE(::testing::Message() << "key_dim " << layer.key_dim << " value_dim "
                                       << layer.value_dim << " round " << round);
-    ExpectNear(Run(layer, spans, got), outputs, 2e-4);
+    // Each product of two split numbers has an error of 2^-16. Inputs rounded to bfloat16 change
+    // outputs ten times as much.
+    ExpectNear(Run(layer, spans, got), outputs, 4e-4);
     ExpectNear(got, want, 5e-5);
     for (const int64_t slot : {3, 7})
       EXPECT_TRUE(SameBits(layer.Slot(got, slot), layer.Slot(want, slot))) << slot;
