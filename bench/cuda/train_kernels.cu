@@ -258,13 +258,8 @@ void Routing(const GpuMachine& machine, Report& report) {
                                       .w = w.data,
                                       .scratch = parts.data};
   const gpu::SlotOrder order = {position.data, slots.data, begins.data};
-  const gpu::ExpertRowsShape p = {.m = kTokens,
-                                  .hidden = kWidth,
-                                  .k = kTopK,
-                                  .capacity = kSlots,
-                                  .rows = begins.data + kExperts,
-                                  .slots = slots.data,
-                                  .position = position.data};
+  const gpu::ExpertRowsShape p = {
+      .m = kTokens, .hidden = kWidth, .k = kTopK, .position = position.data};
   gpu::OrderSlots(ids.data, kSlots, kExperts, order, scratch.data, nullptr);
   const auto measure = [&](int i, double flops, double bytes,
                            const std::function<void(cudaStream_t)>& call) {

@@ -285,12 +285,33 @@ __global__ void PlaceSlotsKernel(const int32_t* ids, int64_t slots, int tiles,
 
 // --- rows of experts ---
 
+// Expert rows are read and written by token, one block per token and one warp per slot: the warps
+// of a block read the token's row at the same time, so only the first one reads it from memory.
+constexpr int kSlotWarps = 8;
+
+// Parts of a row that a lane loads before it stores the first one.
+constexpr int kCopies = 4;
+
 __global__ void GatherExpertRowsKernel(ExpertRowsShape shape, ConstArray x, Array out) {
-  const int64_t r = blockIdx.x;
-  if (r >= *shape.rows) return;
-  const int64_t t = shape.slots[r] / shape.k;
-  for (int64_t i = threadIdx.x * 4; i < shape.hidden; i += blockDim.x * 4)
-    Store4(out, r * shape.hidden + i, Load4(x, t * shape.hidden + i));
+  const int64_t t = blockIdx.x;
+  const int lane = threadIdx.x % kWarp;
+  for (int j = threadIdx.x / kWarp; j < shape.k; j += kSlotWarps) {
+    const int64_t r = shape.position[t * shape.k + j];
+    if (r < 0) continue;
+    for (int64_t first = lane * 4; first < shape.hidden; first += kCopies * kWarp * 4) {
+      float4 values[kCopies];
+#pragma unroll
+      for (int c = 0; c < kCopies; ++c) {
+        const int64_t i = first + c * kWarp * 4;
+        if (i < shape.hidden) values[c] = Load4(x, t * shape.hidden + i);
+      }
+#pragma unroll
+      for (int c = 0; c < kCopies; ++c) {
+        const int64_t i = first + c * kWarp * 4;
+        if (i < shape.hidden) Store4(out, r * shape.hidden + i, values[c]);
+      }
+    }
+  }
 }
 
 // Slots, or parts of a row, whose loads a thread issues before it uses the first one.
@@ -321,40 +342,38 @@ __global__ void CombineExpertRowsKernel(ExpertRowsShape shape, ConstArray output
   }
 }
 
-__global__ void ZeroEmptySlotsKernel(const int32_t* position, int64_t slots, float* dweights) {
-  const int64_t slot = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (slot < slots && position[slot] < 0) dweights[slot] = 0;
-}
-
-// One warp per expert row. A lane reads an element of the output before it writes its gradient.
+// A lane reads an element of the output before it writes its gradient.
 __global__ void CombineGradientKernel(ExpertRowsShape shape, ConstArray dy, ConstArray outputs,
                                       const float* weights, Array doutputs, float* dweights) {
-  const int64_t r = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const int64_t t = blockIdx.x;
   const int lane = threadIdx.x % kWarp;
-  if (r >= shape.capacity || r >= *shape.rows) return;
-  const int32_t slot = shape.slots[r];
-  const int64_t t = slot / shape.k;
-  const float weight = weights[slot];
-  float dot = 0;
-  for (int64_t first = lane * 4; first < shape.hidden; first += kBatch * kWarp * 4) {
-    float4 d[kBatch], output[kBatch];
+  for (int slot_of_token = threadIdx.x / kWarp; slot_of_token < shape.k;
+       slot_of_token += kSlotWarps) {
+    const int64_t slot = t * shape.k + slot_of_token, r = shape.position[slot];
+    float dot = 0;
+    if (r >= 0) {
+      const float weight = weights[slot];
+      for (int64_t first = lane * 4; first < shape.hidden; first += kBatch * kWarp * 4) {
+        float4 d[kBatch], output[kBatch];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const int64_t i = first + j * kWarp * 4;
-      if (i >= shape.hidden) continue;
-      d[j] = Load4(dy, t * shape.hidden + i);
-      output[j] = Load4(outputs, r * shape.hidden + i);
-    }
+        for (int j = 0; j < kBatch; ++j) {
+          const int64_t i = first + j * kWarp * 4;
+          if (i >= shape.hidden) continue;
+          d[j] = Load4(dy, t * shape.hidden + i);
+          output[j] = Load4(outputs, r * shape.hidden + i);
+        }
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const int64_t i = first + j * kWarp * 4;
-      if (i >= shape.hidden) continue;
-      dot += Dot4(d[j], output[j]);
-      Store4(doutputs, r * shape.hidden + i, Scale4(d[j], weight));
+        for (int j = 0; j < kBatch; ++j) {
+          const int64_t i = first + j * kWarp * 4;
+          if (i >= shape.hidden) continue;
+          dot += Dot4(d[j], output[j]);
+          Store4(doutputs, r * shape.hidden + i, Scale4(d[j], weight));
+        }
+      }
+      dot = WarpSum(dot);
     }
+    if (lane == 0) dweights[slot] = dot;
   }
-  dot = WarpSum(dot);
-  if (lane == 0) dweights[slot] = dot;
 }
 
 void CheckRouter(const RouterShape& shape) {
@@ -366,6 +385,8 @@ void CheckRouter(const RouterShape& shape) {
 int RowThreads(int64_t width) {
   return static_cast<int>(std::clamp<int64_t>(CeilDiv(width, 4 * kWarp) * kWarp, kWarp, kThreads));
 }
+
+int SlotThreads(int k) { return std::min(k, kSlotWarps) * kWarp; }
 
 void CheckHidden(int64_t hidden) {
   if (hidden % 4 != 0) Refuse("expert rows of {} elements, want a multiple of 4", {hidden});
@@ -428,8 +449,8 @@ void OrderSlots(const int32_t* ids, int64_t slots, int experts, const SlotOrder&
 
 void GatherExpertRows(const ExpertRowsShape& shape, ConstArray x, Array out, Stream stream) {
   CheckHidden(shape.hidden);
-  Launch("gather of expert rows", GatherExpertRowsKernel, Grid(shape.capacity),
-         RowThreads(shape.hidden), 0, stream, shape, x, out);
+  Launch("gather of expert rows", GatherExpertRowsKernel, Grid(shape.m), SlotThreads(shape.k), 0,
+         stream, shape, x, out);
 }
 
 void CombineExpertRows(const ExpertRowsShape& shape, ConstArray outputs, const float* weights,
@@ -443,11 +464,8 @@ void CombineExpertRowsGradient(const ExpertRowsShape& shape, ConstArray dy, Cons
                                const float* weights, Array doutputs, float* dweights,
                                Stream stream) {
   CheckHidden(shape.hidden);
-  const int64_t slots = shape.m * shape.k;
-  Launch("gradient of empty slots", ZeroEmptySlotsKernel, Grid(CeilDiv(slots, kThreads)), kThreads,
-         0, stream, shape.position, slots, dweights);
-  Launch("gradient of combine", CombineGradientKernel, Grid(CeilDiv(shape.capacity, kWarps)),
-         kThreads, 0, stream, shape, dy, outputs, weights, doutputs, dweights);
+  Launch("gradient of combine", CombineGradientKernel, Grid(shape.m), SlotThreads(shape.k), 0,
+         stream, shape, dy, outputs, weights, doutputs, dweights);
 }
 
 }  // namespace switchyard::train::gpu

@@ -67,14 +67,11 @@ int64_t SlotOrderScratch(int64_t slots, int experts);
 void OrderSlots(const int32_t* ids, int64_t slots, int experts, const SlotOrder& order,
                 int32_t* scratch, Stream stream);
 
-// Expert rows of this rank's tokens. `capacity`: rows that `out` has room for (at most m · k).
+// Expert rows of this rank's tokens. Below, slots[r] is the slot whose position is r.
 struct ExpertRowsShape {
   int64_t m = 0, hidden = 0;  // hidden: a multiple of 4
   int k = 0;
-  int64_t capacity = 0;
-  const int32_t* rows = nullptr;      // [1] number of expert rows: &begins[experts]
-  const int32_t* slots = nullptr;     // of SlotOrder
-  const int32_t* position = nullptr;  // of SlotOrder
+  const int32_t* position = nullptr;  // [m, k] of SlotOrder
 };
 // out[r] = x[slots[r] / k]; out [capacity, hidden].
 void GatherExpertRows(const ExpertRowsShape& shape, ConstArray x, Array out, Stream stream);

@@ -74,14 +74,8 @@ gpu::BalanceParams BalanceOf(const DeviceBalance& balance, const DeviceRows& row
           .z = static_cast<float>(weights.z / balance.step_tokens)};
 }
 
-gpu::ExpertRowsShape ExpertRowsOf(const DeviceSlots& s, int64_t width, const int32_t* rows) {
-  return {.m = s.m,
-          .hidden = width,
-          .k = static_cast<int>(s.k),
-          .capacity = s.m * s.k,
-          .rows = rows,
-          .slots = s.slots,
-          .position = s.place};
+gpu::ExpertRowsShape ExpertRowsOf(const DeviceSlots& s, int64_t width) {
+  return {.m = s.m, .hidden = width, .k = static_cast<int>(s.k), .position = s.place};
 }
 
 gpu::LatentKeysParams KeysOf(const LatentKeyShape& s) {
@@ -299,23 +293,22 @@ class CudaOps final : public TrainOps<BF16> {
   }
   void GatherRows(const RouterConfig& config, const DeviceSlots& s, const BF16* x, int64_t width,
                   BF16* out) override {
-    gpu::GatherExpertRows(ExpertRowsOf(s, width, s.offsets + config.num_experts), x, out, stream_);
+    gpu::GatherExpertRows(ExpertRowsOf(s, width), x, out, stream_);
   }
   void Combine(const RouterConfig& config, const DeviceSlots& s, const BF16* results,
                const float* weights, int64_t width, float* y) override {
-    gpu::CombineExpertRows(ExpertRowsOf(s, width, s.offsets + config.num_experts), results, weights,
-                           y, y, stream_);
+    gpu::CombineExpertRows(ExpertRowsOf(s, width), results, weights, y, y, stream_);
   }
   void CombineGradient(const RouterConfig& config, const DeviceSlots& s, const float* dy,
                        const BF16* results, const float* weights, int64_t width, BF16* dresults,
                        float* dweights) override {
-    gpu::CombineExpertRowsGradient(ExpertRowsOf(s, width, s.offsets + config.num_experts), dy,
-                                   results, weights, dresults, dweights, stream_);
+    gpu::CombineExpertRowsGradient(ExpertRowsOf(s, width), dy, results, weights, dresults, dweights,
+                                   stream_);
   }
   void ScatterRows(const DeviceSlots& s, const float* drows, int64_t width, bool accumulate,
                    float* dx) override {
     const gpu::ConstArray base = accumulate ? gpu::ConstArray(dx) : gpu::ConstArray();
-    gpu::CombineExpertRows(ExpertRowsOf(s, width, nullptr), drows, nullptr, base, dx, stream_);
+    gpu::CombineExpertRows(ExpertRowsOf(s, width), drows, nullptr, base, dx, stream_);
   }
 
   void JoinKeys(const LatentKeyShape& s, const BF16* kv, const BF16* latent, BF16* k) override {
