@@ -83,12 +83,12 @@ class Calibration {
  public:
   Calibration(int threads, Report& report) : pool_(threads), report_(report) {}
 
-  // Runs two rounds and keeps the faster figure of each case, because other load on the machine
-  // only slows a case down.
+  // Runs several rounds and takes the median of each figure, because the memory bandwidth of a
+  // shared host changes within seconds.
   plan::CostTable Run() {
-    plan::CostTable t = Round();
-    Keep(Round(), &t);
-    return t;
+    std::vector<plan::CostTable> rounds;
+    for (int i = 0; i < kRounds; ++i) rounds.push_back(Round());
+    return MedianOf(rounds);
   }
 
  private:
@@ -117,22 +117,43 @@ class Calibration {
     return t;
   }
 
-  static void Keep(const plan::CostTable& other, plan::CostTable* t) {
-    const auto fastest = [](const plan::Curve& from, plan::Curve* to) {
-      for (size_t i = 0; i < to->points.size(); ++i)
-        to->points[i].second = std::max(to->points[i].second, from.points[i].second);
+  static plan::CostTable MedianOf(const std::vector<plan::CostTable>& rounds) {
+    const auto median = [&](const auto& figure_of) {
+      std::vector<double> figures;
+      for (const plan::CostTable& round : rounds) figures.push_back(figure_of(round));
+      return Median(std::move(figures));
     };
-    for (auto& [format, curve] : t->products) fastest(other.products.at(format), &curve);
-    for (auto& [format, curve] : t->experts) fastest(other.experts.at(format), &curve);
-    fastest(other.decode_bytes, &t->decode_bytes);
-    fastest(other.latent_bytes, &t->latent_bytes);
-    fastest(other.prompt_flops, &t->prompt_flops);
-    fastest(other.latent_prompt_flops, &t->latent_prompt_flops);
-    t->bandwidth = std::max(t->bandwidth, other.bandwidth);
-    t->host.rate = std::max(t->host.rate, other.host.rate);
-    t->op_seconds = std::min(t->op_seconds, other.op_seconds);
-    t->select_seconds = std::min(t->select_seconds, other.select_seconds);
-    t->attention_seconds = std::min(t->attention_seconds, other.attention_seconds);
+    const auto curve = [&](const auto& curve_of) {
+      plan::Curve medians = curve_of(rounds.front());
+      for (size_t i = 0; i < medians.points.size(); ++i)
+        medians.points[i].second = median(
+            [&](const plan::CostTable& round) { return curve_of(round).points[i].second; });
+      return medians;
+    };
+    plan::CostTable t = rounds.front();
+    using Table = const plan::CostTable&;
+    for (auto& [format, rates] : t.products)
+      rates = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.products.at(format); }));
+    for (auto& [format, rates] : t.experts)
+      rates = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.experts.at(format); }));
+    for (plan::Curve plan::CostTable::*const rates :
+         {&plan::CostTable::decode_bytes, &plan::CostTable::latent_bytes,
+          &plan::CostTable::prompt_flops, &plan::CostTable::latent_prompt_flops})
+      t.*rates = curve([&](Table round) -> const plan::Curve& { return round.*rates; });
+    for (double plan::CostTable::*const figure :
+         {&plan::CostTable::bandwidth, &plan::CostTable::op_seconds,
+          &plan::CostTable::select_seconds, &plan::CostTable::attention_seconds})
+      t.*figure = median([&](Table round) { return round.*figure; });
+    t.host.rate = median([](Table round) { return round.host.rate; });
+    return t;
+  }
+
+  // Median seconds of one call. Short, so that a round takes less than half a minute.
+  template <typename F>
+  static double MedianSeconds(const F& f) {
+    return bench::MedianSeconds(f, [] {}, 0.2);
   }
 
   static std::vector<Format> Formats() {
@@ -359,6 +380,8 @@ class Calibration {
     t->host.rate = loops.Copy() / 2;
     report_.Machine("copies", t->host.rate * 1e-9, "GB/s");
   }
+
+  static constexpr int kRounds = 5;
 
   ThreadPool pool_;
   Report& report_;

@@ -57,6 +57,7 @@ struct Prompt {
 constexpr Prompt kPrompts[] = {{16, 512, 512}, {1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
 constexpr Prompt kLatentPrompts[] = {{1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
 constexpr const char* kGroupedHeads = "qwen3-30b 32/4 x 128";
+constexpr const char* kNarrowHeads = "gpt-oss 64/8 x 64";
 constexpr double kKvHeads = 4, kKeyBytes = 4 * 2 * 128 * 2;  // of one key in all KV heads
 constexpr const char* kLatentHeads = "deepseek-v3 128 heads";
 constexpr const char* kFewLatentHeads = "deepseek-v3 16 heads";
@@ -87,7 +88,8 @@ bool IsUsedAttention(const std::string& shape) {
   for (const char* heads : {kGroupedHeads, kLatentHeads, kFewLatentHeads})
     if (shape == DecodeShape(heads, 128, kFullKeys)) return true;
   for (const Prompt& p : kPrompts)
-    if (shape == AttentionShape(kGroupedHeads, p.batch, p.rows, p.keys)) return true;
+    for (const char* heads : {kGroupedHeads, kNarrowHeads})
+      if (shape == AttentionShape(heads, p.batch, p.rows, p.keys)) return true;
   return std::ranges::any_of(kLatentPrompts, [&](const Prompt& p) {
     return shape == AttentionShape(kLatentHeads, p.batch, p.rows, p.keys);
   });
@@ -235,6 +237,13 @@ void SetAttention(const Results& results, plan::CostTable* t) {
     }
   };
   prompts(kGroupedHeads, kPrompts, &t->prompt_flops);
+  plan::Curve narrow;
+  prompts(kNarrowHeads, kPrompts, &narrow);
+  double logs = 0;  // of the rates of narrow heads, relative to those of wide ones
+  for (size_t i = 0; i < narrow.points.size(); ++i)
+    logs += std::log(narrow.points[i].second / t->prompt_flops.points[i].second);
+  t->prompt_head_dims.points = {{64, std::exp(logs / static_cast<double>(narrow.points.size()))},
+                                {128, 1}};
   prompts(kLatentHeads, kLatentPrompts, &t->latent_prompt_flops);
 }
 

@@ -22,6 +22,12 @@ struct Curve {
   double At(double size) const;
 };
 
+// Rates of measured work, by its size, so that more work never takes less time (size / rate). Where
+// noise has reversed the times of neighbours, they get their mean (isotonic regression by pooling:
+// Ayer and others, 1955, "An empirical distribution function for sampling with incomplete
+// information").
+Curve WithGrowingTimes(const Curve& rates);
+
 // Transfers between ranks.
 struct Link {
   double seconds = 0;  // time of the smallest transfer, with its synchronization
@@ -58,6 +64,9 @@ struct CostTable {
   Curve decode_bytes, latent_bytes;
   double decode_flops = 0, latent_flops = 0;
   Curve prompt_flops, latent_prompt_flops;
+  // prompt_flops are for heads of 128. Narrower heads have fewer products for each exponential. The
+  // relative rate, by the width of a head; empty: 1.
+  Curve prompt_head_dims;
   // Decode with grouped attention: seconds of the whole device for each tile (a sequence and a KV
   // head), by the keys of the sequence. A block starts a tile from nothing: page table, queries,
   // first keys. Reads of many keys hide this, so the time decreases with the keys. Empty: none.

@@ -113,11 +113,26 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
   if (format.fp8_rows && t_.cuda) Small(part, rows * k * 3, cost);  // quantization of the rows
 }
 
-UniformRouting StepCosts::UniformOf(const ModelConfig& model, const Ranks& ranks) {
+UniformRouting StepCosts::UniformOf(const ModelConfig& model, const Ranks& ranks,
+                                    const Routing& routing) {
   if (!model.has_moe()) return {};
   const RouterConfig& router = model.moe->router;
   return {ExpertsOfToken(router), static_cast<double>(router.num_experts + ranks.redundant),
-          ranks.mesh.ep};
+          ranks.mesh.ep, routing.correlation};
+}
+
+// All groups have the same share of decode rows, and prompts of equal lengths. A group without rows
+// assumes that each group has one prompt.
+RoutedTokens StepCosts::TokensOf(const StepShape& shape) const {
+  const double world = World(shape);
+  if (shape.decode || world <= 0) return {.singles = world};
+  const double decoding = shape.rows > 0 ? shape.decode_rows / shape.rows : 0;
+  const double prompts = world * (1 - decoding);
+  const double own = shape.rows > 0 ? shape.rows - shape.decode_rows : world / r_.mesh.dp;
+  const double of_sequence = std::max(1.0, own / std::max(1.0, shape.sequences));
+  return {.singles = world * decoding,
+          .sequences = prompts / of_sequence,
+          .of_sequence = of_sequence};
 }
 
 double StepCosts::Lane(const StepShape& shape) const {
@@ -229,8 +244,12 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   if (decode) {
     const double rate = latent ? t_.latent_flops : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;
+  } else if (latent) {
+    of_flops = flops / t_.latent_prompt_flops.At(keys);
   } else {
-    of_flops = flops / (latent ? t_.latent_prompt_flops : t_.prompt_flops).At(keys);
+    const Curve& widths = t_.prompt_head_dims;
+    const double relative = widths.empty() ? 1 : widths.At(static_cast<double>(a.head_dim));
+    of_flops = flops / (t_.prompt_flops.At(keys) * relative);
   }
   cost->Add(Part::kAttention, Limit::kStart, tiles);
   cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
@@ -271,10 +290,11 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double world = World(shape), physical = router.num_experts + r_.redundant;
   const double local = physical / r_.mesh.ep, k = ExpertsOfToken();
   // All ranks wait for the one with the most rows, and for the one that reads the most experts.
-  const ExpertLoad load = uniform_.MostLoaded(world);
+  const RoutedTokens tokens = TokensOf(shape);
+  const ExpertLoad load = uniform_.MostLoaded(tokens);
   double rows = load.rows, used = load.experts;
   if (r_.mesh.ep > 1) {
-    const ExpertLoad mean = uniform_.Mean(world);
+    const ExpertLoad mean = uniform_.Mean(tokens);
     const double most = world * std::min(k, local);
     if (shape.expert_share > 0) {  // the step's own load
       rows = std::min(most, mean.rows * shape.expert_share);
@@ -287,12 +307,21 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
   const auto hidden = static_cast<double>(m_.hidden);
   const std::string& name = f_.experts.name;
+  // Experts have different numbers of rows. Those with few rows take the time to read their weights.
+  std::array<double, UniformRouting::kParts> parts = uniform_.RowsOfExperts(tokens);
+  const double mean_part = std::accumulate(parts.begin(), parts.end(), 0.0) / parts.size();
+  for (double& part : parts) part = std::max(1.0, part * rows / used / mean_part);
   const auto product = [&](double n, double columns, Cost* cost) {
-    const double memory = used * n * columns * f_.experts.bytes / t_.WeightRate(name);
-    const double flops = 2 * rows * n * columns / t_.ExpertRate(name, rows / used);
+    const double memory = n * columns * f_.experts.bytes / t_.WeightRate(name);
+    double read = 0, computed = 0;
+    for (const double part : parts) {
+      const double flops = 2 * part * n * columns / t_.ExpertRate(name, part);
+      (memory > flops ? read : computed) += std::max(memory, flops);
+    }
+    const double each = used / static_cast<double>(parts.size());
     cost->Add(Part::kExperts, Limit::kStart, t_.grouped_seconds);
-    cost->Add(Part::kExperts, memory > flops ? Limit::kBandwidth : Limit::kFlops,
-              std::max(memory, flops));
+    cost->Add(Part::kExperts, Limit::kBandwidth, each * read);
+    cost->Add(Part::kExperts, Limit::kFlops, each * computed);
   };
   if (t_.cuda) Small(Part::kExperts, rows * hidden * 2 + world * hidden * kFloat, up);  // permute
   product(2 * width, hidden, up);

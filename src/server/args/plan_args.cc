@@ -146,6 +146,9 @@ void AddLoad(CommandLine& app, PlanArgs& a) {
            "Expert rows of the most loaded EP rank divided by the mean, in addition to random "
            "variation")
       .Range(1.0, 64.0);
+  app.Flag("--token-correlation", a.correlation, kLoad,
+           "Correlation of the experts of two tokens of a prompt; 0: tokens are independent")
+      .Range(0.0, 0.99);
   app.Flag("--price", a.price, kLoad, "Price per hour of a GPU (or host), in any currency")
       .NonNegative();
 }
