@@ -140,7 +140,9 @@ class Calibration {
           curve([&](Table round) -> const plan::Curve& { return round.experts.at(format); }));
     for (plan::Curve plan::CostTable::*const rates :
          {&plan::CostTable::decode_bytes, &plan::CostTable::latent_bytes,
-          &plan::CostTable::prompt_flops, &plan::CostTable::latent_prompt_flops})
+          &plan::CostTable::prompt_flops, &plan::CostTable::latent_prompt_flops,
+          &plan::CostTable::float32_decode_bytes, &plan::CostTable::float32_prompt_flops,
+          &plan::CostTable::tile_seconds})
       t.*rates = curve([&](Table round) -> const plan::Curve& { return round.*rates; });
     for (double plan::CostTable::*const figure :
          {&plan::CostTable::bandwidth, &plan::CostTable::op_seconds,
@@ -278,15 +280,17 @@ class Calibration {
     std::vector<kernels::SequenceSpan> spans;
   };
 
+  // Whether rows rounded to bfloat16 have products of their own, with a cache of bfloat16.
   bool pairs() const { return kernels::HasBFloat16Products(kernels::ActiveIsa()); }
   DType cache() const { return pairs() ? DType::kBF16 : DType::kF32; }
 
   // Seconds of attention over `sequences` sequences of `keys` keys. The last `rows` positions of
-  // each sequence are queries. `group`: query heads per KV head.
-  double Attend(int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
+  // each sequence are queries. `group`: query heads per KV head. Rows are rounded with a cache of
+  // bfloat16 only.
+  double Attend(DType cache, int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
     const int64_t kv_heads = kHeads / group;
     const Batch batch(sequences, rows, keys);
-    const int64_t row_bytes = kernels::CacheRowBytes(cache(), kHeadDim);
+    const int64_t row_bytes = kernels::CacheRowBytes(cache, kHeadDim);
     const Tensor k = Filled(batch.slots() * kv_heads * row_bytes);
     const Tensor v = Filled(batch.slots() * kv_heads * row_bytes);
     const int64_t width = kHeads * kHeadDim;
@@ -297,13 +301,13 @@ class Calibration {
                           .ldq = width,
                           .k_cache = k.raw(),
                           .v_cache = v.raw(),
-                          .kv_dtype = cache(),
+                          .kv_dtype = cache,
                           .heads = kHeads,
                           .kv_heads = kv_heads,
                           .head_dim = kHeadDim,
                           .page_size = Batch::kPage,
                           .scale = 0.1f,
-                          .bfloat16_rows = pairs(),
+                          .bfloat16_rows = cache == DType::kBF16,
                           .sequences = batch.spans,
                           .out = static_cast<float*>(out.mutable_raw()),
                           .ldo = width},
@@ -313,26 +317,46 @@ class Calibration {
 
   void Attention(plan::CostTable* t) {
     t->decode_flops = t->latent_flops = 0;  // decode_bytes includes the arithmetic
-    t->decode_bytes.points.clear();
-    t->prompt_flops.points.clear();
-    t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(1, 1, 1, 16), 0, 0);
-    constexpr int32_t kKeys = 1024;
+    t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(cache(), 1, 1, 1, 16), 0, 0);
+    AttentionOf(cache(), &t->decode_bytes, &t->prompt_flops);
+    t->float32_decode_bytes = t->float32_prompt_flops = {};
+    if (cache() != DType::kF32)
+      AttentionOf(DType::kF32, &t->float32_decode_bytes, &t->float32_prompt_flops);
+    // Short sequences take more than the time of their bytes: each has its own start.
+    constexpr int32_t kShort = 128, kSequences = 64;
+    const double bytes = 2.0 * kSequences * kShort * kHeads *
+                         static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
+    const double seconds =
+        Add("attention", fmt::format("1 head of a KV head, {} x 1 rows on {} keys", kSequences, kShort),
+            Attend(cache(), 1, kSequences, 1, kShort), 0, bytes);
+    const double more = seconds - bytes / t->decode_bytes.points.front().second;
+    t->tile_seconds.points = {{kShort, std::max(more / (kSequences * kHeads), 1e-10)},
+                              {kKeys, 1e-10}};
+  }
+
+  static constexpr int32_t kKeys = 1024;  // of a decoding sequence
+
+  void AttentionOf(DType cache, plan::Curve* decode, plan::Curve* prompt) {
+    decode->points.clear();
+    prompt->points.clear();
     for (const int64_t group : {1, 4, 8}) {
       const auto sequences = static_cast<int32_t>(8 * group);
       const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kHeads / group) *
-                           static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
+                           static_cast<double>(kernels::CacheRowBytes(cache, kHeadDim));
       const double seconds =
           Add("attention",
-              fmt::format("{} heads of a KV head, {} x 1 rows on {} keys", group, sequences, kKeys),
-              Attend(group, sequences, 1, kKeys), 0, bytes);
-      t->decode_bytes.points.emplace_back(static_cast<double>(group), bytes / seconds);
+              fmt::format("{}: {} heads of a KV head, {} x 1 rows on {} keys", Name(cache), group,
+                          sequences, kKeys),
+              Attend(cache, group, sequences, 1, kKeys), 0, bytes);
+      decode->points.emplace_back(static_cast<double>(group), bytes / seconds);
     }
     for (const auto& [rows, keys] : {std::pair{512, 512}, {512, 2048}, {512, 16384}}) {
       const double mean = keys - (rows - 1) / 2.0;
       const double flops = 4.0 * rows * mean * kHeads * kHeadDim;
-      const double seconds = Add("attention", fmt::format("{} rows on {} keys", rows, keys),
-                                 Attend(1, 1, rows, keys), flops, 0);
-      t->prompt_flops.points.emplace_back(mean, flops / seconds);
+      const double seconds =
+          Add("attention", fmt::format("{}: {} rows on {} keys", Name(cache), rows, keys),
+              Attend(cache, 1, 1, rows, keys), flops, 0);
+      prompt->points.emplace_back(mean, flops / seconds);
     }
   }
 

@@ -158,7 +158,8 @@ CostTable CostTable::Shared(double share) const {
   for (auto& entry : t.weights) entry.second *= share;
   for (auto* curves : {&t.products, &t.experts})
     for (auto& entry : *curves) scale(&entry.second);
-  for (Curve* curve : {&t.decode_bytes, &t.latent_bytes, &t.prompt_flops, &t.latent_prompt_flops})
+  for (Curve* curve : {&t.decode_bytes, &t.latent_bytes, &t.prompt_flops, &t.latent_prompt_flops,
+                       &t.float32_decode_bytes, &t.float32_prompt_flops})
     scale(curve);
   t.decode_flops *= share;
   t.latent_flops *= share;
@@ -212,6 +213,8 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Points("prompt_flops", &t.prompt_flops);
   reader.Points("latent_prompt_flops", &t.latent_prompt_flops);
   reader.Points("prompt_head_dims", &t.prompt_head_dims);
+  reader.Points("float32_decode_bytes", &t.float32_decode_bytes);
+  reader.Points("float32_prompt_flops", &t.float32_prompt_flops);
   reader.Points("tile_seconds", &t.tile_seconds);
   reader.OneLink("host", &t.host);
   reader.OneLink("network", &t.network);
@@ -255,6 +258,8 @@ std::string ToJson(const CostTable& t) {
               {"prompt_flops", Points(t.prompt_flops)},
               {"latent_prompt_flops", Points(t.latent_prompt_flops)},
               {"prompt_head_dims", Points(t.prompt_head_dims)},
+              {"float32_decode_bytes", Points(t.float32_decode_bytes)},
+              {"float32_prompt_flops", Points(t.float32_prompt_flops)},
               {"tile_seconds", Points(t.tile_seconds)},
               {"host", {{"seconds", t.host.seconds}, {"rate", t.host.rate}}},
               {"network", {{"seconds", t.network.seconds}, {"rate", t.network.rate}}},

@@ -67,9 +67,12 @@ struct CostTable {
   // prompt_flops are for heads of 128. Narrower heads have fewer products for each exponential. The
   // relative rate, by the width of a head; empty: 1.
   Curve prompt_head_dims;
+  // decode_bytes and prompt_flops with a cache of float32, which other kernels read on CPUs. Empty:
+  // the same.
+  Curve float32_decode_bytes, float32_prompt_flops;
   // Decode with grouped attention: seconds of the whole device for each tile (a sequence and a KV
-  // head), by the keys of the sequence. A block starts a tile from nothing: page table, queries,
-  // first keys. Reads of many keys hide this, so the time decreases with the keys. Empty: none.
+  // head), by the keys of the sequence. A tile starts from nothing: page table, queries, first keys.
+  // On GPUs reads of many keys hide this, so the time decreases with the keys. Empty: none.
   Curve tile_seconds;
 
   // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.

@@ -224,13 +224,17 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   // Bytes of a cache row of a KV head. A latent row contains its value.
   const auto row = static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, key) +
                                        (latent ? 0 : kernels::CacheRowBytes(r_.kv_dtype, value)));
+  const bool float32 = r_.kv_dtype == DType::kF32 && !t_.float32_decode_bytes.empty();
+  const Curve& read = latent    ? t_.latent_bytes
+                      : float32 ? t_.float32_decode_bytes
+                                : t_.decode_bytes;
   double flops = 0, of_bytes = 0, tiles = 0;
   for (const LayerKind& kind : kinds_) {
     const double visible = std::min(keys, kind.keys);
     flops += kind.share * 2 * rows * visible * heads * static_cast<double>(key + value);
     if (!decode) continue;
     const double bytes = kind.share * sequences * visible * kind.kv_heads * row;
-    of_bytes += bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kind.kv_heads);
+    of_bytes += bytes / read.At(heads / kind.kv_heads);
     if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
   double of_flops = 0;
@@ -249,7 +253,9 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   } else {
     const Curve& widths = t_.prompt_head_dims;
     const double relative = widths.empty() ? 1 : widths.At(static_cast<double>(a.head_dim));
-    of_flops = flops / (t_.prompt_flops.At(keys) * relative);
+    const bool own = r_.kv_dtype == DType::kF32 && !t_.float32_prompt_flops.empty();
+    const Curve& rates = own ? t_.float32_prompt_flops : t_.prompt_flops;
+    of_flops = flops / (rates.At(keys) * relative);
   }
   cost->Add(Part::kAttention, Limit::kStart, tiles);
   cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
