@@ -126,8 +126,8 @@ class Calibration {
     const auto curve = [&](const auto& curve_of) {
       plan::Curve medians = curve_of(rounds.front());
       for (size_t i = 0; i < medians.points.size(); ++i)
-        medians.points[i].second = median(
-            [&](const plan::CostTable& round) { return curve_of(round).points[i].second; });
+        medians.points[i].second =
+            median([&](const plan::CostTable& round) { return curve_of(round).points[i].second; });
       return medians;
     };
     plan::CostTable t = rounds.front();
@@ -155,7 +155,8 @@ class Calibration {
   // Median seconds of one call. Short, so that a round takes less than half a minute.
   template <typename F>
   static double MedianSeconds(const F& f) {
-    return bench::MedianSeconds(f, [] {}, 0.2);
+    return bench::MedianSeconds(
+        f, [] {}, 0.2);
   }
 
   static std::vector<Format> Formats() {
@@ -326,9 +327,9 @@ class Calibration {
     constexpr int32_t kShort = 128, kSequences = 64;
     const double bytes = 2.0 * kSequences * kShort * kHeads *
                          static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
-    const double seconds =
-        Add("attention", fmt::format("1 head of a KV head, {} x 1 rows on {} keys", kSequences, kShort),
-            Attend(cache(), 1, kSequences, 1, kShort), 0, bytes);
+    const double seconds = Add(
+        "attention", fmt::format("1 head of a KV head, {} x 1 rows on {} keys", kSequences, kShort),
+        Attend(cache(), 1, kSequences, 1, kShort), 0, bytes);
     const double more = seconds - bytes / t->decode_bytes.points.front().second;
     t->tile_seconds.points = {{kShort, std::max(more / (kSequences * kHeads), 1e-10)},
                               {kKeys, 1e-10}};
@@ -343,11 +344,10 @@ class Calibration {
       const auto sequences = static_cast<int32_t>(8 * group);
       const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kHeads / group) *
                            static_cast<double>(kernels::CacheRowBytes(cache, kHeadDim));
-      const double seconds =
-          Add("attention",
-              fmt::format("{}: {} heads of a KV head, {} x 1 rows on {} keys", Name(cache), group,
-                          sequences, kKeys),
-              Attend(cache, group, sequences, 1, kKeys), 0, bytes);
+      const double seconds = Add("attention",
+                                 fmt::format("{}: {} heads of a KV head, {} x 1 rows on {} keys",
+                                             Name(cache), group, sequences, kKeys),
+                                 Attend(cache, group, sequences, 1, kKeys), 0, bytes);
       decode->points.emplace_back(static_cast<double>(group), bytes / seconds);
     }
     for (const auto& [rows, keys] : {std::pair{512, 512}, {512, 2048}, {512, 16384}}) {

@@ -71,8 +71,8 @@ struct CostTable {
   // the same.
   Curve float32_decode_bytes, float32_prompt_flops;
   // Decode with grouped attention: seconds of the whole device for each tile (a sequence and a KV
-  // head), by the keys of the sequence. A tile starts from nothing: page table, queries, first keys.
-  // On GPUs reads of many keys hide this, so the time decreases with the keys. Empty: none.
+  // head), by the keys of the sequence. A tile starts from nothing: page table, queries, first
+  // keys. On GPUs reads of many keys hide this, so the time decreases with the keys. Empty: none.
   Curve tile_seconds;
 
   // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.

@@ -84,7 +84,8 @@ TEST(CostTable, MoreWorkNeverTakesLessTime) {
     return times;
   };
   // Seconds 2, 3, 1, 4, 3.5, 9 for sizes 1 to 32.
-  const Curve noisy{.points = {{1, 0.5}, {2, 2.0 / 3}, {4, 4}, {8, 2}, {16, 16 / 3.5}, {32, 32 / 9.0}}};
+  const Curve noisy{
+      .points = {{1, 0.5}, {2, 2.0 / 3}, {4, 4}, {8, 2}, {16, 16 / 3.5}, {32, 32 / 9.0}}};
   EXPECT_THAT(times_of(WithGrowingTimes(noisy)),
               testing::Pointwise(testing::DoubleNear(1e-12), {2.0, 2.0, 2.0, 3.75, 3.75, 9.0}));
   const Curve growing{.points = {{1, 1}, {2, 2}, {4, 3}}};

@@ -165,6 +165,8 @@ class StepCosts {
   double nic_rate() const { return r_.nic_rate * t_.network_share; }
 
  private:
+  static constexpr double kFloat = sizeof(float);  // bytes of an element of a row
+
   // Layers with equal attention.
   struct LayerKind {
     double keys = 0;      // the largest number of keys of a row

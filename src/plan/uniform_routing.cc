@@ -39,8 +39,8 @@ double UniformRouting::MissesAll(double misses, const RoutedTokens& tokens) cons
   // Beta-binomial: the product of (a · misses + i) / (a + i) over the tokens i of a sequence. The
   // correlation of two tokens is 1 / (a + 1).
   const double a = 1 / correlation_ - 1, n = tokens.of_sequence;
-  const double log_of_sequence = std::lgamma(a * misses + n) - std::lgamma(a * misses) -
-                                 std::lgamma(a + n) + std::lgamma(a);
+  const double log_of_sequence =
+      std::lgamma(a * misses + n) - std::lgamma(a * misses) - std::lgamma(a + n) + std::lgamma(a);
   return std::pow(misses, tokens.singles) * std::exp(tokens.sequences * log_of_sequence);
 }
 
@@ -93,8 +93,8 @@ std::array<double, UniformRouting::kParts> UniformRouting::RowsOfExperts(
     };
   } else {
     const double alike = of_prompts ? 1 + (tokens.of_sequence - 1) * correlation_ : 1;
-    const double variance = chosen * MissesOne() *
-                            (tokens.singles + tokens.sequences * tokens.of_sequence * alike);
+    const double variance =
+        chosen * MissesOne() * (tokens.singles + tokens.sequences * tokens.of_sequence * alike);
     if (variance > 1.001 * mean) {
       const double r = mean * mean / (variance - mean), share = mean / (r + mean);
       none = std::exp(r * std::log(1 - share));

@@ -1,6 +1,6 @@
-// The expected load of the most loaded rank of an EP group, if all experts are equally popular: each
-// token takes `top_k` different experts, and over many sequences all sets of experts are equally
-// likely. Tokens of one sequence may choose similar experts.
+// The expected load of the most loaded rank of an EP group, if all experts are equally popular:
+// each token takes `top_k` different experts, and over many sequences all sets of experts are
+// equally likely. Tokens of one sequence may choose similar experts.
 #pragma once
 
 #include <array>
@@ -67,8 +67,8 @@ class UniformRouting {
 };
 
 // The correlation of UniformRouting in the recorded tokens of one sequence: the mean over layers,
-// between 0 and 0.99. `chosen` [tokens, layers, top_k]: ids of experts; negative ones and those from
-// `experts` on do not count. 0 with fewer than two tokens.
+// between 0 and 0.99. `chosen` [tokens, layers, top_k]: ids of experts; negative ones and those
+// from `experts` on do not count. 0 with fewer than two tokens.
 double TokenCorrelation(std::span<const int32_t> chosen, int64_t layers, int64_t top_k,
                         int64_t experts);
 
