@@ -5,10 +5,11 @@
     bench/predictions.py --device cuda --out DIR     # Qwen3-30B-A3B (bfloat16, FP8), gpt-oss-20b, 5 layers of DeepSeek-V3
     bench/predictions.py --device cuda --out DIR --gpus 2 --only qwen3
 
-Runs `bench calibrate`, then `bench one-batch` with random weights. Prints the errors of all times, the errors of memory,
-and each pair of layouts whose times differ by over 5 % and whose order is predicted wrong. DIR keeps all outputs; a run
-that finds DIR/table.json does not calibrate again. Run it on a quiet machine. SWITCHYARD names the program
-(build/release/switchyard).
+Runs `bench calibrate`, then `bench one-batch` with random weights. With several layouts, the layouts run in turn, for
+--rounds rounds, and medians are compared: the speed of a shared machine changes within minutes. Prints the errors of all
+times, the errors of memory, and each pair of layouts whose times differ by over 5 % and whose order is predicted wrong.
+DIR keeps all outputs; a run that finds DIR/table.json does not calibrate again. Run it on a quiet machine. SWITCHYARD
+names the program (build/release/switchyard).
 """
 import argparse
 import itertools
@@ -46,7 +47,7 @@ def run(log, *arguments):
 
 
 def measure(args, name, layout, model, flags, batches):
-    """The rows of one model and layout: (layout, step, predicted, measured); and its line of memory."""
+    """The rows of one model and layout: (layout, step, predicted, measured); and its lines of memory."""
     stem = re.sub(r"\W+", "_", f"{name} {layout}")
     folder = args.out / stem
     folder.mkdir(exist_ok=True)
@@ -62,6 +63,15 @@ def measure(args, name, layout, model, flags, batches):
             rows.append((layout, f"{step} of {row['batch_size']}", row[f"predicted_{key}"], row[key]))
     memory = [line for line in out.splitlines() if re.match(r"memory: planned|^ +\d+ .* / .*%", line)]
     return rows, memory
+
+
+def medians(runs):
+    """Runs of one model: the median of the measured times of each layout and step."""
+    steps = {}
+    for layout, step, predicted, measured in runs:
+        steps.setdefault((layout, step), []).append((predicted, measured))
+    return [(*key, statistics.median(p for p, _ in times), statistics.median(m for _, m in times))
+            for key, times in steps.items()]
 
 
 def wrong_pairs(rows):
@@ -86,6 +96,7 @@ def main():
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=16, help="tokens of an output")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case; medians are compared")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all layouts, if there are several")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if not (args.out / "table.json").exists():
@@ -94,12 +105,14 @@ def main():
     models = [m for m in (CPU_MODELS if args.device == "cpu" else GPU_MODELS) if args.only in m[0]]
     errors = []
     for name, model, flags, batches in models:
-        rows = []
-        for layout in LAYOUTS if several else ["tp1"]:
-            found, memory = measure(args, name, layout, model, flags, batches)
-            rows += found
-            for line in memory:
-                print(f"{name} {layout}: {line.strip()}")
+        runs = []
+        for round in range(args.rounds if several else 1):
+            for layout in LAYOUTS if several else ["tp1"]:
+                found, memory = measure(args, name, layout, model, flags, batches)
+                runs += found
+                for line in memory if round == 0 else []:
+                    print(f"{name} {layout}: {line.strip()}")
+        rows = medians(runs)
         for layout, step, predicted, measured in rows:
             errors.append(abs(predicted / measured - 1))
             print(f"{name:22} {layout:15} {step:14} measured {1e3 * measured:9.3f} ms, predicted {1e3 * predicted:9.3f}, "
