@@ -46,7 +46,8 @@ struct CostTable {
   // "int8-channel, int8-token". `weights`: bytes per second of weights that a product reads.
   // `products`: FLOP per second by rows of each matrix. `experts`: the same for grouped products,
   // by rows of each expert that has rows. For a format without an entry, the entry without rounded
-  // rows is used, else that of bfloat16; without `experts`, `products` apply.
+  // rows is used, else that of bfloat16; without `experts`, `products` apply. On GPUs the rates of
+  // experts in packed 4-bit formats are by rows of whole tiles: kernels compute all rows of a tile.
   std::map<std::string, double> weights;
   std::map<std::string, Curve> products, experts;
 

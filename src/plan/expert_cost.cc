@@ -8,6 +8,18 @@
 #include "plan/step_cost.h"
 
 namespace switchyard::plan {
+namespace {
+
+// The rows that the kernels of packed 4-bit experts compute for `rows` rows of an expert on a GPU
+// (TokensOfTile in gemm_few_rows_tiles.cuh).
+double RowsOfTiles(double rows) {
+  for (const double tile : {16.0, 32.0, 64.0})
+    if (rows <= tile) return tile;
+  return std::ceil(rows / 32) * 32;
+}
+
+}  // namespace
+
 UniformRouting StepCosts::UniformOf(const ModelConfig& model, const Ranks& ranks,
                                     const Routing& routing) {
   if (!model.has_moe()) return {};
@@ -66,6 +78,7 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
   const auto hidden = static_cast<double>(m_.hidden);
   const std::string& name = f_.experts.name;
+  const bool packed = t_.cuda && f_.experts.bytes < 1;
   // Experts have different numbers of rows. Those with few rows take the time to read their
   // weights.
   std::array<double, UniformRouting::kParts> parts = uniform_.RowsOfExperts(tokens);
@@ -75,7 +88,8 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
     const double memory = n * columns * f_.experts.bytes / t_.WeightRate(name);
     double read = 0, computed = 0;
     for (const double part : parts) {
-      const double flops = 2 * part * n * columns / t_.ExpertRate(name, part);
+      const double tiles = packed ? RowsOfTiles(part) : part;
+      const double flops = 2 * tiles * n * columns / t_.ExpertRate(name, tiles);
       (memory > flops ? read : computed) += std::max(memory, flops);
     }
     const double each = used / static_cast<double>(parts.size());

@@ -34,14 +34,14 @@ CostTable H200() {
       {64, 350 * kTera}, {190, 450 * kTera}, {512, 620 * kTera}, {4096, 700 * kTera}};
   t.experts["fp8-block"].points = {
       {64, 560 * kTera}, {190, 868 * kTera}, {390, 1050 * kTera}, {4096, 1320 * kTera}};
-  // Packed formats, from their read rates up to 64 rows and from their times relative to bfloat16's
-  // above.
+  // Packed formats by rows of whole tiles, from their read rates up to 64 rows and from their times
+  // relative to bfloat16's above.
   t.experts["mxfp4"].points = {
-      {20, 154 * kTera}, {64, 450 * kTera}, {190, 378 * kTera}, {1024, 544 * kTera}};
+      {32, 247 * kTera}, {64, 450 * kTera}, {192, 378 * kTera}, {1024, 544 * kTera}};
   t.experts["nvfp4"].points = {
-      {20, 119 * kTera}, {64, 326 * kTera}, {190, 336 * kTera}, {1024, 535 * kTera}};
+      {32, 191 * kTera}, {64, 326 * kTera}, {192, 336 * kTera}, {1024, 535 * kTera}};
   t.experts["int4-group"].points = {
-      {20, 134 * kTera}, {64, 369 * kTera}, {190, 357 * kTera}, {1024, 459 * kTera}};
+      {32, 215 * kTera}, {64, 369 * kTera}, {192, 357 * kTera}, {1024, 459 * kTera}};
   // From "Decode at batch 1 on one H100": the time from the end of the previous kernel to the end
   // of this kernel, without the time of its bytes. Kernels that start early overlap.
   t.op_seconds = 2.35 * kMicro;
