@@ -100,8 +100,9 @@ std::array<double, UniformRouting::kParts> UniformRouting::RowsOfExperts(
       none = std::exp(r * std::log(1 - share));
       ratio = [=](double j) { return (j + r) / (j + 1) * share; };
     } else {
-      none = std::exp(-mean);
-      ratio = [=](double j) { return mean / (j + 1); };
+      const double n = tokens.all(), odds = chosen / MissesOne();
+      none = std::pow(MissesOne(), n);
+      ratio = [=](double j) { return std::max(0.0, n - j) / (j + 1) * odds; };
     }
   }
   constexpr double kLeast = 1e-290;  // below: all experts have about the mean

@@ -47,8 +47,8 @@ class UniformRouting {
   ExpertLoad MostLoaded(double tokens) const { return MostLoaded(RoutedTokens{.singles = tokens}); }
 
   // The numbers of rows of the experts that have rows, ascending: each is the mean of an equal part
-  // of them. The tokens of a single sequence are beta-binomial, those of several sequences negative
-  // binomial, and independent ones Poisson.
+  // of them. Rows of a single sequence are beta-binomial, those of several sequences negative
+  // binomial, and those of independent tokens binomial.
   static constexpr int kParts = 12;
   std::array<double, kParts> RowsOfExperts(const RoutedTokens& tokens) const;
 
