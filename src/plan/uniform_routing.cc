@@ -111,6 +111,10 @@ std::array<double, UniformRouting::kParts> UniformRouting::RowsOfExperts(
   const double part = (1 - none) / kParts;
   double probability = none, room = part, sum = 0;
   int i = 0;
+  const auto add_part = [&] {  // not below the one before by rounding
+    parts[i] = std::max(i > 0 ? parts[i - 1] : 1.0, sum / (part - room));
+    ++i;
+  };
   for (int rows = 1; i < kParts && rows <= kMostRows; ++rows) {
     probability *= ratio(rows - 1);
     double left = probability;
@@ -120,14 +124,14 @@ std::array<double, UniformRouting::kParts> UniformRouting::RowsOfExperts(
       left -= taken;
       room -= taken;
       if (room > 1e-9 * part) break;
-      parts[i++] = sum / (part - room);
+      add_part();
       room = part;
       sum = 0;
     }
     // The rest of the distribution is rounding.
     if (probability < 1e-12 * part && rows > mean) break;
   }
-  if (i < kParts && room < part) parts[i++] = sum / (part - room);
+  if (i < kParts && room < part) add_part();
   for (; i < kParts; ++i) parts[i] = i > 0 ? parts[i - 1] : std::max(1.0, mean);
   return parts;
 }
