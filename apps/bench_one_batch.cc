@@ -21,6 +21,7 @@
 #include "kernels/roofline.h"
 #include "model/model.h"
 #include "model/weights/expert_formats.h"
+#include "plan/uniform_routing.h"
 #include "profile/profiler.h"
 
 namespace switchyard {
@@ -151,6 +152,20 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
     steps.push_back(Seconds(start));
   }
   result.decode.push_back(Median(steps));
+}
+
+// The correlation of the experts that the tokens of one prompt choose, in a pass that is not timed.
+double CountCorrelation(const OneBatchArgs& args, const EnginePlan& plan, Case c,
+                        ForwardFunction& model) {
+  if (!plan.model.has_moe()) return 0;
+  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model);
+  const int32_t rows = std::min(one_batch::PrefillRows(plan, c), c.input);
+  ForwardBatch batch = sequences.Rows(0, 1, 0, rows, /*logits=*/true, model.draws());
+  batch.routed_experts = batch.groups_want_routed_experts = true;
+  Forward(model, batch, /*profiler=*/nullptr);
+  const RouterConfig& router = plan.model.moe->router;
+  return plan::TokenCorrelation(model.routed_experts(), plan.model.num_layers(), router.top_k,
+                                router.num_experts);
 }
 
 void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
@@ -323,6 +338,8 @@ int RunOneBatch(const OneBatchArgs& args) {
                        results[i].prefill.push_back(result.prefill[0]);
                        results[i].decode.push_back(result.decode[0]);
                      }
+                     const double correlation = CountCorrelation(args, plan, cases[i], forward);
+                     if (rank == 0) results[i].correlation = correlation;
                      if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
                    }
                    memory.Ended(MemoryWatch::kSteps, rank, *comm->tp);

@@ -20,6 +20,8 @@ struct Case {
 struct Result {
   // Seconds of each run: prefill of the whole batch, and the median decode step.
   std::vector<double> prefill, decode;
+  // Of the experts of two tokens of a prompt (plan::TokenCorrelation), counted in one prompt.
+  double correlation = 0;
 };
 
 double Median(std::vector<double> v);

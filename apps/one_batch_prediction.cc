@@ -58,10 +58,10 @@ void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, con
              table->source);
   fmt::print("{:>6} {:>7} {:>11} {:>10} {:>8} {:>11} {:>10} {:>8}\n", "batch", "input",
              "prefill ms", "predicted", "error", "decode ms", "predicted", "error");
-  const plan::EngineCosts costs(config, plan, *table);
   std::vector<Step> steps;
   for (size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
+    const plan::EngineCosts costs(config, plan, *table, results[i].correlation);
     const plan::EqualRequests requests{.batch = c.batch,
                                        .input = c.input,
                                        .output = args.output_length,
@@ -72,11 +72,17 @@ void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, con
     fmt::print("{:6} {:7} {:11.2f} {:10.2f} {:+7.1f}% {:11.3f} {:10.3f} {:+7.1f}%\n", c.batch,
                c.input, 1e3 * prefill.measured, 1e3 * prefill.predicted, 100 * prefill.error(),
                1e3 * decode.measured, 1e3 * decode.predicted, 100 * decode.error());
+    if (plan.model.has_moe()) rows[i]["token_correlation"] = results[i].correlation;
     rows[i]["prefill_seconds"] = prefill.measured;
     rows[i]["predicted_prefill_seconds"] = prefill.predicted;
     rows[i]["decode_step_seconds"] = decode.measured;
     rows[i]["predicted_decode_step_seconds"] = decode.predicted;
     steps.insert(steps.end(), {prefill, decode});
+  }
+  if (plan.model.has_moe()) {
+    const auto [least, most] = std::ranges::minmax(results, {}, &Result::correlation);
+    fmt::print("correlation of the experts of two tokens of a prompt, counted: {:.3f} to {:.3f}\n",
+               least.correlation, most.correlation);
   }
   std::ranges::sort(steps, {}, [](const Step& step) { return std::abs(step.error()); });
   const auto error_of = [&](size_t i) { return 100 * std::abs(steps[i].error()); };

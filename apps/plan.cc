@@ -95,6 +95,7 @@ plan::Question QuestionOf(const PlanArgs& args) {
             .max_ttft = args.max_ttft_ms * 1e-3,
             .max_itl = args.max_itl_ms * 1e-3,
             .imbalance = args.imbalance,
+            .correlation = args.correlation,
             .price = args.price};
   q.stages = args.stages;
   if (args.input + args.output > q.model.longest_context())

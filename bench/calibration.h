@@ -6,8 +6,8 @@
 
 namespace switchyard::bench {
 
-// Measures products, experts, attention, small ops and copies with all threads together, in two
-// rounds of about a minute. Whole layers and steps are not measured.
+// Measures products, experts, attention, small ops and copies with all threads together, in five
+// rounds of about 25 s, and takes medians. Whole layers and steps are not measured.
 plan::CostTable CalibrateCpu(const Options& options, Report& report);
 // Measures one GPU in less than a minute, with cases of CudaKernels, and the links between two GPUs
 // of this host if it has two, with cases of CudaExchange. Entries that this cannot measure are

@@ -20,15 +20,15 @@ inline double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Median seconds of one call of f, after a warm-up call. Calls f for half a second, but at least 3
-// and at most 1000 times. To exclude cache hits, f has to read different memory in each call.
+// Median seconds of one call of f, after a warm-up call. Calls f for `limit` seconds, but at least
+// 3 and at most 1000 times. To exclude cache hits, f has to read different memory in each call.
 // `between` runs after each call and is not timed.
 template <typename F, typename Between>
-double MedianSeconds(const F& f, const Between& between) {
+double MedianSeconds(const F& f, const Between& between, double limit = 0.5) {
   f();
   std::vector<double> times;
   const auto start = Clock::now();
-  while (times.size() < 3 || (SecondsSince(start) < 0.5 && times.size() < 1000)) {
+  while (times.size() < 3 || (SecondsSince(start) < limit && times.size() < 1000)) {
     const auto begin = Clock::now();
     f();
     times.push_back(SecondsSince(begin));

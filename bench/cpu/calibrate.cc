@@ -83,12 +83,12 @@ class Calibration {
  public:
   Calibration(int threads, Report& report) : pool_(threads), report_(report) {}
 
-  // Runs two rounds and keeps the faster figure of each case, because other load on the machine
-  // only slows a case down.
+  // Runs several rounds and takes the median of each figure, because the memory bandwidth of a
+  // shared host changes within seconds.
   plan::CostTable Run() {
-    plan::CostTable t = Round();
-    Keep(Round(), &t);
-    return t;
+    std::vector<plan::CostTable> rounds;
+    for (int i = 0; i < kRounds; ++i) rounds.push_back(Round());
+    return MedianOf(rounds);
   }
 
  private:
@@ -117,22 +117,46 @@ class Calibration {
     return t;
   }
 
-  static void Keep(const plan::CostTable& other, plan::CostTable* t) {
-    const auto fastest = [](const plan::Curve& from, plan::Curve* to) {
-      for (size_t i = 0; i < to->points.size(); ++i)
-        to->points[i].second = std::max(to->points[i].second, from.points[i].second);
+  static plan::CostTable MedianOf(const std::vector<plan::CostTable>& rounds) {
+    const auto median = [&](const auto& figure_of) {
+      std::vector<double> figures;
+      for (const plan::CostTable& round : rounds) figures.push_back(figure_of(round));
+      return Median(std::move(figures));
     };
-    for (auto& [format, curve] : t->products) fastest(other.products.at(format), &curve);
-    for (auto& [format, curve] : t->experts) fastest(other.experts.at(format), &curve);
-    fastest(other.decode_bytes, &t->decode_bytes);
-    fastest(other.latent_bytes, &t->latent_bytes);
-    fastest(other.prompt_flops, &t->prompt_flops);
-    fastest(other.latent_prompt_flops, &t->latent_prompt_flops);
-    t->bandwidth = std::max(t->bandwidth, other.bandwidth);
-    t->host.rate = std::max(t->host.rate, other.host.rate);
-    t->op_seconds = std::min(t->op_seconds, other.op_seconds);
-    t->select_seconds = std::min(t->select_seconds, other.select_seconds);
-    t->attention_seconds = std::min(t->attention_seconds, other.attention_seconds);
+    const auto curve = [&](const auto& curve_of) {
+      plan::Curve medians = curve_of(rounds.front());
+      for (size_t i = 0; i < medians.points.size(); ++i)
+        medians.points[i].second =
+            median([&](const plan::CostTable& round) { return curve_of(round).points[i].second; });
+      return medians;
+    };
+    plan::CostTable t = rounds.front();
+    using Table = const plan::CostTable&;
+    for (auto& [format, rates] : t.products)
+      rates = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.products.at(format); }));
+    for (auto& [format, rates] : t.experts)
+      rates = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.experts.at(format); }));
+    for (plan::Curve plan::CostTable::*const rates :
+         {&plan::CostTable::decode_bytes, &plan::CostTable::latent_bytes,
+          &plan::CostTable::prompt_flops, &plan::CostTable::latent_prompt_flops,
+          &plan::CostTable::float32_decode_bytes, &plan::CostTable::float32_prompt_flops,
+          &plan::CostTable::tile_seconds})
+      t.*rates = curve([&](Table round) -> const plan::Curve& { return round.*rates; });
+    for (double plan::CostTable::*const figure :
+         {&plan::CostTable::bandwidth, &plan::CostTable::op_seconds,
+          &plan::CostTable::select_seconds, &plan::CostTable::attention_seconds})
+      t.*figure = median([&](Table round) { return round.*figure; });
+    t.host.rate = median([](Table round) { return round.host.rate; });
+    return t;
+  }
+
+  // Median seconds of one call. Short, so that a round takes less than half a minute.
+  template <typename F>
+  static double MedianSeconds(const F& f) {
+    return bench::MedianSeconds(
+        f, [] {}, 0.2);
   }
 
   static std::vector<Format> Formats() {
@@ -257,15 +281,17 @@ class Calibration {
     std::vector<kernels::SequenceSpan> spans;
   };
 
+  // Whether rows rounded to bfloat16 have products of their own, with a cache of bfloat16.
   bool pairs() const { return kernels::HasBFloat16Products(kernels::ActiveIsa()); }
   DType cache() const { return pairs() ? DType::kBF16 : DType::kF32; }
 
   // Seconds of attention over `sequences` sequences of `keys` keys. The last `rows` positions of
-  // each sequence are queries. `group`: query heads per KV head.
-  double Attend(int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
+  // each sequence are queries. `group`: query heads per KV head. Rows are rounded with a cache of
+  // bfloat16 only.
+  double Attend(DType cache, int64_t group, int32_t sequences, int32_t rows, int32_t keys) {
     const int64_t kv_heads = kHeads / group;
     const Batch batch(sequences, rows, keys);
-    const int64_t row_bytes = kernels::CacheRowBytes(cache(), kHeadDim);
+    const int64_t row_bytes = kernels::CacheRowBytes(cache, kHeadDim);
     const Tensor k = Filled(batch.slots() * kv_heads * row_bytes);
     const Tensor v = Filled(batch.slots() * kv_heads * row_bytes);
     const int64_t width = kHeads * kHeadDim;
@@ -276,13 +302,13 @@ class Calibration {
                           .ldq = width,
                           .k_cache = k.raw(),
                           .v_cache = v.raw(),
-                          .kv_dtype = cache(),
+                          .kv_dtype = cache,
                           .heads = kHeads,
                           .kv_heads = kv_heads,
                           .head_dim = kHeadDim,
                           .page_size = Batch::kPage,
                           .scale = 0.1f,
-                          .bfloat16_rows = pairs(),
+                          .bfloat16_rows = cache == DType::kBF16,
                           .sequences = batch.spans,
                           .out = static_cast<float*>(out.mutable_raw()),
                           .ldo = width},
@@ -292,26 +318,45 @@ class Calibration {
 
   void Attention(plan::CostTable* t) {
     t->decode_flops = t->latent_flops = 0;  // decode_bytes includes the arithmetic
-    t->decode_bytes.points.clear();
-    t->prompt_flops.points.clear();
-    t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(1, 1, 1, 16), 0, 0);
-    constexpr int32_t kKeys = 1024;
+    t->attention_seconds = Add("attention", "1 row on 16 keys", Attend(cache(), 1, 1, 1, 16), 0, 0);
+    AttentionOf(cache(), &t->decode_bytes, &t->prompt_flops);
+    t->float32_decode_bytes = t->float32_prompt_flops = {};
+    if (cache() != DType::kF32)
+      AttentionOf(DType::kF32, &t->float32_decode_bytes, &t->float32_prompt_flops);
+    // Short sequences take more than the time of their bytes: each has its own start.
+    constexpr int32_t kShort = 128, kSequences = 64;
+    const double bytes = 2.0 * kSequences * kShort * kHeads *
+                         static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
+    const double seconds = Add(
+        "attention", fmt::format("1 head of a KV head, {} x 1 rows on {} keys", kSequences, kShort),
+        Attend(cache(), 1, kSequences, 1, kShort), 0, bytes);
+    const double more = seconds - bytes / t->decode_bytes.points.front().second;
+    t->tile_seconds.points = {{kShort, std::max(more / (kSequences * kHeads), 1e-10)},
+                              {kKeys, 1e-10}};
+  }
+
+  static constexpr int32_t kKeys = 1024;  // of a decoding sequence
+
+  void AttentionOf(DType cache, plan::Curve* decode, plan::Curve* prompt) {
+    decode->points.clear();
+    prompt->points.clear();
     for (const int64_t group : {1, 4, 8}) {
       const auto sequences = static_cast<int32_t>(8 * group);
       const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kHeads / group) *
-                           static_cast<double>(kernels::CacheRowBytes(cache(), kHeadDim));
-      const double seconds =
-          Add("attention",
-              fmt::format("{} heads of a KV head, {} x 1 rows on {} keys", group, sequences, kKeys),
-              Attend(group, sequences, 1, kKeys), 0, bytes);
-      t->decode_bytes.points.emplace_back(static_cast<double>(group), bytes / seconds);
+                           static_cast<double>(kernels::CacheRowBytes(cache, kHeadDim));
+      const double seconds = Add("attention",
+                                 fmt::format("{}: {} heads of a KV head, {} x 1 rows on {} keys",
+                                             Name(cache), group, sequences, kKeys),
+                                 Attend(cache, group, sequences, 1, kKeys), 0, bytes);
+      decode->points.emplace_back(static_cast<double>(group), bytes / seconds);
     }
     for (const auto& [rows, keys] : {std::pair{512, 512}, {512, 2048}, {512, 16384}}) {
       const double mean = keys - (rows - 1) / 2.0;
       const double flops = 4.0 * rows * mean * kHeads * kHeadDim;
-      const double seconds = Add("attention", fmt::format("{} rows on {} keys", rows, keys),
-                                 Attend(1, 1, rows, keys), flops, 0);
-      t->prompt_flops.points.emplace_back(mean, flops / seconds);
+      const double seconds =
+          Add("attention", fmt::format("{}: {} rows on {} keys", Name(cache), rows, keys),
+              Attend(cache, 1, 1, rows, keys), flops, 0);
+      prompt->points.emplace_back(mean, flops / seconds);
     }
   }
 
@@ -359,6 +404,8 @@ class Calibration {
     t->host.rate = loops.Copy() / 2;
     report_.Machine("copies", t->host.rate * 1e-9, "GB/s");
   }
+
+  static constexpr int kRounds = 5;
 
   ThreadPool pool_;
   Report& report_;

@@ -31,8 +31,11 @@ struct Grouped {
   long long n = 0, k = 0;
 
   double mean() const { return rows / groups; }
+  bool packed() const { return format != "bf16" && format != "fp8"; }
   bool few() const { return mean() >= 2 && mean() <= 6; }  // the weights limit the time
-  bool many() const { return mean() >= 40; }
+  bool many() const { return mean() >= (packed() ? 20 : 40); }
+  // Rows of an expert in the table: packed formats have those of whole tiles.
+  double rows_of_expert() const { return packed() && mean() <= 32 ? 32 : std::round(mean()); }
 };
 
 bool Parse(const std::string& shape, Grouped* g) {
@@ -57,6 +60,7 @@ struct Prompt {
 constexpr Prompt kPrompts[] = {{16, 512, 512}, {1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
 constexpr Prompt kLatentPrompts[] = {{1, 1024, 1024}, {1, 4096, 4096}, {1, 2048, 16384}};
 constexpr const char* kGroupedHeads = "qwen3-30b 32/4 x 128";
+constexpr const char* kNarrowHeads = "gpt-oss 64/8 x 64";
 constexpr double kKvHeads = 4, kKeyBytes = 4 * 2 * 128 * 2;  // of one key in all KV heads
 constexpr const char* kLatentHeads = "deepseek-v3 128 heads";
 constexpr const char* kFewLatentHeads = "deepseek-v3 16 heads";
@@ -87,7 +91,8 @@ bool IsUsedAttention(const std::string& shape) {
   for (const char* heads : {kGroupedHeads, kLatentHeads, kFewLatentHeads})
     if (shape == DecodeShape(heads, 128, kFullKeys)) return true;
   for (const Prompt& p : kPrompts)
-    if (shape == AttentionShape(kGroupedHeads, p.batch, p.rows, p.keys)) return true;
+    for (const char* heads : {kGroupedHeads, kNarrowHeads})
+      if (shape == AttentionShape(heads, p.batch, p.rows, p.keys)) return true;
   return std::ranges::any_of(kLatentPrompts, [&](const Prompt& p) {
     return shape == AttentionShape(kLatentHeads, p.batch, p.rows, p.keys);
   });
@@ -148,7 +153,7 @@ std::string TableName(const std::string& format) {
 // Products of all formats. Cases of equal rows and different matrices are averaged by time.
 void SetProducts(const Results& results, plan::CostTable* t) {
   struct Sum {
-    double bytes = 0, flops = 0, seconds = 0;
+    double bytes = 0, flops_of_row = 0, seconds = 0;  // flops_of_row: with a row of each group
   };
   std::map<std::string, Sum> weights;
   std::map<std::string, std::map<double, Sum>> experts;  // by rows of a group
@@ -156,18 +161,19 @@ void SetProducts(const Results& results, plan::CostTable* t) {
     Grouped g;
     if (r.name != "grouped-gemm" || !Parse(r.shape, &g) || g.groups == 16) continue;
     const std::string name = TableName(g.format);
-    Sum& sum = g.few() ? weights[name] : experts[name][std::round(g.mean())];
+    Sum& sum = g.few() ? weights[name] : experts[name][g.rows_of_expert()];
     sum.bytes += r.bytes;
-    sum.flops += r.flops;
+    sum.flops_of_row += r.flops / g.mean();
     sum.seconds += r.seconds;
   }
   t->weights.clear();
   t->experts.clear();
   t->products.clear();
   for (const auto& [name, sum] : weights) t->weights[name] = sum.bytes / sum.seconds;
+  // Packed formats: the products of all rows of a tile of 32, of which 20 were given.
   for (const auto& [name, by_rows] : experts)
     for (const auto& [rows, sum] : by_rows)
-      t->experts[name].points.emplace_back(rows, sum.flops / sum.seconds);
+      t->experts[name].points.emplace_back(rows, rows * sum.flops_of_row / sum.seconds);
   for (const char* format : {"bf16", "fp8"})
     for (const int64_t rows : kDenseRows) {
       const Result& r = results.Of("dense-gemm", DenseShape(format, rows));
@@ -235,6 +241,13 @@ void SetAttention(const Results& results, plan::CostTable* t) {
     }
   };
   prompts(kGroupedHeads, kPrompts, &t->prompt_flops);
+  plan::Curve narrow;
+  prompts(kNarrowHeads, kPrompts, &narrow);
+  double logs = 0;  // of the rates of narrow heads, relative to those of wide ones
+  for (size_t i = 0; i < narrow.points.size(); ++i)
+    logs += std::log(narrow.points[i].second / t->prompt_flops.points[i].second);
+  t->prompt_head_dims.points = {{64, std::exp(logs / static_cast<double>(narrow.points.size()))},
+                                {128, 1}};
   prompts(kLatentHeads, kLatentPrompts, &t->latent_prompt_flops);
 }
 

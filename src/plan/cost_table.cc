@@ -125,6 +125,30 @@ double Curve::At(double size) const {
   return y0 * std::pow(y1 / y0, at);
 }
 
+Curve WithGrowingTimes(const Curve& rates) {
+  struct Pool {
+    double seconds = 0;  // the mean time of its points
+    size_t points = 0;
+  };
+  std::vector<Pool> pools;
+  for (const auto& [size, rate] : rates.points) {
+    pools.push_back({size / rate, 1});
+    while (pools.size() > 1 && pools[pools.size() - 2].seconds > pools.back().seconds) {
+      const Pool last = pools.back();
+      pools.pop_back();
+      Pool& pool = pools.back();
+      const auto own = static_cast<double>(pool.points), more = static_cast<double>(last.points);
+      pool.seconds = (own * pool.seconds + more * last.seconds) / (own + more);
+      pool.points += last.points;
+    }
+  }
+  Curve grown = rates;
+  auto point = grown.points.begin();
+  for (const Pool& pool : pools)
+    for (size_t i = 0; i < pool.points; ++i, ++point) point->second = point->first / pool.seconds;
+  return grown;
+}
+
 CostTable CostTable::Shared(double share) const {
   CostTable t = *this;
   const auto scale = [&](Curve* curve) {
@@ -134,7 +158,8 @@ CostTable CostTable::Shared(double share) const {
   for (auto& entry : t.weights) entry.second *= share;
   for (auto* curves : {&t.products, &t.experts})
     for (auto& entry : *curves) scale(&entry.second);
-  for (Curve* curve : {&t.decode_bytes, &t.latent_bytes, &t.prompt_flops, &t.latent_prompt_flops})
+  for (Curve* curve : {&t.decode_bytes, &t.latent_bytes, &t.prompt_flops, &t.latent_prompt_flops,
+                       &t.float32_decode_bytes, &t.float32_prompt_flops})
     scale(curve);
   t.decode_flops *= share;
   t.latent_flops *= share;
@@ -187,6 +212,9 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Number("latent_flops", &t.latent_flops);
   reader.Points("prompt_flops", &t.prompt_flops);
   reader.Points("latent_prompt_flops", &t.latent_prompt_flops);
+  reader.Points("prompt_head_dims", &t.prompt_head_dims);
+  reader.Points("float32_decode_bytes", &t.float32_decode_bytes);
+  reader.Points("float32_prompt_flops", &t.float32_prompt_flops);
   reader.Points("tile_seconds", &t.tile_seconds);
   reader.OneLink("host", &t.host);
   reader.OneLink("network", &t.network);
@@ -229,6 +257,9 @@ std::string ToJson(const CostTable& t) {
               {"latent_flops", t.latent_flops},
               {"prompt_flops", Points(t.prompt_flops)},
               {"latent_prompt_flops", Points(t.latent_prompt_flops)},
+              {"prompt_head_dims", Points(t.prompt_head_dims)},
+              {"float32_decode_bytes", Points(t.float32_decode_bytes)},
+              {"float32_prompt_flops", Points(t.float32_prompt_flops)},
               {"tile_seconds", Points(t.tile_seconds)},
               {"host", {{"seconds", t.host.seconds}, {"rate", t.host.rate}}},
               {"network", {{"seconds", t.network.seconds}, {"rate", t.network.rate}}},

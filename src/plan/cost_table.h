@@ -22,6 +22,12 @@ struct Curve {
   double At(double size) const;
 };
 
+// Rates of measured work, by its size, so that more work never takes less time (size / rate). Where
+// noise has reversed the times of neighbours, they get their mean (isotonic regression by pooling:
+// Ayer and others, 1955, "An empirical distribution function for sampling with incomplete
+// information").
+Curve WithGrowingTimes(const Curve& rates);
+
 // Transfers between ranks.
 struct Link {
   double seconds = 0;  // time of the smallest transfer, with its synchronization
@@ -40,7 +46,8 @@ struct CostTable {
   // "int8-channel, int8-token". `weights`: bytes per second of weights that a product reads.
   // `products`: FLOP per second by rows of each matrix. `experts`: the same for grouped products,
   // by rows of each expert that has rows. For a format without an entry, the entry without rounded
-  // rows is used, else that of bfloat16; without `experts`, `products` apply.
+  // rows is used, else that of bfloat16; without `experts`, `products` apply. On GPUs the rates of
+  // experts in packed 4-bit formats are by rows of whole tiles: kernels compute all rows of a tile.
   std::map<std::string, double> weights;
   std::map<std::string, Curve> products, experts;
 
@@ -58,9 +65,15 @@ struct CostTable {
   Curve decode_bytes, latent_bytes;
   double decode_flops = 0, latent_flops = 0;
   Curve prompt_flops, latent_prompt_flops;
+  // prompt_flops are for heads of 128. Narrower heads have fewer products for each exponential. The
+  // relative rate, by the width of a head; empty: 1.
+  Curve prompt_head_dims;
+  // decode_bytes and prompt_flops with a cache of float32, which other kernels read on CPUs. Empty:
+  // the same.
+  Curve float32_decode_bytes, float32_prompt_flops;
   // Decode with grouped attention: seconds of the whole device for each tile (a sequence and a KV
-  // head), by the keys of the sequence. A block starts a tile from nothing: page table, queries,
-  // first keys. Reads of many keys hide this, so the time decreases with the keys. Empty: none.
+  // head), by the keys of the sequence. A tile starts from nothing: page table, queries, first
+  // keys. On GPUs reads of many keys hide this, so the time decreases with the keys. Empty: none.
   Curve tile_seconds;
 
   // Ranks of one host, and ranks of several hosts. A host's NICs are given by the cluster.

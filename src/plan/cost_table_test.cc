@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <vector>
+
 #include "core/error.h"
 
 namespace switchyard::plan {
@@ -73,6 +75,22 @@ TEST(CostTable, RanksThatShareADeviceHaveAShareOfItsRates) {
   const CostTable whole = CpuDefaults(8), half = whole.Shared(0.5);
   EXPECT_DOUBLE_EQ(half.ProductRate("bfloat16", 64), whole.ProductRate("bfloat16", 64) / 2);
   EXPECT_DOUBLE_EQ(half.bandwidth, whole.bandwidth / 2);
+}
+
+TEST(CostTable, MoreWorkNeverTakesLessTime) {
+  const auto times_of = [](const Curve& rates) {
+    std::vector<double> times;
+    for (const auto& [size, rate] : rates.points) times.push_back(size / rate);
+    return times;
+  };
+  // Seconds 2, 3, 1, 4, 3.5, 9 for sizes 1 to 32.
+  const Curve noisy{
+      .points = {{1, 0.5}, {2, 2.0 / 3}, {4, 4}, {8, 2}, {16, 16 / 3.5}, {32, 32 / 9.0}}};
+  EXPECT_THAT(times_of(WithGrowingTimes(noisy)),
+              testing::Pointwise(testing::DoubleNear(1e-12), {2.0, 2.0, 2.0, 3.75, 3.75, 9.0}));
+  const Curve growing{.points = {{1, 1}, {2, 2}, {4, 3}}};
+  EXPECT_EQ(WithGrowingTimes(growing).points, growing.points);
+  EXPECT_TRUE(WithGrowingTimes({}).points.empty());
 }
 
 }  // namespace

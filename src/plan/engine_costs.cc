@@ -12,19 +12,22 @@ CostTable OfRank(const EngineConfig& config, const EnginePlan& plan, CostTable t
   return shares ? table.Shared(1.0 / plan.ranks_of_host) : std::move(table);
 }
 
-Question QuestionOf(const EngineConfig& config, const EnginePlan& plan, CostTable table) {
+Question QuestionOf(const EngineConfig& config, const EnginePlan& plan, CostTable table,
+                    double correlation) {
   const std::string card = table.name;
   Question q{
       .config = config, .model = plan.model, .table = OfRank(config, plan, std::move(table))};
   q.cluster = {.card = card, .cuda = plan.cuda, .per_node = plan.ranks_of_host};
   q.load.imbalance = 1.0;
+  q.load.correlation = correlation;
   return q;
 }
 
 }  // namespace
 
-EngineCosts::EngineCosts(const EngineConfig& config, const EnginePlan& plan, CostTable table)
-    : question_(QuestionOf(config, plan, std::move(table))),
+EngineCosts::EngineCosts(const EngineConfig& config, const EnginePlan& plan, CostTable table,
+                         double correlation)
+    : question_(QuestionOf(config, plan, std::move(table), correlation)),
       costs_(question_, LayoutOf(config), plan) {}
 
 double EngineCosts::Prefill(const EqualRequests& r) const {

@@ -19,8 +19,10 @@ struct EqualRequests {
 class EngineCosts {
  public:
   // `plan`: the result of MakePlan for `config`, with one attention group. `table`: the rates of
-  // one GPU, or of the CPUs of all ranks of this host. Experts are assumed to have even loads.
-  EngineCosts(const EngineConfig& config, const EnginePlan& plan, CostTable table);
+  // one GPU, or of the CPUs of all ranks of this host. Experts are assumed to be equally popular.
+  // `correlation`: Routing::correlation, as TokenCorrelation counts it.
+  EngineCosts(const EngineConfig& config, const EnginePlan& plan, CostTable table,
+              double correlation = 0);
   EngineCosts(const EngineCosts&) = delete;
 
   // Seconds. The prompts of all requests; a step holds as many whole prompts as fit, and longer

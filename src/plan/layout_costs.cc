@@ -58,10 +58,10 @@ Ranks LayoutCosts::RanksOf(const Question& q, const Layout& layout, const Engine
   return ranks;
 }
 
-LayoutCosts::Stage::Stage(ModelConfig stage, const LayoutCosts& c, double imbalance)
+LayoutCosts::Stage::Stage(ModelConfig stage, const LayoutCosts& c, const Routing& routing)
     : model(std::move(stage)),
-      prefill(model, c.formats_, c.table_, c.ranks_, {.imbalance = imbalance}),
-      decode(model, c.formats_, c.table_, c.decode_ranks_, {.imbalance = imbalance}) {}
+      prefill(model, c.formats_, c.table_, c.ranks_, routing),
+      decode(model, c.formats_, c.table_, c.decode_ranks_, routing) {}
 
 LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePlan& plan)
     : formats_(FormatsOf(q.model, q.cluster.cuda, plan.packs_experts)),
@@ -77,7 +77,9 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
         q.model.architecture,
         static_cast<double>(StateStorage::BytesPerSlot(q.model, Mesh(layout.mesh, 0))) / (1 << 20));
   for (ModelConfig& model : ModelsOfStages(q, layout, plan))
-    stages_.push_back(std::make_unique<Stage>(std::move(model), *this, q.load.imbalance));
+    stages_.push_back(std::make_unique<Stage>(
+        std::move(model), *this,
+        Routing{.imbalance = q.load.imbalance, .correlation = q.load.correlation}));
   for (int stage = 1; stage < stages(); ++stage)
     crosses_ |= stage * layout.mesh.tp % std::max(1, q.cluster.per_node) == 0;
 }

@@ -60,7 +60,7 @@ class LayoutCosts {
   struct Stage {
     ModelConfig model;
     StepCosts prefill, decode;
-    Stage(ModelConfig stage, const LayoutCosts& costs, double imbalance);
+    Stage(ModelConfig stage, const LayoutCosts& costs, const Routing& routing);
   };
   Ranks RanksOf(const Question& question, const Layout& layout, const EnginePlan& plan,
                 bool decode) const;

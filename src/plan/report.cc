@@ -153,8 +153,14 @@ std::string Assumptions(const Question& q, const std::string& ranks) {
   if (q.load.max_itl > 0) text += fmt::format(", ITL at most {:.1f} ms", 1e3 * q.load.max_itl);
   text += fmt::format(
       "\nassumed: routing is random and even, and in addition the most loaded rank has {:.2f} "
-      "times the mean load; no prefix is cached; {}\n",
-      q.load.imbalance, ranks);
+      "times the mean load; {}no prefix is cached; {}\n",
+      q.load.imbalance,
+      q.load.correlation > 0
+          ? fmt::format("the experts of two tokens of a prompt have a correlation "
+                        "of {:.2f}; ",
+                        q.load.correlation)
+          : "",
+      ranks);
   return text;
 }
 
@@ -294,6 +300,7 @@ std::string ReportJson(const Question& q, const std::vector<Evaluation>& ranked)
       {"input_len", q.load.input},
       {"output_len", q.load.output},
       {"imbalance", q.load.imbalance},
+      {"token_correlation", q.load.correlation},
       {"layouts", layouts}};
   return out.dump(1) + "\n";
 }

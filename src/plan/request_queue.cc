@@ -36,8 +36,13 @@ RequestQueue::RequestQueue(std::span<const Arrival> arrivals, const QueueLimits&
   scheduler_.Limit(limits.running, 0);
 }
 
-std::vector<int32_t> RequestQueue::TokensOf(size_t request, int64_t count) const {
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
+std::vector<int32_t> RequestQueue::TokensOf(size_t request, int64_t count) {
+  std::vector<int32_t> tokens;
+  if (!spare_.empty()) {
+    tokens = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  tokens.resize(static_cast<size_t>(count));
   if (!makes_tokens_) return tokens;
   const std::vector<uint32_t>& blocks = arrivals_[request].blocks;
   const int64_t prompt = arrivals_[request].input;
@@ -129,12 +134,17 @@ void RequestQueue::Advance(int64_t steps, double now) {
       open.state.first = now;
       latencies_->AddFirst(a, now);
     }
-    for (int64_t i = 0; i < steps; ++i)
-      open.tokens.push_back(makes_tokens_ ? TokenOf(open.state.index, open.length()) : 0);
+    if (makes_tokens_) {
+      for (int64_t i = 0; i < steps; ++i)
+        open.tokens.push_back(TokenOf(open.state.index, open.length()));
+    } else {
+      open.tokens.resize(open.tokens.size() + static_cast<size_t>(steps));
+    }
     if (open.output_length() == 1) cache_.Publish(open.settled_tokens(), open.cache);
     if (open.output_length() < a.output) continue;
     latencies_->AddLast(a, open.state.first, now);
     scheduler_.Remove(&open);
+    spare_.push_back(std::move(open.tokens));
     open_.erase(open.self);
   }
   plan_ = {};

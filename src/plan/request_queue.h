@@ -89,7 +89,7 @@ class RequestQueue {
     std::list<Open>::iterator self;
   };
 
-  std::vector<int32_t> TokensOf(size_t request, int64_t count) const;
+  std::vector<int32_t> TokensOf(size_t request, int64_t count);
 
   const std::span<const Arrival> arrivals_;
   const bool makes_tokens_;
@@ -97,6 +97,8 @@ class RequestQueue {
   KvCache cache_;
   Scheduler scheduler_;
   std::list<Open> open_;
+  // Memory of requests that have ended, for the next ones. All entries are zero, or overwritten.
+  std::vector<std::vector<int32_t>> spare_;
   std::span<const ScheduledRows> plan_;
   int64_t redone_rows_ = 0;
 };

@@ -22,6 +22,7 @@ struct Load {
   double max_ttft = 0;     // seconds; 0: no limit
   double max_itl = 0;      // seconds; 0: no limit
   double imbalance = 1.1;  // see Routing
+  double correlation = 0;  // see Routing
   double price = 0;        // price of a device per hour; 0: unknown
 };
 

@@ -34,7 +34,14 @@ CostTable H200() {
       {64, 350 * kTera}, {190, 450 * kTera}, {512, 620 * kTera}, {4096, 700 * kTera}};
   t.experts["fp8-block"].points = {
       {64, 560 * kTera}, {190, 868 * kTera}, {390, 1050 * kTera}, {4096, 1320 * kTera}};
-  t.experts["mxfp4"].points = {{64, 350 * kTera}, {190, 370 * kTera}, {1024, 540 * kTera}};
+  // Packed formats by rows of whole tiles, from their read rates up to 64 rows and from their times
+  // relative to bfloat16's above.
+  t.experts["mxfp4"].points = {
+      {32, 247 * kTera}, {64, 450 * kTera}, {192, 378 * kTera}, {1024, 544 * kTera}};
+  t.experts["nvfp4"].points = {
+      {32, 191 * kTera}, {64, 326 * kTera}, {192, 336 * kTera}, {1024, 535 * kTera}};
+  t.experts["int4-group"].points = {
+      {32, 215 * kTera}, {64, 369 * kTera}, {192, 357 * kTera}, {1024, 459 * kTera}};
   // From "Decode at batch 1 on one H100": the time from the end of the previous kernel to the end
   // of this kernel, without the time of its bytes. Kernels that start early overlap.
   t.op_seconds = 2.35 * kMicro;
@@ -51,7 +58,8 @@ CostTable H200() {
   t.tile_seconds.points = {{512, 0.066 * kMicro}, {4096, 0.002 * kMicro}};
   t.decode_flops = 300 * kTera;
   t.latent_flops = 345 * kTera;
-  t.prompt_flops.points = {{256, 120 * kTera}, {2048, 307 * kTera}, {15360, 381 * kTera}};
+  t.prompt_flops.points = {{256, 260 * kTera}, {2048, 481 * kTera}, {15360, 505 * kTera}};
+  t.prompt_head_dims.points = {{64, 0.57}, {128, 1}};  // prompts of 4096, and 2048 rows of 16384
   t.latent_prompt_flops.points = {{256, 200 * kTera}, {2048, 311 * kTera}, {15360, 344 * kTera}};
   t.host = {.seconds = 8 * kMicro, .rate = 340 * kGiga};
   // NCCL transfers rows between hosts. This was not measured; the latency is that of DeepEP's

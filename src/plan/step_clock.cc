@@ -6,11 +6,23 @@
 namespace switchyard::plan {
 namespace {
 
-// Rounds up to a multiple of the power of two that is a 32nd to a 64th of the size.
-int64_t Rounded(int64_t size) {
-  if (size <= 32) return size;
+// Half of the power of two that is a 32nd to a 64th of the size; 0 for sizes below 64.
+int64_t HalfUnit(int64_t size) {
   const int shift = std::bit_width(static_cast<uint64_t>(size)) - 6;
-  return (((size - 1) >> shift) + 1) << shift;
+  return shift > 0 ? int64_t{1} << (shift - 1) : 0;
+}
+
+// Rounds to the nearest multiple of that power of two. Rounding up would make all steps longer, and
+// an engine near saturation seem overloaded.
+int64_t Rounded(int64_t size) {
+  const int64_t half = HalfUnit(size);
+  return half > 0 ? (size + half) / (2 * half) * (2 * half) : size;
+}
+
+// The number of sizes from `size` on that are rounded as it is.
+int64_t EqualSizes(int64_t size) {
+  const int64_t rounded = Rounded(size);
+  return rounded + std::max<int64_t>(1, HalfUnit(rounded)) - size;
 }
 
 int64_t DividedUp(int64_t a, int64_t b) { return b > 0 ? (a + b - 1) / b : 0; }
@@ -93,8 +105,7 @@ double ShapeClock::Seconds(std::span<const GroupRows> groups, const ExpertShares
 int64_t ShapeClock::EqualSteps(std::span<const GroupRows> groups) const {
   const GroupRows& most = *std::ranges::max_element(groups, {}, &GroupRows::rows);
   const GroupRows& reads = *std::ranges::max_element(groups, {}, &GroupRows::decode_keys);
-  const int64_t keys = DividedUp(reads.decode_keys, most.decode);
-  return Rounded(keys) - keys + 1;
+  return EqualSizes(DividedUp(reads.decode_keys, most.decode));
 }
 
 double OperationClock::Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) {

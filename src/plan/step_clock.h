@@ -32,8 +32,8 @@ class StepClock {
   virtual int64_t EqualSteps(std::span<const GroupRows> groups) const = 0;
 };
 
-// Fidelity "step": the group with the most rows determines the time. Sizes are rounded up by at
-// most 3 %, and the time of each shape is computed once.
+// Fidelity "step": the group with the most rows determines the time. Sizes are rounded by at
+// most 1.6 %, and the time of each shape is computed once.
 class ShapeClock : public StepClock {
  public:
   explicit ShapeClock(const LayoutCosts& costs) : costs_(costs) {}

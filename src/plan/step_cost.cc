@@ -1,7 +1,6 @@
 #include "plan/step_cost.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -14,8 +13,6 @@ namespace switchyard::plan {
 namespace {
 
 using schedule::Phase;
-
-constexpr double kFloat = sizeof(float);
 
 // The format in cost tables: panels take about the time of a format of the same size.
 WeightFormat FormatInTables(WeightFormat format) {
@@ -113,30 +110,9 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
   if (format.fp8_rows && t_.cuda) Small(part, rows * k * 3, cost);  // quantization of the rows
 }
 
-UniformRouting StepCosts::UniformOf(const ModelConfig& model, const Ranks& ranks) {
-  if (!model.has_moe()) return {};
-  const RouterConfig& router = model.moe->router;
-  return {ExpertsOfToken(router), static_cast<double>(router.num_experts + ranks.redundant),
-          ranks.mesh.ep};
-}
-
 double StepCosts::Lane(const StepShape& shape) const {
   if (exchanges()) return shape.rows * r_.mesh.dp / r_.mesh.ep;  // a rank routes rows of its group
   return scatters() ? World(shape) / r_.mesh.ep : shape.rows;
-}
-
-// The expected number of ranks of an EP group that a token's experts are on, if routing is even. A
-// router that limits the groups of experts also limits the ranks.
-double StepCosts::DistinctRanks() const {
-  const RouterConfig& router = m_.moe->router;
-  double ranks = r_.mesh.ep;
-  if (router.num_groups > 1 && router.topk_groups > 0)
-    ranks = std::max(1.0, ranks * router.topk_groups / router.num_groups);
-  return ranks * (1 - std::pow(1 - 1 / ranks, ExpertsOfToken()));
-}
-
-double StepCosts::ExpertsOfToken(const RouterConfig& router) {
-  return static_cast<double>(router.top_k) * router.num_experts / router.num_logits();
 }
 
 void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
@@ -209,13 +185,17 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   // Bytes of a cache row of a KV head. A latent row contains its value.
   const auto row = static_cast<double>(kernels::CacheRowBytes(r_.kv_dtype, key) +
                                        (latent ? 0 : kernels::CacheRowBytes(r_.kv_dtype, value)));
+  const bool float32 = r_.kv_dtype == DType::kF32 && !t_.float32_decode_bytes.empty();
+  const Curve& read = latent    ? t_.latent_bytes
+                      : float32 ? t_.float32_decode_bytes
+                                : t_.decode_bytes;
   double flops = 0, of_bytes = 0, tiles = 0;
   for (const LayerKind& kind : kinds_) {
     const double visible = std::min(keys, kind.keys);
     flops += kind.share * 2 * rows * visible * heads * static_cast<double>(key + value);
     if (!decode) continue;
     const double bytes = kind.share * sequences * visible * kind.kv_heads * row;
-    of_bytes += bytes / (latent ? t_.latent_bytes : t_.decode_bytes).At(heads / kind.kv_heads);
+    of_bytes += bytes / read.At(heads / kind.kv_heads);
     if (!latent) tiles += kind.share * sequences * kind.kv_heads * t_.tile_seconds.At(visible);
   }
   double of_flops = 0;
@@ -229,8 +209,14 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   if (decode) {
     const double rate = latent ? t_.latent_flops : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;
+  } else if (latent) {
+    of_flops = flops / t_.latent_prompt_flops.At(keys);
   } else {
-    of_flops = flops / (latent ? t_.latent_prompt_flops : t_.prompt_flops).At(keys);
+    const Curve& widths = t_.prompt_head_dims;
+    const double relative = widths.empty() ? 1 : widths.At(static_cast<double>(a.head_dim));
+    const bool own = r_.kv_dtype == DType::kF32 && !t_.float32_prompt_flops.empty();
+    const Curve& rates = own ? t_.float32_prompt_flops : t_.prompt_flops;
+    of_flops = flops / (rates.At(keys) * relative);
   }
   cost->Add(Part::kAttention, Limit::kStart, tiles);
   cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
@@ -265,42 +251,6 @@ void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_logits() * t_.select_seconds);
 }
 
-// Adds the cost of gate, up and activation to *up, and of the down projection to *down.
-void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
-  const RouterConfig& router = m_.moe->router;
-  const double world = World(shape), physical = router.num_experts + r_.redundant;
-  const double local = physical / r_.mesh.ep, k = ExpertsOfToken();
-  // All ranks wait for the one with the most rows, and for the one that reads the most experts.
-  const ExpertLoad load = uniform_.MostLoaded(world);
-  double rows = load.rows, used = load.experts;
-  if (r_.mesh.ep > 1) {
-    const ExpertLoad mean = uniform_.Mean(world);
-    const double most = world * std::min(k, local);
-    if (shape.expert_share > 0) {  // the step's own load
-      rows = std::min(most, mean.rows * shape.expert_share);
-      used = std::min({mean.experts, local, rows});
-    } else {
-      rows = std::max(rows, std::min(most, rows + (routing_.imbalance - 1) * mean.rows));
-    }
-  }
-  if (used <= 0) return;
-  const double width = static_cast<double>(m_.moe->intermediate) / mesh_.moe_tp();
-  const auto hidden = static_cast<double>(m_.hidden);
-  const std::string& name = f_.experts.name;
-  const auto product = [&](double n, double columns, Cost* cost) {
-    const double memory = used * n * columns * f_.experts.bytes / t_.WeightRate(name);
-    const double flops = 2 * rows * n * columns / t_.ExpertRate(name, rows / used);
-    cost->Add(Part::kExperts, Limit::kStart, t_.grouped_seconds);
-    cost->Add(Part::kExperts, memory > flops ? Limit::kBandwidth : Limit::kFlops,
-              std::max(memory, flops));
-  };
-  if (t_.cuda) Small(Part::kExperts, rows * hidden * 2 + world * hidden * kFloat, up);  // permute
-  product(2 * width, hidden, up);
-  if (t_.cuda) Small(Part::kExperts, rows * width * 6, up);  // activation
-  if (t_.cuda && f_.experts.fp8_rows) Small(Part::kExperts, rows * (hidden + width) * 3, up, 1);
-  product(hidden, width, down);
-}
-
 void StepCosts::Dense(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
   const bool whole = mesh_.replicated_dense() || r_.mesh.tp == 1;
@@ -333,31 +283,6 @@ void StepCosts::Shared(const StepShape& shape, Cost* cost) const {
   if (t_.cuda) Small(Part::kShared, rows * width * 6, cost);
   Product(Part::kShared, f_.shared, rows, hidden, width, cost);
   if (!t_.cuda) Small(Part::kShared, rows * hidden * 3 * kFloat, cost);
-}
-
-// Each token that the rank routes sends `rows_per_token` rows, evenly over the ranks of the EP
-// group. A rank whose experts have more rows receives more, and returns as many: the longer of the
-// two directions counts.
-void StepCosts::Exchange(Part part, double rows_per_token, double row_bytes, const StepShape& shape,
-                         PhaseCost* cost) const {
-  const double ep = r_.mesh.ep;
-  // Ranks of this host in an EP group, which is strided over the world.
-  const double near =
-      std::max(1.0, std::min(ep, static_cast<double>(r_.ranks_of_host) / mesh_.moe_tp()));
-  // In dispatch, a rank gets a token once, however many of its experts the token has.
-  const double most = part == Part::kDispatch ? ep / rows_per_token : ep;
-  const double experts = World(shape) / ep * std::min(shape.expert_share, most);
-  const double bytes = std::max(Lane(shape), experts) * rows_per_token * row_bytes;
-  Sent& sent = cost->sent;
-  sent = {
-      .start = t_.host.seconds, .near = bytes * (near - 1) / ep, .far = bytes * (ep - near) / ep};
-  double seconds = sent.near / t_.host.rate;
-  if (near < ep) {
-    seconds = std::max(seconds, sent.far / std::max(nic_rate() / r_.ranks_of_host, 1.0));
-    sent.start = std::max(sent.start, t_.network.seconds);
-  }
-  cost->transfer.Add(part, Limit::kStart, sent.start);
-  cost->transfer.Add(part, Limit::kNetwork, seconds);
 }
 
 void StepCosts::Finish(const StepShape& shape, Cost* cost) const {

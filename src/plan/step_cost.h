@@ -90,6 +90,8 @@ struct StepTime {
 struct Routing {
   // Rows of the most loaded rank divided by the mean, in addition to random variation; 1: even.
   double imbalance = 1.0;
+  // Of the experts of two tokens of a prompt (UniformRouting); 0: independent.
+  double correlation = 0;
 };
 
 // The ranks of one engine of a layout.
@@ -116,7 +118,7 @@ class StepCosts {
         r_(ranks),
         routing_(routing),
         mesh_(ranks.mesh, 0),
-        uniform_(UniformOf(model, ranks)),
+        uniform_(UniformOf(model, ranks, routing)),
         kinds_(KindsOf(model, mesh_)),
         indexers_(IndexersOf(model)) {}
 
@@ -163,6 +165,8 @@ class StepCosts {
   double nic_rate() const { return r_.nic_rate * t_.network_share; }
 
  private:
+  static constexpr double kFloat = sizeof(float);  // bytes of an element of a row
+
   // Layers with equal attention.
   struct LayerKind {
     double keys = 0;      // the largest number of keys of a row
@@ -200,7 +204,9 @@ class StepCosts {
   // Expected number of a token's slots whose experts compute, if routing is even.
   static double ExpertsOfToken(const RouterConfig& router);
   double ExpertsOfToken() const { return ExpertsOfToken(m_.moe->router); }
-  static UniformRouting UniformOf(const ModelConfig& model, const Ranks& ranks);
+  static UniformRouting UniformOf(const ModelConfig& model, const Ranks& ranks,
+                                  const Routing& routing);
+  RoutedTokens TokensOf(const StepShape& shape) const;  // of all groups
 
   const ModelConfig& m_;
   const ModelFormats& f_;

@@ -129,7 +129,7 @@ void CheckCpuExperts(const CommandLine& app, const PlanArgs& a) {
   if (a.card.empty() || a.per_node != 1 || a.nodes != 1)
     throw Invalid("--cpu-experts: plans one GPU; want --gpus 1xCARD");
   for (const char* flag : {"--disaggregate", "--explain", "--svg", "--json", "--rate", "--batch",
-                           "--slo-ttft", "--slo-itl", "--pp-size"})
+                           "--slo-ttft", "--slo-itl", "--pp-size", "--token-correlation"})
     if (app.Given(flag)) throw Invalid("{}: not supported with --cpu-experts", flag);
 }
 
@@ -146,6 +146,9 @@ void AddLoad(CommandLine& app, PlanArgs& a) {
            "Expert rows of the most loaded EP rank divided by the mean, in addition to random "
            "variation")
       .Range(1.0, 64.0);
+  app.Flag("--token-correlation", a.correlation, kLoad,
+           "Correlation of the experts of two tokens of a prompt; 0: tokens are independent")
+      .Range(0.0, 0.99);
   app.Flag("--price", a.price, kLoad, "Price per hour of a GPU (or host), in any currency")
       .NonNegative();
 }
@@ -255,7 +258,7 @@ void AddExpertLoads(CommandLine& app, SimulateArgs& a) {
   app.Flag("--expert-loads", a.expert_loads, kExperts,
            "Experts that tokens choose: uniform, zipf:EXPONENT (a few experts are popular), or a "
            "file with recorded loads (logical_count), as --init-expert-location of serve reads it; "
-           "empty: equal ranks, with --imbalance");
+           "empty: equal ranks, with --imbalance and --token-correlation");
   app.Flag("--expert-drift", a.drift_seconds, kExperts,
            "With zipf: seconds in which each expert exchanges its popularity with another one, on "
            "average; 0: never")
@@ -309,9 +312,11 @@ void CheckSimulate(const CommandLine& app, const SimulateArgs& a) {
   needs({"--restart-seconds", "--elastic-ep-backend"}, !a.fail.empty() || a.fail_rate > 0,
         "--fail or --fail-rate");
   needs({"--ep-num-redundant-experts"}, !a.layout.empty(), "--layout");
-  if (!a.expert_loads.empty() && app.Given("--imbalance"))
-    throw Invalid("--imbalance {} and --expert-loads exclude each other; set only one of them",
-                  a.plan.imbalance);
+  for (const auto& [flag, value] :
+       {std::pair("--imbalance", a.plan.imbalance), {"--token-correlation", a.plan.correlation}})
+    if (!a.expert_loads.empty() && app.Given(flag))
+      throw Invalid("{} {} and --expert-loads exclude each other; set only one of them", flag,
+                    value);
   if (!a.trace.empty() && app.Given("--seconds"))
     throw Invalid("--seconds {} and --trace exclude each other; set only one of them", a.seconds);
 }

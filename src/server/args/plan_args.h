@@ -30,6 +30,7 @@ struct PlanArgs {
   double rate = 0, batch = 0;              // --rate, --batch
   double max_ttft_ms = 0, max_itl_ms = 0;  // --slo-ttft, --slo-itl
   double imbalance = 1.1;                  // --imbalance
+  double correlation = 0;                  // --token-correlation
   double price = 0;                        // --price: per hour of a GPU or host
   bool cpu_experts = false;                // --cpu-experts
   double host_memory_gib = 0;              // --host-memory; 0: that of this host
