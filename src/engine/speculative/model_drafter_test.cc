@@ -351,7 +351,7 @@ TEST_F(ModelDrafterTest, PassesLaunchedAheadGiveTheSameDrafts) {
     EXPECT_THAT(c->drafts, ElementsAre(41, 42));
     EXPECT_THAT(model->draws_of_passes, ElementsAre(3, 2, 1, 1));
     EXPECT_THAT(model->own_hidden, ElementsAre(false, true, true, true));
-    EXPECT_THAT(model->given, ElementsAre(1000));
+    EXPECT_THAT(model->given, ElementsAre(1027));
     EXPECT_THAT(model->pending, ElementsAreArray(ahead ? std::vector<int64_t>{0, 1, 1, 1}
                                                        : std::vector<int64_t>()));
   }
