@@ -11,7 +11,7 @@ namespace {
 constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
 constexpr double kGain = 1.02;    // more drafts must raise the expected rate by this factor
 constexpr double kWorth = 1.02;   // and drafts must raise it by this one, compared with none
-constexpr double kLongest = 3;    // limit of a measured time, relative to the median
+constexpr double kLongest = 2;    // limit of a measured time, relative to the median
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
 // How far a number of drafts that was never measured may exceed the best one.

@@ -45,8 +45,8 @@ class DraftPace {
  private:
   static constexpr int kWindow = 16;
   // The last times of steps with a certain number of drafts, and their mean. Chains that end early
-  // make some steps shorter, so all times count. But times above three times the median count as
-  // three times the median, because other processes make a few steps much longer.
+  // make some steps shorter, so all times count. But times above twice the median count as
+  // twice the median, because other processes make a few steps much longer.
   struct Arm {
     std::array<double, kWindow> last = {};
     int64_t samples = 0;    // measurements in the trial, or since the selection
