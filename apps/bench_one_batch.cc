@@ -37,11 +37,43 @@ int32_t PrefillRows(const EnginePlan& plan, const Case& c) {
   return plan.chunked_prefill_size < 0 ? c.input : plan.chunked_prefill_size;
 }
 
+PassWeights WeightsOfPass(const ModelConfig& config) {
+  PassWeights weights{.dense = static_cast<double>(WeightBytesPerRank(config, Mesh()))};
+  if (!config.tie_embeddings && (!config.eagle || config.eagle->own_embedding))
+    weights.dense -= static_cast<double>(config.vocab_size * config.hidden) * SizeOf(config.dtype);
+  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::moe);
+  if (!config.has_moe() || layers == 0) return weights;
+  const double experts = ExpertFormatsOf(config).bytes;
+  weights.dense -= experts;
+  weights.moe_layers = static_cast<double>(layers);
+  weights.expert = experts / weights.moe_layers / config.moe->router.num_experts;
+  return weights;
+}
+
+double ExpectedExperts(const ModelConfig& config, double rows) {
+  const RouterConfig& router = config.moe->router;
+  const double missed =
+      std::pow(1.0 - static_cast<double>(router.top_k) / router.num_experts, rows);
+  return (1.0 - missed) * router.num_experts;
+}
+
+Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.cuda)
+    return {.bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp)};
+  const kernels::GpuCeilings gpu = kernels::MeasureGpu(config.base_gpu_id);
+  const int gpus = config.gpu_id_step == 0 ? 1 : config.mesh.tp;
+  fmt::print(
+      "each GPU, measured in this run: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
+      gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
+  return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
+}
+
 }  // namespace one_batch
 
 namespace {
 
 using one_batch::Case;
+using one_batch::Ceilings;
 using one_batch::Median;
 using one_batch::MemoryWatch;
 using one_batch::Result;
@@ -186,35 +218,13 @@ void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vec
   }
 }
 
-// Bytes of weights that one decode step of `batch` tokens reads on all ranks. Dense weights count
-// in full. Experts are counted by the number that uniform routing is expected to select. Embedding
-// rows are negligible.
+// Bytes of weights that one decode step of `batch` tokens reads on all ranks. Experts are counted
+// by the number that uniform routing is expected to select.
 double DecodeBytes(const ModelConfig& config, int32_t batch) {
-  auto bytes = static_cast<double>(WeightBytesPerRank(config, Mesh()));
-  if (!config.tie_embeddings) {
-    bytes -= static_cast<double>(config.vocab_size * config.hidden) * SizeOf(config.dtype);
-  }
-  if (!config.has_moe()) return bytes;
-  const RouterConfig& router = config.moe->router;
-  const double missed =
-      std::pow(1.0 - static_cast<double>(router.top_k) / router.num_experts, batch);
-  return bytes - missed * ExpertFormatsOf(config).bytes;
-}
-
-// Peak rates of all ranks together, measured in this run; 0: unknown.
-struct Ceilings {
-  double bandwidth = 0.0, flops = 0.0;
-};
-
-Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
-  if (!plan.cuda)
-    return {.bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp)};
-  const kernels::GpuCeilings gpu = kernels::MeasureGpu(config.base_gpu_id);
-  const int gpus = config.gpu_id_step == 0 ? 1 : config.mesh.tp;
-  fmt::print(
-      "each GPU, measured in this run: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
-      gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
-  return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
+  const one_batch::PassWeights weights = one_batch::WeightsOfPass(config);
+  if (weights.moe_layers == 0) return weights.dense;
+  return weights.dense +
+         weights.moe_layers * one_batch::ExpectedExperts(config, batch) * weights.expert;
 }
 
 // FLOPs of prefill: two for each weight by which a token is multiplied, plus the FLOPs of causal
@@ -286,6 +296,8 @@ profile::Options ProfileOptions(const OneBatchArgs& args) {
 }  // namespace
 
 int RunOneBatch(const OneBatchArgs& args) {
+  if (!args.server.engine.speculative.algorithm.empty()) return one_batch::RunDrafts(args);
+  if (args.same_experts) throw Invalid("--same-experts: needs --speculative-algorithm");
   std::vector<Case> cases;
   int64_t most = 0;
   for (int32_t batch : args.batch_sizes) {
@@ -304,7 +316,7 @@ int RunOneBatch(const OneBatchArgs& args) {
   CheckCases(args, plan, cases);
   one_batch::CheckCostTable(args, plan);
   kernels::SelectIsa(config.cpu_isa);
-  const Ceilings ceilings = Measure(config, plan);
+  const Ceilings ceilings = one_batch::Measure(config, plan);
 
   std::vector<Result> results(cases.size());
   MemoryWatch memory(config, plan);

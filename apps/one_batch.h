@@ -1,4 +1,5 @@
-// The parts of `switchyard bench one-batch`: its cases, and reports of their times and memory.
+// The parts of `switchyard bench one-batch`: its cases, reports of their times and memory, and
+// steps with drafts.
 #pragma once
 
 #include <array>
@@ -26,6 +27,22 @@ struct Result {
 
 double Median(std::vector<double> v);
 
+// Peak rates of all ranks together, measured in this run; 0: unknown.
+struct Ceilings {
+  double bandwidth = 0.0, flops = 0.0;
+};
+Ceilings Measure(const EngineConfig& config, const EnginePlan& plan);
+
+// Bytes of weights on all ranks together. A pass reads `dense` (without the embedding, of which it
+// reads only some rows) and the routed experts that its rows choose.
+struct PassWeights {
+  double dense = 0, expert = 0;  // expert: one routed expert of one layer
+  double moe_layers = 0;
+};
+PassWeights WeightsOfPass(const ModelConfig& config);
+// The number of experts of a MoE layer that `rows` rows choose, expected of uniform routing.
+double ExpectedExperts(const ModelConfig& config, double rows);
+
 // Maximum prompt rows of one prefill step, as in the scheduler.
 int32_t PrefillRows(const EnginePlan& plan, const Case& c);
 
@@ -38,6 +55,9 @@ void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan);
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows);
+
+// `bench one-batch --speculative-algorithm`: times decode steps with and without drafts.
+int RunDrafts(const OneBatchArgs& args);
 
 // Reads the memory of all ranks between the stages of a run. On CPUs this is the resident memory of
 // the process. On GPUs it is the free memory of each rank's GPU, so it includes other processes.

@@ -212,6 +212,9 @@ struct ModelConfig {
   std::vector<std::string> unknown_keys;
 
   QuantizationConfig quantization;
+  // For benchmarks with dummy weights: the routers of a layer choose the same experts for all rows
+  // (FinishRouters).
+  bool same_experts = false;
   bool causal = true;  // false: attention in both directions
   // Set: the model embeds or classifies prompts, and has no vocabulary head.
   std::optional<PoolingConfig> pooling;

@@ -95,6 +95,56 @@ def test_one_batch_runs_recurrent_states():
     assert [case.split() for case in cases] == [["1", "8"], ["1", "40"], ["3", "8"], ["3", "40"]]
 
 
+def bench_drafts(*arguments):
+    return bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "deepseek_v3", "--batch-size", 1, 3,
+                 "--input-len", 8, "--output-len", 6, "--repeat", 1, *arguments)
+
+
+# With simulated acceptance 1, all drafts are accepted. With dummy weights, all rows may have the same experts.
+@pytest.mark.parametrize("same", [False, True])
+def test_one_batch_times_steps_with_drafts(same, tmp_path):
+    file = tmp_path / "figures.json"
+    done = bench_drafts("--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2, "--speculative-simulate-acceptance", 1,
+                        "--json", file, *(["--load-format", "dummy", "--same-experts"] if same else []))
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^ *(\d+) +8 +(\d+) +[\d.]+ .*%", done.stdout, re.MULTILINE)
+    figures = json.loads(file.read_text())
+    cases = [(1, 0), (1, 2), (3, 0), (3, 2)]
+    assert [(int(batch), int(drafts)) for batch, drafts in lines] == cases
+    assert [(case["batch_size"], case["drafts"]) for case in figures] == cases
+    for plain, drafts in ((figures[0], figures[1]), (figures[2], figures[3])):
+        assert (plain["tokens_per_step"], drafts["tokens_per_step"]) == (1, 3)
+        assert plain["speed_up"] == 1 and plain["draft_seconds"] == plain["verify_seconds"] == 0
+        assert drafts["speed_up"] == pytest.approx(3 * plain["step_seconds"] / drafts["step_seconds"])
+        assert 0 < drafts["draft_seconds"] + drafts["verify_seconds"] < drafts["step_seconds"] * 1.5
+        ratio = drafts["step_seconds"] / plain["step_seconds"]
+        if ratio < 3:  # 1 + p + p² = ratio
+            p = drafts["break_even_acceptance"]
+            assert 1 + p + p * p == pytest.approx(max(1, ratio), abs=1e-6)
+        else:
+            assert drafts["break_even_acceptance"] is None
+        assert drafts["bytes_per_step"] > plain["bytes_per_step"] > 0
+        assert drafts["fraction_of_bound"] == pytest.approx(drafts["bytes_per_step"] / drafts["bandwidth"] / drafts["step_seconds"])
+        assert drafts["bound_of_speed_up"] == pytest.approx(3 * plain["bytes_per_step"] / drafts["bytes_per_step"])
+        if same:
+            assert plain["experts_per_layer"] == drafts["experts_per_layer"] == 4 and drafts["draft_experts"] == 8
+        else:
+            assert 4 <= plain["experts_per_layer"] <= drafts["experts_per_layer"] <= 16 and 8 <= drafts["draft_experts"] <= 32
+    assert figures[0]["experts_per_layer"] == 4  # one row
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--speculative-algorithm", "NGRAM"], "prompts are random"),
+    (["--speculative-algorithm", "NEXTN", "--same-experts"], "--same-experts: needs --load-format dummy"),
+    (["--load-format", "dummy", "--same-experts"], "--same-experts: needs --speculative-algorithm"),
+    (["--speculative-algorithm", "NEXTN", "--profile"], "--profile and --speculative-algorithm exclude each other"),
+    (["--speculative-algorithm", "NEXTN", "--output-len", 100], "context length of 256"),
+])
+def test_one_batch_refuses_with_drafts(flags, words):
+    done = bench_drafts(*flags)
+    assert done.returncode != 0 and words in done.stderr, done.stderr
+
+
 def one_batch(*arguments):
     return bench("one-batch", "--device", "cpu", "--model", server.FIXTURES / "qwen3_moe", "--output-len", 4,
                  "--repeat", 1, *arguments)

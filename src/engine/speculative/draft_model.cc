@@ -133,6 +133,18 @@ std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
   return logits;
 }
 
+void DraftModel::Launch(const ForwardBatch& batch) {
+  if (launched_ == 0) target_.device().Synchronize();  // see Forward
+  ++launched_;
+  model_.Launch(batch, kv_);
+}
+
+std::span<const int32_t> DraftModel::Collect() {
+  const std::span<const int32_t> tokens = model_.Collect();
+  if (--launched_ == 0) model_.device().Synchronize();
+  return tokens;
+}
+
 void DraftModel::ReadTargetHidden(int64_t first_row, int64_t rows, float* to) {
   const int64_t width = hidden_width();
   target_.device().CopyOut(to, target_hidden() + first_row * width, rows * width * sizeof(float));

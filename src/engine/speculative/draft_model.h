@@ -35,6 +35,11 @@ class DraftModel : public DraftForward {
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  bool launches() const override { return model_.draws() && vocabulary_.empty(); }
+  void Launch(const ForwardBatch& batch) override;
+  std::span<const int32_t> Collect() override;
+  // Those of the last Forward (Model::routed_experts).
+  std::span<const int32_t> routed_experts() const { return model_.routed_experts(); }
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   int64_t logit_width() const override { return model_.config().output_width(); }
   int32_t TokenOf(int32_t index) const override {
@@ -55,6 +60,7 @@ class DraftModel : public DraftForward {
   Model model_;
   const std::vector<int32_t> vocabulary_;  // the token of each row of the head; empty: all tokens
   KvStorage kv_;
+  int launched_ = 0;              // passes launched and not collected
   std::shared_ptr<void> placed_;  // hidden rows in device memory
   size_t placed_floats_ = 0;
 };

@@ -10,6 +10,8 @@ namespace {
 
 constexpr double kDecay = 0.995;  // factor per step on the sums of outcomes
 constexpr double kGain = 1.02;    // more drafts must raise the expected rate by this factor
+constexpr double kWorth = 1.02;   // and drafts must raise it by this one, compared with none
+constexpr double kLongest = 2;    // limit of a measured time, relative to the median
 constexpr double kUnknown = 0.7;  // acceptance without measurements
 constexpr int32_t kFirst = 2;     // drafts before anything was measured
 // How far a number of drafts that was never measured may exceed the best one.
@@ -41,9 +43,12 @@ void DraftPace::Arm::Add(double time, int64_t step) {
   ++samples;
   measured = step;
   std::array<double, kWindow> sorted = last;
-  const auto count = static_cast<int>(std::min<int64_t>(samples, kWindow)), half = (count + 1) / 2;
-  std::nth_element(sorted.begin(), sorted.begin() + half - 1, sorted.begin() + count);
-  seconds = std::accumulate(sorted.begin(), sorted.begin() + half, 0.0) / half;
+  const auto count = static_cast<int>(std::min<int64_t>(samples, kWindow)), half = count / 2;
+  std::nth_element(sorted.begin(), sorted.begin() + half, sorted.begin() + count);
+  const double longest = kLongest * sorted[half];
+  seconds = std::accumulate(sorted.begin(), sorted.begin() + count, 0.0,
+                            [&](double sum, double t) { return sum + std::min(t, longest); }) /
+            count;
 }
 
 DraftPace::DraftPace(int32_t most)
@@ -113,6 +118,10 @@ double DraftPace::RateOf(const Size& size, int32_t limit) const {
   return seconds > 0 ? TokensOf(limit) / seconds : 0;
 }
 
+double DraftPace::WorthOf(const Size& size, int32_t limit) const {
+  return RateOf(size, limit) / (limit > 0 ? kWorth : 1);
+}
+
 double DraftPace::LossOf(const Size& size, int32_t limit, double seconds) const {
   const double rate = RateOf(size, size.best);
   return rate > 0 ? std::max(0.0, seconds - TokensOf(limit) / rate) : 0;
@@ -152,14 +161,15 @@ void DraftPace::Try(Size& size, int32_t limit) {
 
 std::optional<int32_t> DraftPace::Promising(const Size& size) const {
   std::optional<int32_t> found;
-  double highest = RateOf(size, size.best);
+  const double best = WorthOf(size, size.best);
+  double highest = best;
   for (int32_t limit = 0; limit <= most_; ++limit) {
     if (limit == size.best) continue;
     if (!size.arms[limit].known() && limit > size.best + kMostMore) break;
-    const double rate = RateOf(size, limit);
-    if (rate <= highest || (limit > size.best && rate < kGain * RateOf(size, size.best))) continue;
+    const double worth = WorthOf(size, limit);
+    if (worth <= highest || (limit > size.best && worth < kGain * best)) continue;
     found = limit;
-    highest = rate;
+    highest = worth;
   }
   return found;
 }

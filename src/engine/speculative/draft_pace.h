@@ -44,8 +44,9 @@ class DraftPace {
 
  private:
   static constexpr int kWindow = 16;
-  // The last times of steps with a certain number of drafts. The mean of the shorter half is used,
-  // because other processes only make steps longer.
+  // The last times of steps with a certain number of drafts, and their mean. Chains that end early
+  // make some steps shorter, so all times count. But times above twice the median count as
+  // twice the median, because other processes make a few steps much longer.
   struct Arm {
     std::array<double, kWindow> last = {};
     int64_t samples = 0;    // measurements in the trial, or since the selection
@@ -71,6 +72,9 @@ class DraftPace {
   // size of batch. 0: unknown.
   double SecondsOf(const Size& size, int32_t limit) const;
   double RateOf(const Size& size, int32_t limit) const;
+  // The rate by which numbers of drafts are compared. That of drafts is a little lower than RateOf,
+  // because the estimates have errors, and drafts must not be slower than plain steps.
+  double WorthOf(const Size& size, int32_t limit) const;
   // The seconds that a step with this limit loses against the best one.
   double LossOf(const Size& size, int32_t limit, double seconds) const;
   void Choose(Size& size);

@@ -26,7 +26,8 @@ class Simulation {
     for (int step = 0; step < steps; ++step) {
       const int32_t limit = pace_.Limit(sequences);
       ++steps_of[limit];
-      time += seconds_(sequences, limit);
+      const double seconds = seconds_(sequences, limit);
+      time += seconds;
       double reached = static_cast<double>(sequences);
       tokens += reached;
       for (int32_t i = 0; i < limit; ++i) {
@@ -36,7 +37,7 @@ class Simulation {
         accepted_[i] = std::llround(exact_[i]);
       }
       pace_.ObserveDrafts(sequences, limit, accepted_);
-      pace_.Observe(sequences, limit == last_ ? limit : -1, seconds_(sequences, limit));
+      pace_.Observe(sequences, limit == last_ ? limit : -1, seconds);
       last_ = limit;
     }
     return time / (tokens / static_cast<double>(sequences) * seconds_(sequences, 0));
@@ -87,6 +88,31 @@ TEST(DraftPaceTest, AMiddleNumberCanBeTheBest) {
   // With 0 to 3 drafts, a step takes 1, 1.2, 1.4 and 1.6 and gives 1, 1.6, 1.96 and 2.18 tokens. So
   // 1 and 2 drafts are the best numbers.
   EXPECT_GT(s.steps_of[1] + s.steps_of[2], 1900);
+}
+
+// Half of the steps with drafts take as long as a plain step, the others longer.
+TEST(DraftPaceTest, LongStepsCountInFull) {
+  int64_t steps = 0;
+  Simulation s(2, 0.5, [&](int64_t, int32_t drafts) {
+    return drafts > 0 && ++steps % 2 == 0 ? 1.0 + 0.9 * drafts : 1.0;
+  });
+  EXPECT_LT(s.RelativeTime(1, 3000), 1.01);
+}
+
+// A few steps take much longer, because of other processes.
+TEST(DraftPaceTest, VeryLongStepsHaveLittleWeight) {
+  int64_t steps = 0;
+  Simulation s(4, 0.9, [&](int64_t, int32_t drafts) {
+    return (1 + 0.1 * drafts) * (++steps % 20 == 0 ? 50 : 1);
+  });
+  s.RelativeTime(1, 1000);
+  EXPECT_GT(s.steps_of[3] + s.steps_of[4], 900);
+}
+
+TEST(DraftPaceTest, ASmallGainIsNotWorthDrafts) {
+  Simulation s(1, 0.5, [](int64_t, int32_t drafts) { return 1 + 0.49 * drafts; });
+  s.RelativeTime(8, 2000);
+  EXPECT_GT(s.steps_of[0], 1900);
 }
 
 TEST(DraftPaceTest, ACostThatGrowsLaterIsNoticed) {

@@ -32,6 +32,7 @@ double ProbabilityOf(std::span<const float> logits, int32_t token) {
 
 void ModelDrafter::Clear() {
   batch_.tokens.clear();
+  batch_.token_rows.clear();
   batch_.positions.clear();
   batch_.slots.clear();
   batch_.sequences.clear();
@@ -144,8 +145,9 @@ void ModelDrafter::AddPart(const DraftPart& part, int64_t limit) {
   if (trees_.width > 1) StartTree(part, chains_.back());
 }
 
-void ModelDrafter::Continue(int64_t drafts) {
+void ModelDrafter::Continue(int64_t drafts, bool launched) {
   Clear();
+  for (size_t i = 0; i < chains_.size(); ++i) chains_[i].drawn_row = static_cast<int32_t>(i);
   std::erase_if(chains_, [&](const Chain& chain) { return chain.wanted <= drafts; });
   BranchSpans spans(batch_);
   for (Chain& chain : chains_) {
@@ -155,7 +157,8 @@ void ModelDrafter::Continue(int64_t drafts) {
     }
     const Sequence& sequence = *chain.sequence;
     const int64_t position = sequence.draft_computed - 1 + drafts;
-    AddRow(sequence, position, sequence.drafts.back(), chain.row);
+    AddRow(sequence, position, launched ? 0 : sequence.drafts.back(), chain.row);
+    if (launched) batch_.token_rows.push_back(chain.drawn_row);
     EndRows(sequence, position, position + 1);
     chain.row = static_cast<int32_t>(batch_.num_tokens() - 1);
     batch_.logit_rows.push_back(chain.row);
@@ -307,14 +310,58 @@ void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
   batch_.may_record = true;
   for (size_t last = mine.size() - 1; last < all.size(); last += mine.size())
     if (all[last] != 0) batch_.may_record = false;
+  CanLaunch() ? LaunchPasses(all, limit) : RunPasses(all, limit);
+}
+
+void ModelDrafter::RunPasses(std::span<const int64_t> all, int64_t limit) {
   for (int64_t pass = 0; pass < limit; ++pass) {
-    if (pass > 0) Continue(pass);
+    if (pass > 0) Continue(pass, /*launched=*/false);
     if (!SetGroups(all, pass, limit)) return;
     Forward(ends_early_ && !model_.draws() && std::ssize(all) == StrideOf(limit), pass);
-    batch_.hidden = model_.hidden();
-    batch_.own_hidden = true;
-    batch_.may_record = true;
+    TakeOwnHidden();
   }
+}
+
+// A sequence without constraints has none after its drafts either: Penalties::Needed only becomes
+// false with the length.
+bool ModelDrafter::CanLaunch() const {
+  return model_.launches() && std::ranges::none_of(chains_, [](const Chain& chain) {
+           return IsConstrained(*chain.sequence);
+         });
+}
+
+void ModelDrafter::LaunchPasses(std::span<const int64_t> all, int64_t limit) {
+  constexpr size_t kMostLaunched = 2;
+  for (int64_t pass = 0; pass < limit; ++pass) {
+    if (pass > 0) Continue(pass, /*launched=*/true);
+    if (!SetGroups(all, pass, limit)) break;
+    ++batch_.pass;
+    batch_.draws.clear();
+    std::vector<Sequence*>& sequences = launched_.emplace_back();
+    for (const Chain& chain : chains_) {
+      batch_.draws.push_back(SamplingOf(*chain.sequence, pass));
+      sequences.push_back(chain.sequence);
+    }
+    model_.Launch(batch_);
+    if (launched_.size() == kMostLaunched) CollectPass();
+    TakeOwnHidden();
+  }
+  while (!launched_.empty()) CollectPass();
+}
+
+void ModelDrafter::CollectPass() {
+  const std::span<const int32_t> drawn = model_.Collect();
+  const std::vector<Sequence*>& sequences = launched_.front();
+  CHECK_EQ(drawn.size(), sequences.size());
+  for (size_t i = 0; i < drawn.size(); ++i)
+    sequences[i]->drafts.push_back(model_.TokenOf(std::max(0, drawn[i])));
+  launched_.pop_front();
+}
+
+void ModelDrafter::TakeOwnHidden() {
+  batch_.hidden = model_.hidden();
+  batch_.own_hidden = true;
+  batch_.may_record = true;
 }
 
 }  // namespace switchyard

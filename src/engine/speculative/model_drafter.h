@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,6 +27,15 @@ class DraftForward {
   // last batch with `draws`, [logit rows]; −1 where a logit is not finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
+  // Whether passes can be launched before the tokens of the previous pass are known
+  // (Model::Launch). This needs draws(), and a TokenOf that is the identity.
+  virtual bool launches() const { return false; }
+  // Launch enqueues a pass and returns. The batch has `draws` for all logit rows, and may have
+  // ForwardBatch::token_rows. At most two passes may be launched and not yet collected. Collect
+  // waits for the oldest one and returns its tokens, as drawn() does. They are valid until the next
+  // Launch. Between the first Launch and the last Collect of a step, nothing else may run.
+  virtual void Launch(const ForwardBatch& /*batch*/) {}
+  virtual std::span<const int32_t> Collect() { return {}; }
   virtual int64_t vocab_size() const = 0;
   // Elements of a row of logits.
   virtual int64_t logit_width() const { return vocab_size(); }
@@ -72,6 +82,10 @@ struct TreeShape {
 // guess. So a draft model with the target's distribution would guess each sampled token. Penalties,
 // biases and the masks of grammars apply too. For these, the host samples all drafts of the pass.
 //
+// If the model can launch passes and none of these constraints applies, each pass is launched
+// before the one before it has ended. Its rows take their tokens on the device. So the host
+// prepares a pass while the device computes the previous one.
+//
 // With trees, each pass after the first one has `width` rows for each sequence: the best drafts of
 // the last level (model_drafter_trees.cc). Their keys are in the slots after the sequence's last
 // token, and a row attends to the keys of its ancestors. The most probable token takes the first
@@ -107,6 +121,7 @@ class ModelDrafter : public Drafter {
     Sequence* sequence = nullptr;
     int64_t wanted = 0;
     int32_t row = 0;
+    int32_t drawn_row = 0;   // its logit row in the last pass
     double probability = 1;  // product of the probabilities of its drafts in the draft model
     // With a tree: its width (1: a chain), its maximum number of drafts, and the nodes whose rows
     // are in the batch, at first the root.
@@ -131,7 +146,18 @@ class ModelDrafter : public Drafter {
   void AddRowAt(int32_t slot, int64_t position, int32_t token, int32_t hidden_row);
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
   // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
-  void Continue(int64_t drafts);
+  // `launched`: the last drafts are not known yet, so the rows refer to the tokens of the last
+  // pass.
+  void Continue(int64_t drafts, bool launched);
+  // Whether the passes of this step can be launched ahead.
+  bool CanLaunch() const;
+  // Runs the passes of a step. `all`: the result of GatherCounts.
+  void RunPasses(std::span<const int64_t> all, int64_t limit);
+  void LaunchPasses(std::span<const int64_t> all, int64_t limit);
+  // Waits for the oldest launched pass, and appends its tokens to the drafts.
+  void CollectPass();
+  // Later passes of a step take the model's own hidden rows.
+  void TakeOwnHidden();
   // Runs the batch and appends a draft to each chain. `pass`: from 0. `may_end`: chains may end
   // early.
   void Forward(bool may_end, int64_t pass);
@@ -183,6 +209,9 @@ class ModelDrafter : public Drafter {
   std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
   std::vector<int32_t> output_;
   std::vector<Chain> chains_;
+  // The sequences of the passes that were launched and not collected, oldest pass first. Those of a
+  // pass are in the order of its logit rows.
+  std::deque<std::vector<Sequence*>> launched_;
 };
 
 }  // namespace switchyard

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -60,6 +62,23 @@ class FakeDraft : public DraftForward {
   }
   bool draws() const override { return draws_tokens; }
   std::span<const int32_t> drawn() const override { return drawn_; }
+  bool launches() const override { return launches_passes; }
+  void Launch(const ForwardBatch& batch) override {
+    EXPECT_LT(launched_.size(), 2u);
+    EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
+    pending.push_back(std::ssize(launched_));
+    ForwardBatch known = batch;
+    for (size_t row = 0; row < batch.token_rows.size(); ++row)
+      if (batch.token_rows[row] >= 0)
+        known.tokens[row] = std::max(0, drawn_.at(static_cast<size_t>(batch.token_rows[row])));
+    Forward(known);
+    launched_.push_back(drawn_);
+  }
+  std::span<const int32_t> Collect() override {
+    collected_ = launched_.front();
+    launched_.pop_front();
+    return collected_;
+  }
   int64_t vocab_size() const override { return kVocab; }
   int32_t TokenOf(int32_t index) const override { return (index + shift) % kVocab; }
   bool takes_hidden() const override { return mtp_; }
@@ -79,10 +98,11 @@ class FakeDraft : public DraftForward {
       target.insert(target.end(), {base + static_cast<float>(row), 0.0f});
   }
 
-  bool draws_tokens = false;
-  int32_t fault = -1;  // logits of this token's rows are not finite
-  float peak = 9;      // the largest logit; the others are 0
-  int32_t shift = 0;   // token of an element of a row of logits, minus its index
+  bool draws_tokens = false, launches_passes = false;
+  std::vector<int64_t> pending;  // passes that were not collected when each pass was launched
+  int32_t fault = -1;            // logits of this token's rows are not finite
+  float peak = 9;                // the largest logit; the others are 0
+  int32_t shift = 0;             // token of an element of a row of logits, minus its index
   int passes = 0;
   std::vector<int32_t> tokens, positions;  // arguments of the last pass
   int64_t decode_tokens = 0;
@@ -96,7 +116,8 @@ class FakeDraft : public DraftForward {
   const bool mtp_;
   const int64_t groups_;
   std::vector<float> hidden_, logits_;
-  std::vector<int32_t> drawn_;
+  std::vector<int32_t> drawn_, collected_;
+  std::deque<std::vector<int32_t>> launched_;
 };
 
 class ModelDrafterTest : public ::testing::Test {
@@ -308,6 +329,44 @@ TEST_F(ModelDrafterTest, PenaltiesAndBiasesApplyToDrafts) {
     // 22 is forbidden after 21, and 32 after 31. Then a token without a logit of its own follows.
     EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31, 30));
   }
+}
+
+// Sequences with different numbers of drafts, one of them with logits that are not finite.
+TEST_F(ModelDrafterTest, PassesLaunchedAheadGiveTheSameDrafts) {
+  for (const bool ahead : {false, true}) {
+    Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, /*draws=*/true);
+    model->launches_passes = ahead;
+    model->fault = 27;
+    const auto a = AfterPrompt({10, 11, 12}), b = AfterPrompt({13, 14}), c = AfterPrompt({15});
+    Append(*a, {20});
+    Append(*b, {25});
+    Append(*c, {40});
+    model->SetTarget(6, 100);
+    drafter->Draft(std::vector<DraftPart>{{a.get(), 0, 0, 3, false, 1},
+                                          {b.get(), 3, 0, 2, false, 4},
+                                          {c.get(), 5, 0, 1, false, 2}},
+                   4);
+    EXPECT_THAT(a->drafts, ElementsAre(21));
+    EXPECT_THAT(b->drafts, ElementsAre(26, 27, 0, 1));
+    EXPECT_THAT(c->drafts, ElementsAre(41, 42));
+    EXPECT_THAT(model->draws_of_passes, ElementsAre(3, 2, 1, 1));
+    EXPECT_THAT(model->own_hidden, ElementsAre(false, true, true, true));
+    EXPECT_THAT(model->given, ElementsAre(1027));
+    EXPECT_THAT(model->pending, ElementsAreArray(ahead ? std::vector<int64_t>{0, 1, 1, 1}
+                                                       : std::vector<int64_t>()));
+  }
+}
+
+TEST_F(ModelDrafterTest, PassesWithPenaltiesAreNotLaunchedAhead) {
+  Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, /*draws=*/true);
+  model->launches_passes = true;
+  const auto s = AfterPrompt({10, 11, 12});
+  Append(*s, {20});
+  s->request.sampling.logit_bias = {{22, -100.0f}, {30, 1.0f}};
+  model->SetTarget(3, 100);
+  drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3}}, 3);
+  EXPECT_THAT(s->drafts, ElementsAre(21, 30, 31));
+  EXPECT_THAT(model->pending, IsEmpty());
 }
 
 // While one sequence of a pass needs its logits on the host, the host samples all of its drafts.

@@ -14,16 +14,24 @@ bool IsPlainFormat(WeightFormat format) {
          format == WeightFormat::kF16;
 }
 
-// The result has no activation format, because routers multiply unrounded rows.
-WeightView Dequantized(const WeightView& w) {
-  auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(w.n * w.k));
-  for (int64_t row = 0; row < w.n; ++row) DequantizeRow(w, row, 0, w.k, &(*values)[row * w.k]);
+// A router of these weights. It has no activation format, because routers multiply unrounded rows.
+WeightView Floats(const WeightView& w, const std::shared_ptr<const std::vector<float>>& values) {
   return {.format = WeightFormat::kF32,
           .data = values->data(),
           .stored_k = w.k,
           .n = w.n,
           .k = w.k,
           .owner = values};
+}
+
+WeightView Dequantized(const WeightView& w) {
+  auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(w.n * w.k));
+  for (int64_t row = 0; row < w.n; ++row) DequantizeRow(w, row, 0, w.k, &(*values)[row * w.k]);
+  return Floats(w, values);
+}
+
+WeightView Zeros(const WeightView& w) {
+  return Floats(w, std::make_shared<std::vector<float>>(static_cast<size_t>(w.n * w.k)));
 }
 
 bool AllFinite(const float* values, int64_t count) {
@@ -56,6 +64,7 @@ void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
     if (!config.layers[i].moe) continue;
     RouterWeights& router = weights->layers[i].moe.router;
     if (!IsPlainFormat(router.w.format)) router.w = Dequantized(router.w);
+    if (config.same_experts) router.w = Zeros(router.w);
     Check(static_cast<size_t>(config.first_layer) + i, router);
   }
 }

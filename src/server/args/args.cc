@@ -480,7 +480,8 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       .Group(kBench)
       .ShowDefault()
       .Positive();
-  app.Flag("--output-len,--output", a.output_length, kBench, "Tokens decoded after the prompt")
+  app.Flag("--output-len,--output", a.output_length, kBench,
+           "Tokens decoded after the prompt; with --speculative-algorithm: decode steps of a run")
       .Range(2, 1 << 20);
   app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
@@ -491,6 +492,10 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
              "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
       .Group(kBench)
       .OptionalValue();
+  app.Switch(
+      "--same-experts", a.same_experts, kBench,
+      "With --speculative-algorithm and dummy weights: the routers of a layer choose the same "
+      "experts for all rows");
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
   a.profile = app.Given("--profile");

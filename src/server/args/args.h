@@ -90,10 +90,11 @@ struct OneBatchArgs {
   std::vector<int32_t> input_lengths{512};
   int32_t output_length = 32;
   int32_t repeat = 3;
-  std::string json;         // --json FILE
-  std::string cost_table;   // --cost-table FILE; empty: the shipped table of the device
-  bool profile = false;     // --profile: write traces of the measured runs
-  std::string profile_dir;  // --profile DIR; empty: profile::DefaultDirectory()
+  std::string json;           // --json FILE
+  std::string cost_table;     // --cost-table FILE; empty: the shipped table of the device
+  bool profile = false;       // --profile: write traces of the measured runs
+  std::string profile_dir;    // --profile DIR; empty: profile::DefaultDirectory()
+  bool same_experts = false;  // --same-experts
 };
 
 // Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`. Each command uses some of
