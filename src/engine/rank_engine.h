@@ -137,6 +137,10 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
+    // With pipeline stages: the results of a pass carry the drafts of the next tokens. Then only
+    // the last stage has a drafter, which is called right after the pass, because a draft model
+    // reads its hidden rows. Drafts are chains. false: all stages have a drafter, or none.
+    bool results_have_drafts = false;
     // For trees of drafts: maximum number of drafts on a path, and number of cache slots that a
     // tree needs after the last token (DraftLimits). 0: drafts are chains.
     int32_t tree_depth = 0, tree_slots = 0;

@@ -96,6 +96,8 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .random_seed = config.random_seed,
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
+          .results_have_drafts =
+              mesh.pp() > 1 && HasDraftModel(SourceOf(config.speculative)),
           .tree_depth = plan.drafts.trees() ? plan.drafts.depth : 0,
           .tree_slots = plan.drafts.slots(),
           .adapt_drafts = plan.drafts.adapts,
@@ -113,7 +115,8 @@ struct Drafting {
 
 Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-                      std::shared_ptr<const ModelWeights> weights, KeptModel* kept) {
+                      std::shared_ptr<const ModelWeights> weights, KeptModel* kept,
+                      StageLinks* links) {
   Drafting made;
   if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
     const std::string shape = plan.drafts.trees()
@@ -131,7 +134,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
   made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool,
-                                            std::move(weights), kept);
+                                            std::move(weights), kept, links);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows = std::min<int64_t>(
       plan.max_batch_tokens,  // one pass can process all saved rows of a sequence
@@ -190,7 +193,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   std::optional<StagedForward> staged;
   if (links) staged.emplace(chosen, *comm, *links, config, whole);
   const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool,
-                                         std::move(weights.draft), &kept->draft);
+                                         std::move(weights.draft), &kept->draft,
+                                         links ? &*links : nullptr);
   // Of the whole model, so that all stages plan the same chunks.
   const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
   RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,

@@ -249,6 +249,8 @@ struct RequestOutput {
   float queue_seconds = -1;
   DraftCounts drafts;  // counts of drafts of speculative decoding
   DraftCounts forced;  // counts of drafts that the grammar forces (jump-forward)
+  // Between pipeline stages only: the drafts after new_tokens, if the last stage has a draft model.
+  std::vector<int32_t> next_drafts;
   std::vector<PositionLogprobs>
       input_logprobs;  // of positions start .. prompt end; sent with the first output
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token

@@ -364,7 +364,7 @@ def test_drafts_change_no_output(layout, graphs, tmp_path):
     """The requests include some whose tokens the host samples, and some with grammars. EAGLE heads are built from the
     outputs without drafts."""
     drafts = DRAFT_LAYOUTS[layout]
-    device, env = where(2 if "--tp" in drafts else 1)
+    device, env = where(2 if "--tp" in drafts or "--pp-size" in drafts else 1)
     without = without_drafts(*DRAFT_FLAGS, *FLOAT32)
     head = head_flags(layout, without, tmp_path)
     with Server(YARDLING, *device, *DRAFT_FLAGS, *FLOAT32, *drafts, *head, *GRAPHS[graphs], env=env) as server:

@@ -48,9 +48,11 @@ void CheckStages(const EngineConfig& c) {
   const auto refuse = [&](bool given, std::string_view flag) {
     if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
   };
-  const DraftSource source = SourceOf(c.speculative);
-  refuse(source != DraftSource::kNone && source != DraftSource::kNgram,
+  // The head reads rows of layers of several stages.
+  refuse(SourceOf(c.speculative) == DraftSource::kEagle3,
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  refuse(c.speculative.eagle_topk > 1,
+         fmt::format("--speculative-eagle-topk {}", c.speculative.eagle_topk));
   refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
 }

@@ -10,6 +10,7 @@
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/speculative/draft_tree.h"
+#include "engine/speculative/drafter.h"
 
 namespace switchyard {
 namespace {
@@ -38,6 +39,7 @@ StepOutputs WithoutValues(const StepOutputs& results) {
                              .new_tokens = result.new_tokens,
                              .finish = result.finish,
                              .drafts = result.drafts,
+                             .next_drafts = result.next_drafts,
                              .error = result.error,
                              .error_kind = result.error_kind});
   return small;
@@ -57,6 +59,7 @@ StepOutputs RankEngine::Impl::RunStaged(std::span<const StepCounts> groups, bool
 // the oldest one. The pass before need not be known first: it is in flight at another stage, too.
 void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
   batch.pass = ++last_pass;
+  if (options.results_have_drafts) ReserveDrafts();
   if (!batch.draws.empty() && PlansGrammars()) {
     // Only sequences whose tokens are known are planned, so the masks depend on no pass in flight.
     batch.masks = [this]() -> const TokenMasks& {
@@ -116,8 +119,83 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
     }
     results.outputs.back().routed_experts = std::exchange(sequence.staged_routed.rows, {});
   }
+  if (options.results_have_drafts) ProposeInResults(results);
   SendResults(results);
   return results;
+}
+
+void RankEngine::Impl::ReserveDrafts() {
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Part& part = parts[i];
+    if (!part.samples) continue;
+    Sequence& sequence = *plan[i].sequence;
+    const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
+    const int64_t room = max_length - sequence.length();
+    const int64_t most = static_cast<int64_t>(part.drafts) + 1 + draft_limit;
+    // The last token of an output has no row.
+    part.draft_slots = scheduler.GrowForDrafts(std::min({most, tokens - 1, room - 1}), sequence);
+  }
+}
+
+// The drafter needs the sequences as they will be when the results are applied.
+void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
+  struct Ahead {
+    RequestOutput* result = nullptr;  // null: of a part that gives no token
+    int64_t length = 0, computed = 0;
+  };
+  const profile::Span span(options.profiler, {.name = "draft"});
+  std::vector<DraftPart> open;
+  std::vector<Ahead> ahead;
+  auto next = results.outputs.begin();
+  int64_t row = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Part& part = parts[i];
+    Sequence& sequence = *plan[i].sequence;
+    const int64_t first_row = std::exchange(row, row + part.rows);
+    RequestOutput* const result = HasLogitRows(part) ? &*next++ : nullptr;
+    const bool failed = result && result->finish == FinishReason::kError;
+    if (failed || (part.last && !part.samples)) continue;  // the request ends
+    const Ahead before{part.samples ? result : nullptr, sequence.length(), sequence.computed};
+    const auto tokens = part.samples ? std::ssize(result->new_tokens) : 0;
+    const Part kept = part.drafts > 0 ? KeptRows(part, static_cast<size_t>(tokens)) : part;
+    if (part.samples) {
+      sequence.tokens.insert(sequence.tokens.end(), result->new_tokens.begin(),
+                             result->new_tokens.end());
+      RequestOutput end;
+      CheckFinished(sequence, sequence.tokens.back(), sequence.length(), end);
+      if (end.finish != FinishReason::kNone) {
+        sequence.tokens.resize(static_cast<size_t>(before.length));
+        continue;
+      }
+    }
+    sequence.computed = kept.end;
+    sequence.KeepDrafts(0);
+    const int64_t wanted =
+        std::min(WantedDrafts(sequence, draft_limit), std::max<int64_t>(0, part.draft_slots - tokens));
+    open.push_back({.sequence = &sequence,
+                    .first_row = first_row,
+                    .begin = kept.end - kept.rows,
+                    .rows = kept.rows,
+                    .decoding = part.decoding,
+                    .wanted = wanted,
+                    .slots = wanted});
+    ahead.push_back(before);
+  }
+  options.drafter->Draft(open, draft_limit);
+  for (size_t i = 0; i < open.size(); ++i) {
+    Sequence& sequence = *open[i].sequence;
+    CHECK_LE(std::ssize(sequence.drafts), open[i].wanted);
+    if (ahead[i].result) ahead[i].result->next_drafts = std::exchange(sequence.drafts, {});
+    sequence.tokens.resize(static_cast<size_t>(ahead[i].length));
+    sequence.computed = ahead[i].computed;
+  }
+}
+
+void RankEngine::Impl::TakeDrafts(Sequence& sequence, RequestOutput& result) {
+  sequence.drafts = std::move(result.next_drafts);
+  CHECK_LE(sequence.length() + std::ssize(sequence.drafts),
+           std::ssize(sequence.cache.pages) * options.page_size);
+  for (const int32_t token : sequence.drafts) CHECK(token >= 0 && token < vocab);
 }
 
 void RankEngine::Impl::SendResults(const StepOutputs& results) {
@@ -193,6 +271,16 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
     result.error_kind = ErrorKind::kInvalid;
     return result;
   }
+  if (options.results_have_drafts && sequence.grammar) {  // drafts follow the token's state
+    sequence.grammar->Accept(*token);
+    sequence.grammar_ahead = true;
+    if (!sequence.grammar->failure().empty()) {
+      result.finish = FinishReason::kError;
+      result.error = sequence.grammar->failure();
+      result.error_kind = ErrorKind::kInvalid;
+      return result;
+    }
+  }
   result.new_tokens.push_back(*token);
   if (sequence.request.logprob.enabled)
     result.output_logprobs.push_back(
@@ -261,7 +349,7 @@ void RankEngine::Impl::ProcessStaged() {
       entry->second.router_fault = fault->second;
     ApplyResult(entry->second, part, result);
   }
-  ProposeDrafts(pass.parts);
+  if (!options.results_have_drafts) ProposeDrafts(pass.parts);
 }
 
 // A retracted sequence waits, with the results of its passes in flight, until it is admitted again.
@@ -349,12 +437,14 @@ void RankEngine::Impl::ApplyDrafts(Sequence& sequence, const Part& part, Request
   }
   if (failed && IsNotFinite(result)) return FailNotFinite(sequence);
   if (failed) return Fail(sequence, result.error, result.error_kind);
-  if (finished) Close(sequence, /*discard=*/false);
+  if (finished) return Close(sequence, /*discard=*/false);
+  if (stays) TakeDrafts(sequence, result);
 }
 
 void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result) {
   if (result.finish == FinishReason::kError) return Fail(sequence, result.error, result.error_kind);
-  if (part.samples && !AcceptToken(sequence, result.new_tokens.at(0))) return;
+  const bool ahead = std::exchange(sequence.grammar_ahead, false);
+  if (part.samples && !ahead && !AcceptToken(sequence, result.new_tokens.at(0))) return;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});
   if (!part.samples) {  // prompt logprobs only
@@ -370,7 +460,8 @@ void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, Reques
   }
   const bool finished = output.finish != FinishReason::kNone;
   answers.push_back(std::move(output));
-  if (finished) Close(sequence, /*discard=*/false);
+  if (finished) return Close(sequence, /*discard=*/false);
+  if (sequence.computed >= part.end) TakeDrafts(sequence, result);  // not retracted
 }
 
 }  // namespace switchyard

@@ -90,7 +90,7 @@ class Stages {
          bool launches = false)
       : first(ModelOf(options, pooling, launches), passes, /*last=*/false, results),
         last(ModelOf(options, pooling, launches), passes, /*last=*/true, results),
-        first_engine(options, first),
+        first_engine(OptionsOfFirst(options), first),
         last_engine(options, last) {
     first.drafts = last.drafts = options.drafter != nullptr;
   }
@@ -133,6 +133,10 @@ class Stages {
   std::map<uint64_t, RequestOutput> seen;
 
  private:
+  static RankEngine::Options OptionsOfFirst(RankEngine::Options options) {
+    if (options.results_have_drafts) options.drafter = nullptr;
+    return options;
+  }
   static FakeForward::Options ModelOf(const RankEngine::Options& options, Pooling pooling,
                                       bool launches) {
     return {.num_pages = options.num_pages,

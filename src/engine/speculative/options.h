@@ -63,6 +63,10 @@ constexpr bool HasDraftCheckpoint(DraftSource source) {
   return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
          source == DraftSource::kEagle3;
 }
+// Whether a model proposes the drafts: one of a separate checkpoint, or an MTP layer.
+constexpr bool HasDraftModel(DraftSource source) {
+  return HasDraftCheckpoint(source) || source == DraftSource::kMtp;
+}
 // Error kInvalid names a flag whose value is out of range. With several pipeline stages, the number
 // of drafts does not adapt: the time between two steps is not that of a pass, so DraftPace cannot
 // measure it.
