@@ -87,8 +87,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                       options.context_length) >=
         std::min<int64_t>(options.state_chunk, options.context_length));
-  CHECK(options.num_states == 0 ||
-        (!speculates() && options.max_forced == 0 && model.passes_in_flight() == 1));
+  CHECK(options.num_states == 0 || (!speculates() && options.max_forced == 0));
   CHECK(!options.results_have_drafts ||
         (model.passes_in_flight() > 1 && max_forced == 0 && options.tree_depth == 0 &&
          (options.drafter != nullptr) == model.has_logits()));

@@ -75,7 +75,6 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .num_states = plan.num_states,
-          .state_chunk = plan.state_chunk(),
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
           .max_prefill_tokens = config.max_prefill_tokens,
@@ -197,8 +196,11 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                                          links ? &*links : nullptr);
   // Of the whole model, so that all stages plan the same chunks.
   const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
-  RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,
-                                  drafting.drafter.get(), pages ? &pages->records : nullptr),
+  RankEngine::Options engine_options =
+      EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler, drafting.drafter.get(),
+                    pages ? &pages->records : nullptr);
+  engine_options.state_chunk = whole.state_chunk();  // a stage may have no layer with states
+  RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   if (links) links->AwaitLoaded();
   comm->all().Barrier("model loaded");

@@ -96,9 +96,10 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
-@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"]], ids=str)
+@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"], ["--pp-size", 2],
+                                   ["--pp-size", 2, "--disable-cuda-graph"]], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
-    device, env = where(1)
+    device, env = where(2 if "--pp-size" in flags else 1)
     check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
 
 

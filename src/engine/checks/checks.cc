@@ -130,7 +130,7 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
 }
 
 // Options that a model with recurrent states does not support. Drafts would need the states between
-// their rows; the other features pass keys and values on, but not states.
+// their rows, and other engines get keys and values, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
@@ -141,7 +141,6 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
-  refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
   if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {

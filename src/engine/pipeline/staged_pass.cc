@@ -297,6 +297,9 @@ void RankEngine::Impl::AdvanceStaged() {
     // Of rows with drafts, only the first one is certain to be kept.
     sequence.computed = part.end - static_cast<int64_t>(part.drafts);
     sequence.KeepDrafts(0);
+    // A slot that is free now is written by a later pass, and all stages run the passes in the same
+    // order. States of rows whose results are unknown do not become checkpoints.
+    if (cache.has_states()) cache.AdvanceStates(part.end, sequence.cache);
     if (!part.samples) continue;
     sequence.tokens.push_back(Sequence::kUnknown);
     ++sequence.unknown;

@@ -66,7 +66,9 @@ void ExpectEqualLogprobs(const std::vector<PositionLogprobs>& got,
 enum class Drafts : uint8_t { kNone, kOracle, kNgram, kLastStage };
 
 // Random requests and aborts, with few pages, so that requests are retracted with passes in flight.
-void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) {
+// `states`: slots of recurrent states.
+void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone,
+                                  int64_t states = 0) {
   for (const int passes : {2, 3, 5}) {
     for (const int64_t pages : {24, 60}) {
       SCOPED_TRACE(fmt::format("{} passes, {} pages", passes, pages));
@@ -78,6 +80,7 @@ void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) 
       options.results_have_drafts = drafts == Drafts::kLastStage;
       if (drafts == Drafts::kNgram) options.drafter = &ngram;
       options.max_drafts = options.drafter ? 3 : 0;
+      options.num_states = states;
       Stages stages(options, passes, Pooling::kNone, launches);
       Draws draws(static_cast<uint32_t>(passes * 100 + pages));
       constexpr uint64_t kRequests = 120;
@@ -138,6 +141,27 @@ TEST(StagedPass, DraftsDoNotChangeResults) {
   ExpectResultsOfRequestsAlone(false, Drafts::kOracle);
   ExpectResultsOfRequestsAlone(false, Drafts::kNgram);
   ExpectResultsOfRequestsAlone(false, Drafts::kLastStage);
+}
+TEST(StagedPass, RecurrentStatesFollowTheirSequences) {
+  for (const int64_t states : {2 * 6 + 2, 4 * 6 + 2})
+    for (const bool launches : {false, true})
+      ExpectResultsOfRequestsAlone(launches, Drafts::kNone, states);
+}
+// The state at the end of a page of the prompt becomes a checkpoint, though later chunks are in
+// flight when its pass ends.
+TEST(StagedPass, CachedPrefixesHaveStates) {
+  RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/4);
+  options.num_states = 4 * 4;
+  for (const bool launches : {false, true}) {
+    Stages stages(options, 3, Pooling::kNone, launches);
+    for (uint64_t id = 1; id <= 2; ++id) {
+      stages.Tell({Greedy(id, Count(42), 5)});
+      stages.RunOut();
+    }
+    EXPECT_EQ(stages.seen[2].new_tokens, stages.seen[1].new_tokens);
+    EXPECT_EQ(stages.last_engine.Stats().cached_prompt_tokens, 40);
+    EXPECT_EQ(stages.first_engine.Stats().cached_prompt_tokens, 40);
+  }
 }
 TEST(StagedPass, DraftsWhoseTokensTheModelSamplesDoNotChangeResults) {
   ExpectResultsOfRequestsAlone(true, Drafts::kOracle);

@@ -142,7 +142,9 @@ class Stages {
     return {.num_pages = options.num_pages,
             .page_size = options.page_size,
             .launches = launches,
-            .pooling = pooling};
+            .pooling = pooling,
+            .states = options.num_states,
+            .state_chunk = options.state_chunk};
   }
   void Merge(const RequestOutput& news) {
     RequestOutput& all = seen[news.id];
