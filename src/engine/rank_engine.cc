@@ -360,8 +360,7 @@ bool RankEngine::Impl::NeedsLogits() const {
 }
 
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
-  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || speculates())
-    return false;
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || speculates()) return false;
   return !model.launches_together() ||
          std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }

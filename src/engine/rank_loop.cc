@@ -95,8 +95,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .random_seed = config.random_seed,
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
-          .results_have_drafts =
-              mesh.pp() > 1 && HasDraftModel(SourceOf(config.speculative)),
+          .results_have_drafts = mesh.pp() > 1 && HasDraftModel(SourceOf(config.speculative)),
           .tree_depth = plan.drafts.trees() ? plan.drafts.depth : 0,
           .tree_slots = plan.drafts.slots(),
           .adapt_drafts = plan.drafts.adapts,
@@ -191,9 +190,9 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
   if (links) staged.emplace(chosen, *comm, *links, config, whole);
-  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool,
-                                         std::move(weights.draft), &kept->draft,
-                                         links ? &*links : nullptr);
+  const Drafting drafting =
+      MakeDrafting(config, plan, model, &profiler, *comm, pool, std::move(weights.draft),
+                   &kept->draft, links ? &*links : nullptr);
   // Of the whole model, so that all stages plan the same chunks.
   const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
   RankEngine::Options engine_options =

@@ -125,10 +125,11 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, PipelineEngine,
 // With recurrent states. Some stages have no layer with states, others none with keys.
 INSTANTIATE_TEST_SUITE_P(
     States, PipelineEngine,
-    ::testing::Values(Case{"../families/qwen3_next", {.pp = 2}},
-                      Case{"../families/qwen3_next", {.tp = 2, .ep = 2, .pp = 4}, "deepep"},
-                      Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"},
-                      Case{"../families/nemotron_h_latent", {.pp = 3}}));
+    ::testing::Values(
+        Case{"../families/qwen3_next", {.pp = 2}},
+        Case{"../families/qwen3_next", {.tp = 2, .ep = 2, .pp = 4}, "deepep"},
+        Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"},
+        Case{"../families/nemotron_h_latent", {.pp = 3}}));
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineEngine,
@@ -197,8 +198,8 @@ TEST(Pipeline, ACopyOfTheTargetOnTheLastStageIsAlwaysRight) {
   Engine engine(config);
   for (int32_t i = 0; i < 4; ++i) {
     EngineRequest request{.input_ids = std::vector<int32_t>(30, 3 + i)};
-    request.sampling = {.max_new_tokens = 41, .temperature = i % 2 ? 1.0f : 0.0f, .seed = 7,
-                        .ignore_eos = true};
+    request.sampling = {
+        .max_new_tokens = 41, .temperature = i % 2 ? 1.0f : 0.0f, .seed = 7, .ignore_eos = true};
     EXPECT_EQ(engine.Generate(request).new_tokens.size(), 41u);
   }
   const EngineStats stats = Total(engine.Stats());
@@ -214,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(
         DraftCase{{"yardling", {.pp = 2}}, "NEXTN"},
         DraftCase{{"qwen3_moe", {.tp = 2, .ep = 2, .pp = 2}, "deepep"}, "EAGLE"},
         DraftCase{{"llama", {.pp = 2}}, "EAGLE"},
-        DraftCase{{"deepseek_v3", {.tp = 2, .ep = 2, .pp = 3}, "deepep"}, "STANDALONE",
-                  "qwen2_moe"}));
+        DraftCase{
+            {"deepseek_v3", {.tp = 2, .ep = 2, .pp = 3}, "deepep"}, "STANDALONE", "qwen2_moe"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineLimits,
@@ -340,10 +341,8 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
               }),
               HasSubstr("--speculative-algorithm EAGLE3: not supported with --pp-size 2"));
   EXPECT_THAT(error_of([](EngineConfig& c) {
-                c.speculative = {.algorithm = "NEXTN",
-                                 .num_steps = "2",
-                                 .eagle_topk = 2,
-                                 .num_draft_tokens = 4};
+                c.speculative = {
+                    .algorithm = "NEXTN", .num_steps = "2", .eagle_topk = 2, .num_draft_tokens = 4};
               }),
               HasSubstr("--speculative-eagle-topk 2: not supported with --pp-size 2"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.two_batch_overlap = true; }),

@@ -170,8 +170,8 @@ void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
     }
     sequence.computed = kept.end;
     sequence.KeepDrafts(0);
-    const int64_t wanted =
-        std::min(WantedDrafts(sequence, draft_limit), std::max<int64_t>(0, part.draft_slots - tokens));
+    const int64_t wanted = std::min(WantedDrafts(sequence, draft_limit),
+                                    std::max<int64_t>(0, part.draft_slots - tokens));
     open.push_back({.sequence = &sequence,
                     .first_row = first_row,
                     .begin = kept.end - kept.rows,
