@@ -93,7 +93,7 @@ void RankEngine::Impl::Start(const StartImported& start) {
   if (!valid)
     return Fail(sequence, "the engine that computed the prompt returned no valid first token",
                 ErrorKind::kPeer);
-  sequence.computed = sequence.settled = sequence.prompt_length;
+  sequence.computed = sequence.settled = sequence.draft_computed = sequence.prompt_length;
   cache.Record(sequence.settled_tokens(), start.id, sequence.cache);
   cache.Publish(sequence.settled_tokens(), sequence.cache);
   if (sequence.grammar) {  // its matcher begins with the first mask

@@ -71,6 +71,13 @@ KvStorage KeptPages::Storage(std::span<std::byte> memory, const EngineConfig& co
                    memory.subspan(ProgressBytes(config) + RecordBytes(config, plan)));
 }
 
+KvStorage KeptPages::DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
+                                  const EnginePlan& plan, const Mesh& mesh) {
+  return KvStorage(*plan.draft, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
+                   memory.subspan(ProgressBytes(config) + RecordBytes(config, plan) +
+                                  KvBytes(plan.model, mesh, config, plan)));
+}
+
 KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
                      const EnginePlan& plan, RankComm& comm)
     : records(memory.subspan(ProgressBytes(config), RecordBytes(config, plan)), plan.num_pages,

@@ -26,6 +26,9 @@ struct KeptPages {
   // the rank.
   static KvStorage Storage(std::span<std::byte> memory, const EngineConfig& config,
                            const EnginePlan& plan, const Mesh& mesh);
+  // The same for the cache of the draft model. `plan.draft` is set.
+  static KvStorage DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
+                                const EnginePlan& plan, const Mesh& mesh);
 
   // For ModelOptions::before_operation: publishes the progress of each pass (KvProgress), if
   // another engine reads the pages. Null otherwise. With two micro-batches, whose layers

@@ -341,7 +341,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckOptions(config, plan, places);
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   CheckDraft(config, plan.draft, places);
-  plan.drafts = LimitsOf(config.speculative, config.mesh.pp);
+  plan.drafts =
+      LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   // Recurrent states cannot drop the rows of rejected drafts.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&

@@ -116,7 +116,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
                       std::shared_ptr<const ModelWeights> weights, KeptModel* kept,
                       StageLinks* links) {
   Drafting made;
-  if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
+  if (plan.drafts.most > 0 && comm.mesh.rank() == 0 && config.disaggregation_mode != "prefill") {
     const std::string shape = plan.drafts.trees()
                                   ? fmt::format(" in trees of depth {} and width {}",
                                                 plan.drafts.depth, plan.drafts.width)
@@ -128,7 +128,7 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
       LOG_WARNING("--speculative-simulate-acceptance {}: outputs are wrong",
                   config.speculative.simulate_acceptance);
   }
-  if (SourceOf(config.speculative) == DraftSource::kNgram)
+  if (SourceOf(config.speculative) == DraftSource::kNgram && plan.drafts.most > 0)
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
   made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool,

@@ -104,11 +104,12 @@ void CheckSpeculation(const SpeculativeOptions& o) {
 // What the two workers of a request cannot share.
 void CheckDisaggregation(const EngineConfig& c) {
   if (!c.disaggregated()) return;
-  if (!c.speculative.algorithm.empty())
+  const bool ngram = SourceOf(c.speculative) == DraftSource::kNgram;
+  if (ngram && c.disaggregation_mode == "prefill")
     throw Invalid(
-        "--disaggregation-mode {} and --speculative-algorithm exclude each other: the "
-        "draft model's cache is not transferred",
-        c.disaggregation_mode);
+        "--disaggregation-mode prefill: --speculative-algorithm {} has no effect; want it on the "
+        "decode worker only",
+        c.speculative.algorithm);
   if (c.mesh.pp > 1)
     throw Invalid(
         "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "

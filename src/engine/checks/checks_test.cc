@@ -111,7 +111,12 @@ TEST(ChecksTest, Disaggregation) {
          c.disaggregation_mode = "decode";
          c.speculative.algorithm = "NGRAM";
        },
-       "--disaggregation-mode decode and --speculative-algorithm exclude each other"},
+       ""},
+      {[](auto& c) {
+         c.disaggregation_mode = "prefill";
+         c.speculative.algorithm = "NGRAM";
+       },
+       "--disaggregation-mode prefill: --speculative-algorithm NGRAM has no effect"},
       {[](auto& c) {
          c.disaggregation_mode = "decode";
          c.mesh = {.tp = 2, .pp = 2};

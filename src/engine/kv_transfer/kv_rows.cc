@@ -80,6 +80,14 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   return format;
 }
 
+KvFormat KvFormat::Of(const EnginePlan& plan) {
+  KvFormat format = Of(plan.model, plan.kv_dtype);
+  if (!plan.draft) return format;
+  const KvFormat draft = Of(*plan.draft, plan.kv_dtype);
+  format.layers.insert(format.layers.end(), draft.layers.begin(), draft.layers.end());
+  return format;
+}
+
 int64_t KvFormat::LargestPosition() const {
   int64_t largest = 0;
   for (const KvLayerFormat& layer : layers) largest = std::max(largest, layer.Bytes(1));
@@ -118,28 +126,36 @@ void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLa
 
 KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
                    const std::vector<std::span<std::byte>>& kept)
-    : format_(KvFormat::Of(plan.model, plan.kv_dtype)),
+    : format_(KvFormat::Of(plan)),
       mesh_(config.mesh),
       num_pages_(plan.num_pages),
       page_size_(config.page_size) {
   CHECK_EQ(std::ssize(kept), mesh_.tp);
-  const bool latent = plan.model.attention.kind == AttentionConfig::Kind::kLatent;
   for (int rank = 0; rank < mesh_.tp; ++rank) {
-    storages_.push_back(KeptPages::Storage(kept[rank], config, plan, Mesh(mesh_, rank)));
+    const Mesh mesh(mesh_, rank);
+    storages_.push_back(KeptPages::Storage(kept[rank], config, plan, mesh));
+    if (plan.draft) drafts_.push_back(KeptPages::DraftStorage(kept[rank], config, plan, mesh));
     progress_.push_back(KeptPages::Progress(kept[rank]));
   }
-  const int ranks = mesh_.tp / mesh_.dp;
   for (int group = 0; group < mesh_.dp; ++group) {
-    for (int64_t layer = 0; layer < format_.num_layers(); ++layer) {
-      std::vector<KvShard>& shards = shards_.emplace_back();
-      for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
-        KvStorage& storage = storages_[rank];
-        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
-        const bool values = format_.layers[static_cast<size_t>(layer)].value_bytes > 0;
-        shards.push_back(
-            {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
-             values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr, heads});
-      }
+    AddShards(plan.model, group, storages_);
+    if (plan.draft) AddShards(*plan.draft, group, drafts_);
+  }
+}
+
+void KvCaches::AddShards(const ModelConfig& model, int group, std::vector<KvStorage>& storages) {
+  const bool latent = model.attention.kind == AttentionConfig::Kind::kLatent;
+  const int ranks = mesh_.tp / mesh_.dp;
+  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    const auto index = shards_.size() % static_cast<size_t>(format_.num_layers());
+    const bool values = format_.layers[index].value_bytes > 0;
+    std::vector<KvShard>& shards = shards_.emplace_back();
+    for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
+      KvStorage& storage = storages[rank];
+      const Range heads = latent ? Range{0, 1} : KvHeads(model, layer, Mesh(mesh_, rank));
+      shards.push_back({static_cast<std::byte*>(storage.k(layer).mutable_raw()),
+                        values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr,
+                        heads});
     }
   }
 }

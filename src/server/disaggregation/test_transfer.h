@@ -30,6 +30,7 @@ struct SideOptions {
   int32_t page_size = 16;
   int64_t tokens = 1024;
   std::string kv_dtype = "auto";
+  std::string algorithm = {};  // --speculative-algorithm
 };
 
 inline RankJob JobOf(const SideOptions& options, const char* mode) {
@@ -41,6 +42,7 @@ inline RankJob JobOf(const SideOptions& options, const char* mode) {
   config.max_total_tokens = options.tokens;
   config.kv_cache_dtype = options.kv_dtype;
   config.disaggregation_mode = mode;
+  config.speculative.algorithm = options.algorithm;
   return {config, MakePlan(config)};
 }
 

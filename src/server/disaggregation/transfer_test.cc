@@ -93,16 +93,24 @@ struct Layout {
   int from_group = 0, to_group = 0;
 };
 
+struct Source {
+  const char *fixture, *algorithm = "";
+};
+
 TEST(TransferTest, RowsArriveInEveryLayout) {
   constexpr int64_t kEnd = 77;
-  // The layers of the last one have rows of different sizes.
-  for (const char* fixture : {"qwen3_moe", "deepseek_v2", "../families/mimo_v2_flash"}) {
+  // The layers of the third one have rows of different sizes. The last two have a draft model.
+  for (const auto& [fixture, algorithm] :
+       {Source{"qwen3_moe"}, Source{"deepseek_v2"}, Source{"../families/mimo_v2_flash"},
+        Source{"deepseek_v3", "NEXTN"}, Source{"../../../models/yardling", "MTP"}}) {
     for (const char* backend : {"tcp", "shm"}) {
       for (const Layout& layout :
            {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
             Layout{{1, 1}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {2, 1}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
-        TransferRig rig(SetupOf(fixture, layout.from, layout.to, backend));
+        TransferSetup setup = SetupOf(fixture, layout.from, layout.to, backend);
+        setup.prefill.algorithm = setup.decode.algorithm = algorithm;
+        TransferRig rig(setup);
         const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
         rig.prefill.FillAll(layout.from_group, from, kEnd, 3);
         rig.sender.Open(10, rig.Room(5), kEnd);
