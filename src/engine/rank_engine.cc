@@ -233,6 +233,7 @@ StepCounts RankEngine::Impl::Plan() {
                      .range = sequence.LogitRows(part.rows),
                      .last = part.rows >= sequence.pending(),
                      .samples = part.rows >= sequence.pending() && !sequence.pooled() &&
+                                !sequence.first_sent &&
                                 sequence.request.sampling.max_new_tokens > 0,
                      .admission = sequence.admissions});
   }

@@ -136,6 +136,10 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
+    // With pipeline stages: passes without logit rows have results too, which are empty. So all
+    // stages know which passes have ended on the last stage. Needed for KvRole::kImport: another
+    // engine must not write pages that a pass in flight may still write.
+    bool all_results = false;
     // With pipeline stages: the results of a pass carry the drafts of the next tokens. Then only
     // the last stage has a drafter, which is called right after the pass, because a draft model
     // reads its hidden rows. Drafts are chains. false: all stages have a drafter, or none.

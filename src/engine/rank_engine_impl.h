@@ -43,6 +43,14 @@ struct RankEngine::Impl {
   // Adds the pages of imports that got them in this step, and of exports that were retracted.
   void AnswerPages(int64_t retractions_before);
   void AnswerRetractedPages();
+  // With several passes in flight: the pages of an import are given once all passes up to `pass`
+  // have ended, which may write to them.
+  struct LateImport {
+    uint64_t id = 0, pass = 0;
+  };
+  std::deque<LateImport> late_imports;
+  void AnswerImport(const Sequence& sequence);
+  void AnswerLateImports(uint64_t ended_pass);
   KvPages Export(Sequence& sequence) const;
   // An output that has only pages.
   RequestOutput PagesOutput(const Sequence& sequence, KvPages pages) const;
@@ -89,6 +97,7 @@ struct RankEngine::Impl {
   // Pipeline stages (pipeline/staged_pass.cc): several passes are in flight. A sequence with a
   // token that is not known yet is not planned, but a prompt's next chunk is.
   struct StagedPass {
+    uint64_t number = 0;
     std::vector<Part> parts;
     StepOutputs results;  // one for each part with logit rows; set when computed or received
     bool received = false;

@@ -95,6 +95,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .random_seed = config.random_seed,
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
+          .all_results = mesh.pp() > 1 && config.disaggregated(),
           .results_have_drafts = mesh.pp() > 1 && HasDraftModel(SourceOf(config.speculative)),
           .tree_depth = plan.drafts.trees() ? plan.drafts.depth : 0,
           .tree_slots = plan.drafts.slots(),
@@ -173,7 +174,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = std::move(weights.model);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
-  if (links) links->AddTo(&options);  // excludes disaggregation, which sets before_operation too
+  if (links) links->AddTo(&options);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;

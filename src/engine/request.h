@@ -230,6 +230,7 @@ struct KvPages {
   std::vector<int32_t> pages;  // [ceil(end / page_size)] of the positions [0, end)
   // KvRole::kExport: the positions before `computed` have their values in all layers. Those of
   // [computed, end) get them layer by layer in the pass with this number (KvProgress); 0: in none.
+  // With pipeline stages and a number, passes before it may be in flight, which compute the others.
   int64_t computed = 0;
   uint64_t pass = 0;
   // KvRole::kExport: the request has got WantKv, so it keeps its pages once it has its first token.

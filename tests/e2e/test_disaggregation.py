@@ -87,7 +87,7 @@ LAYOUTS = {
     "tcp, pages of 16 and 5": ("tcp", ["--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--page-size", 5]),
     "shm, chunks, two-batch overlap": (
         "shm", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--page-size", 8, "--enable-two-batch-overlap"],
-        ["--moe-a2a-backend", "deepep"]),
+        ["--moe-a2a-backend", "deepep", "--speculative-algorithm", "NGRAM"]),
     "normal to low_latency, one group to two": (
         "shm", ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
         ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
@@ -95,8 +95,9 @@ LAYOUTS = {
     "drafts of an MTP layer": (
         "tcp", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--speculative-algorithm", "NEXTN"],
         ["--moe-a2a-backend", "deepep", "--page-size", 8, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2]),
-    "drafts from the text": ("shm", ["--moe-a2a-backend", "deepep"],
-                             ["--moe-a2a-backend", "deepep", "--speculative-algorithm", "NGRAM"]),
+    "stages, with drafts": (
+        "shm", ["--moe-a2a-backend", "deepep", "--pp-size", 2, "--chunked-prefill-size", 32, "--speculative-algorithm", "NEXTN"],
+        ["--moe-a2a-backend", "deepep", "--pp-size", 3, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2]),
     "two groups to one": (
         "tcp", ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
                 "--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--disable-radix-cache"]),
@@ -114,9 +115,8 @@ def test_outputs_equal_those_of_one_server(expected, layout):
         assert [metric(w, "switchyard_epoch") for w in (p, d)] == [1, 1], (p.text(), d.text())
         # Every prompt was computed once, by the prefill worker.
         assert d.state()["prefill_tokens"] < p.state()["prefill_tokens"] / 20, (p.state(), d.state())
-        if layout == "drafts of an MTP layer":  # whose keys and values of the prompt were sent
-            assert d.state()["accepted_draft_tokens"] > 0.5 * d.state()["verify_steps"], d.state()
-        assert ("drafts" in layout) == (d.state()["accepted_draft_tokens"] > 0), d.state()
+        assert ("--speculative-algorithm" in decode) == (d.state()["accepted_draft_tokens"] > 0), d.state()
+        assert p.state()["draft_tokens"] == 0
 
 
 def greedy(ids, tokens=12, **fields):

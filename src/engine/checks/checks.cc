@@ -110,11 +110,6 @@ void CheckDisaggregation(const EngineConfig& c) {
         "--disaggregation-mode prefill: --speculative-algorithm {} has no effect; want it on the "
         "decode worker only",
         c.speculative.algorithm);
-  if (c.mesh.pp > 1)
-    throw Invalid(
-        "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "
-        "only its layers",
-        c.disaggregation_mode, c.mesh.pp);
 }
 
 // Models that return a vector or classes for each prompt.

@@ -82,21 +82,28 @@ class KvCaches {
   int groups() const { return mesh_.dp; }
   // `pages` must outlive the result.
   KvLayerRows Layer(int group, int64_t layer, std::span<const int32_t> pages) const;
-  // Layers that all ranks of the group have computed in this pass (KvProgress), without those of a
-  // draft model, which runs after the pass.
+  // The first layers that all ranks of the group have computed in this pass (KvProgress), without
+  // those of a draft model, which runs after the pass. With pipeline stages, a stage that is in a
+  // later pass has computed its layers, also of a draft model: no pass of such an engine is
+  // aborted.
   int64_t LayersOf(int group, uint64_t pass) const;
   // Clears the router faults (KvStorage::router_faults) that earlier rows at these positions had.
   void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end);
 
  private:
-  // Adds the shards of each layer of a model of an attention group.
-  void AddShards(const ModelConfig& model, int group, std::vector<KvStorage>& storages);
+  // Adds the shards of each layer that a stage has of an attention group. `storages` [tp]: of the
+  // ranks of the stage.
+  void AddShards(const ModelConfig& model, int group, int stage, std::span<KvStorage> storages);
+  // The ranks of an attention group in a stage.
+  Range RanksOf(int group, int stage) const;
 
   KvFormat format_;
   MeshShape mesh_;
   int64_t num_pages_ = 0, page_size_ = 1;
+  std::vector<int64_t> stage_layers_;  // [pp]
+  int64_t draft_layers_ = 0;
   std::vector<KvStorage> storages_;           // [world]
-  std::vector<KvStorage> drafts_;             // [world] of the draft model; empty: none
+  std::vector<KvStorage> drafts_;             // [tp] of the draft model; empty: none
   std::vector<KvProgress> progress_;          // [world]
   std::vector<std::vector<KvShard>> shards_;  // [groups · layers][attn_tp]
 };

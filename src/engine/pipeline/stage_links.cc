@@ -137,7 +137,12 @@ void StageLinks::AddTo(ModelOptions* options) {
 }
 
 void StageLinks::WatchWorkOf(ModelOptions* options) {
-  options->before_operation = [this](uint64_t, int, const schedule::Operation&) { Advance(); };
+  options->before_operation = [this, before = options->before_operation](
+                                  uint64_t pass, int micro_batches,
+                                  const schedule::Operation& operation) {
+    Advance();
+    if (before) before(pass, micro_batches, operation);
+  };
   options->load.progress = [this, report = options->load.progress](size_t done, size_t total) {
     Advance();
     if (report) report(done, total);

@@ -65,7 +65,7 @@ class StageLinks {
   // Never full: it holds the sums of more passes than can end before the first stage reads.
   MessageLane& loads() { return loads_; }
   MessageLane& routed() { return routed_; }
-  // Counts the work of a model as progress. Replaces before_operation.
+  // Counts the work of a model as progress. Its before_operation is still called.
   void WatchWorkOf(ModelOptions* options);
   // The same for the model that sends and receives rows.
   void AddTo(ModelOptions* options);

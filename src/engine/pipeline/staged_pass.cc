@@ -79,6 +79,7 @@ void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
   }
   batch.masks = nullptr;
   AdvanceStaged();
+  pass.number = batch.pass;
   pass.parts = std::exchange(parts, {});
   staged.push_back(std::move(pass));
 }
@@ -154,7 +155,10 @@ void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
     const int64_t first_row = std::exchange(row, row + part.rows);
     RequestOutput* const result = HasLogitRows(part) ? &*next++ : nullptr;
     const bool failed = result && result->finish == FinishReason::kError;
-    if (failed || (part.last && !part.samples)) continue;  // the request ends
+    // A prompt that is computed again for another engine has no first token.
+    const bool again = sequence.first_sent && part.last;
+    if (failed || (part.last && !part.samples && !again)) continue;  // the request ends
+    if (again && part.rows == 1) continue;
     const Ahead before{part.samples ? result : nullptr, sequence.length(), sequence.computed};
     const auto tokens = part.samples ? std::ssize(result->new_tokens) : 0;
     const Part kept = part.drafts > 0 ? KeptRows(part, static_cast<size_t>(tokens)) : part;
@@ -170,12 +174,14 @@ void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
     }
     sequence.computed = kept.end;
     sequence.KeepDrafts(0);
-    const int64_t wanted = std::min(WantedDrafts(sequence, draft_limit),
-                                    std::max<int64_t>(0, part.draft_slots - tokens));
+    const bool exports = sequence.request.kv == KvRole::kExport;  // another engine continues it
+    const int64_t wanted = exports ? 0
+                                   : std::min(WantedDrafts(sequence, draft_limit),
+                                              std::max<int64_t>(0, part.draft_slots - tokens));
     open.push_back({.sequence = &sequence,
                     .first_row = first_row,
                     .begin = kept.end - kept.rows,
-                    .rows = kept.rows,
+                    .rows = kept.rows - (again ? 1 : 0),
                     .decoding = part.decoding,
                     .wanted = wanted,
                     .slots = wanted});
@@ -199,7 +205,7 @@ void RankEngine::Impl::TakeDrafts(Sequence& sequence, RequestOutput& result) {
 }
 
 void RankEngine::Impl::SendResults(const StepOutputs& results) {
-  if (results.outputs.empty()) return;
+  if (results.outputs.empty() && !options.all_results) return;
   model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
 }
 
@@ -315,8 +321,8 @@ int64_t RankEngine::Impl::PromptLogprobs(const Sequence& sequence, const Part& p
 }
 
 void RankEngine::Impl::ReceiveResults(StagedPass& pass) {
-  if (model.has_logits() || pass.received || std::ranges::none_of(pass.parts, HasLogitRows<Part>))
-    return;
+  if (model.has_logits() || pass.received) return;
+  if (!options.all_results && std::ranges::none_of(pass.parts, HasLogitRows<Part>)) return;
   const profile::Span span(options.profiler, {.name = "collect"});
   pass.results = std::get<StepOutputs>(DecodeMessage(model.ReceiveResults()));
   pass.received = true;
@@ -353,6 +359,7 @@ void RankEngine::Impl::ProcessStaged() {
     ApplyResult(entry->second, part, result);
   }
   if (!options.results_have_drafts) ProposeDrafts(pass.parts);
+  AnswerLateImports(pass.number);
 }
 
 // A retracted sequence waits, with the results of its passes in flight, until it is admitted again.
@@ -446,6 +453,13 @@ void RankEngine::Impl::ApplyDrafts(Sequence& sequence, const Part& part, Request
 
 void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result) {
   if (result.finish == FinishReason::kError) return Fail(sequence, result.error, result.error_kind);
+  const bool kept = sequence.computed >= part.end;  // not retracted
+  if (sequence.first_sent) {                        // it had lost its pages
+    if (!kept) return;
+    scheduler.Hold(&sequence);
+    answers.push_back(PagesOutput(sequence, Export(sequence)));
+    return;
+  }
   const bool ahead = std::exchange(sequence.grammar_ahead, false);
   if (part.samples && !ahead && !AcceptToken(sequence, result.new_tokens.at(0))) return;
   RequestOutput output = NewOutput(sequence);
@@ -462,9 +476,21 @@ void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, Reques
     CheckFinished(sequence, token, part.end + 1, output);
   }
   const bool finished = output.finish != FinishReason::kNone;
+  if (!finished && sequence.request.kv == KvRole::kExport) {
+    if (kept) {
+      scheduler.Hold(&sequence);
+      output.kv = Export(sequence);
+    } else {  // it waits, and its rows are computed again
+      sequence.Truncate(sequence.prompt_length);
+      sequence.first_sent = true;
+      output.kv = KvPages();
+    }
+    answers.push_back(std::move(output));
+    return;
+  }
   answers.push_back(std::move(output));
   if (finished) return Close(sequence, /*discard=*/false);
-  if (sequence.computed >= part.end) TakeDrafts(sequence, result);  // not retracted
+  if (kept) TakeDrafts(sequence, result);
 }
 
 }  // namespace switchyard

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -111,6 +112,8 @@ class Stages {
       EXPECT_EQ(a.new_tokens, b.new_tokens);
       EXPECT_EQ(a.finish, b.finish);
       EXPECT_EQ(a.error, b.error);
+      EXPECT_EQ(a.kv.has_value(), b.kv.has_value());
+      if (on_output) on_output(a);
       Merge(a);
     }
     ASSERT_EQ(first.fingerprint, last.fingerprint) << "the stages diverged";
@@ -131,6 +134,7 @@ class Stages {
   StageForward first, last;
   RankEngine first_engine, last_engine;
   std::map<uint64_t, RequestOutput> seen;
+  std::function<void(const RequestOutput&)> on_output;
 
  private:
   static RankEngine::Options OptionsOfFirst(RankEngine::Options options) {

@@ -21,9 +21,10 @@ std::vector<std::span<std::byte>> KeptOf(const SharedArena& arena) {
 // These flags of EngineStatement may differ: they change where rows are computed, not the rows.
 bool MayDiffer(const std::string& name) {
   static constexpr const char* kNames[] = {
-      "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--moe-a2a-backend",
-      "--moe-runner-backend", "--ep-num-redundant-experts", "the hash of --init-expert-location",
-      "--eplb-rank-costs", "--speculative-moe-a2a-backend", "--speculative-moe-runner-backend",
+      "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--pp-size",
+      "--moe-a2a-backend", "--moe-runner-backend", "--ep-num-redundant-experts",
+      "the hash of --init-expert-location", "--eplb-rank-costs", "--speculative-moe-a2a-backend",
+      "--speculative-moe-runner-backend",
       // Drafts without a model need nothing of the other worker. See KvStatement.
       "--speculative-algorithm"};
   return std::ranges::find(kNames, name) != std::end(kNames);

@@ -50,7 +50,7 @@ inline RankJob JobOf(const SideOptions& options, const char* mode) {
 struct Side {
   Side(const SideOptions& options, const char* mode)
       : job(JobOf(options, mode)),
-        arena(SharedArena::Create(job.config.mesh.tp, 4096,
+        arena(SharedArena::Create(job.config.mesh.world(), 4096,
                                   KeptPages::BytesPerRank(job.config, job.plan))),
         mapped(std::make_shared<MappedCaches>(arena, job)) {}
 
@@ -90,7 +90,11 @@ struct Side {
       Fill(group, layer, pages, 0, end, seed);
   }
   void Publish(uint64_t pass, int64_t layers) {
-    for (int rank = 0; rank < arena->world(); ++rank)
+    for (int stage = 0; stage < job.config.mesh.pp; ++stage) PublishStage(stage, pass, layers);
+  }
+  void PublishStage(int stage, uint64_t pass, int64_t layers) {
+    const int tp = job.config.mesh.tp;
+    for (int rank = stage * tp; rank < (stage + 1) * tp; ++rank)
       KeptPages::Progress(arena->Kept(rank)).Publish(pass, layers);
   }
 
