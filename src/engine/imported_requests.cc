@@ -27,6 +27,7 @@ KvPages RankEngine::Impl::Export(Sequence& sequence) const {
           .end = end,
           .pages = FirstPages(sequence.cache, cache.PagesFor(end)),
           .computed = end,
+          .pass = staged.empty() || scheduler.IsHeld(&sequence) ? 0 : last_pass + 1,
           .pinned = sequence.wanted};
 }
 
@@ -51,13 +52,29 @@ void RankEngine::Impl::AnswerPages(int64_t retractions_before) {
   for (Sequence* const sequence : scheduler.reserved()) {
     const auto waited = std::chrono::steady_clock::now() - sequence->arrival;
     sequence->queue_seconds = std::chrono::duration<float>(waited).count();
-    const int64_t end = sequence->prompt_length;
-    answers.push_back(
-        PagesOutput(*sequence, {.begin = sequence->computed,
-                                .end = end,
-                                .pages = FirstPages(sequence->cache, cache.PagesFor(end))}));
+    if (staged.empty()) {
+      AnswerImport(*sequence);
+    } else {
+      late_imports.push_back({sequence->request.id, last_pass});
+    }
   }
   if (scheduler.retractions() != retractions_before) AnswerRetractedPages();
+}
+
+void RankEngine::Impl::AnswerImport(const Sequence& sequence) {
+  const int64_t end = sequence.prompt_length;
+  answers.push_back(
+      PagesOutput(sequence, {.begin = sequence.computed,
+                             .end = end,
+                             .pages = FirstPages(sequence.cache, cache.PagesFor(end))}));
+}
+
+void RankEngine::Impl::AnswerLateImports(uint64_t ended_pass) {
+  for (; !late_imports.empty() && late_imports.front().pass <= ended_pass;
+       late_imports.pop_front()) {
+    const auto entry = table.find(late_imports.front().id);
+    if (entry != table.end() && scheduler.IsHeld(&entry->second)) AnswerImport(entry->second);
+  }
 }
 
 void RankEngine::Impl::AnswerRetractedPages() {
@@ -93,10 +110,10 @@ void RankEngine::Impl::Start(const StartImported& start) {
   if (!valid)
     return Fail(sequence, "the engine that computed the prompt returned no valid first token",
                 ErrorKind::kPeer);
-  sequence.computed = sequence.settled = sequence.prompt_length;
+  sequence.computed = sequence.settled = sequence.draft_computed = sequence.prompt_length;
   cache.Record(sequence.settled_tokens(), start.id, sequence.cache);
   cache.Publish(sequence.settled_tokens(), sequence.cache);
-  if (sequence.grammar) {  // its matcher begins with the first mask
+  if (sequence.grammar && model.has_logits()) {  // its matcher begins with the first mask
     masks.words.resize(MaskWords(vocab));
     if (!sequence.grammar->FillMask(masks.words))
       return Fail(sequence, WhyNoToken(sequence), ErrorKind::kInvalid);

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "engine/speculative/drafter.h"
 #include "engine/test_rank_engine.h"
 
 namespace switchyard {
@@ -414,6 +415,49 @@ TEST(ImportedRequestsTest, OwnRequestsRunBesideThem) {
   pair.RunOut();
   ExpectSame(pair, requests);
   ExpectSame(pair, own);
+}
+
+// Records the rows that a draft model would compute.
+class RowRecorder : public Drafter {
+ public:
+  void Draft(std::span<const DraftPart> parts, int64_t /*limit*/) override {
+    for (const DraftPart& part : parts) {
+      const auto [end, first] = rows.try_emplace(part.sequence->request.id, 0);
+      if (first) computed[part.sequence->request.id] = part.sequence->draft_computed;
+      end->second = std::max(end->second, part.begin + part.rows);
+      // An MTP layer reads the token after each row.
+      EXPECT_LT(part.begin + part.rows, part.sequence->length() + (part.decoding ? 1 : 0));
+      wanted += part.wanted;
+    }
+  }
+  std::map<uint64_t, int64_t> rows;      // the end of the rows of each request
+  std::map<uint64_t, int64_t> computed;  // Sequence::draft_computed at the first call
+  int64_t wanted = 0;
+};
+
+// The prefill engine's draft model computes all rows of a prompt, since the decode engine cannot.
+TEST(ImportedRequests, DraftModelsOfBothEnginesHaveTheRowsOfThePrompt) {
+  RowRecorder of_prefill, of_decode;
+  RankEngine::Options prefill = Sized(4, 64), decode = Sized(5, 64);
+  prefill.drafter = &of_prefill;
+  prefill.max_drafts = 1;
+  decode.drafter = &of_decode;
+  decode.max_drafts = 3;
+  Pair pair(prefill, decode);
+  std::vector<EngineRequest> requests;
+  for (uint64_t id = 1; id <= 5; ++id) {
+    requests.push_back(Greedy(id, Count(4 * static_cast<int32_t>(id) + 3), 8));
+    pair.Submit(requests.back());
+  }
+  pair.RunOut();
+  ExpectSame(pair, requests);
+  EXPECT_EQ(of_prefill.wanted, 0);
+  EXPECT_GT(of_decode.wanted, 0);
+  for (const EngineRequest& request : requests) {
+    const auto length = std::ssize(request.input_ids);
+    EXPECT_EQ(of_prefill.rows[request.id], length);
+    EXPECT_EQ(of_decode.computed[request.id], length);
+  }
 }
 
 }  // namespace

@@ -32,10 +32,11 @@ size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& pla
   if (plan.cuda || plan.model.has_states()) return 0;
   if (config.disable_radix_cache && !config.disaggregated()) return 0;
   size_t most = 0;
-  for (int rank = 0; rank < config.mesh.tp; ++rank) {
+  for (int rank = 0; rank < config.mesh.world(); ++rank) {
     const Mesh mesh(config.mesh, rank);
-    size_t bytes = KvBytes(plan.model, mesh, config, plan);
-    if (plan.draft) bytes += KvBytes(*plan.draft, mesh, config, plan);
+    const EnginePlan own = StagePlanOf(config, plan, mesh.pp_rank());
+    size_t bytes = KvBytes(own.model, mesh, config, plan);
+    if (own.draft) bytes += KvBytes(*own.draft, mesh, config, plan);
     most = std::max(most, bytes);
   }
   return ProgressBytes(config) + RecordBytes(config, plan) + most;
@@ -54,13 +55,13 @@ std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::Publis
              uint64_t pass, int micro_batches, const schedule::Operation& operation) mutable {
     using schedule::Kind;
     using schedule::Phase;
-    if (operation.kind != Kind::kForward && operation.kind != Kind::kLogits) return;
+    const bool last = operation.kind == Kind::kLogits || operation.kind == Kind::kSend;
+    if (operation.kind != Kind::kForward && !last) return;
     if (stored.pass != pass) stored = {.pass = pass};
     const bool after_attention =
         operation.phase != Phase::kQkv && operation.phase != Phase::kAttention;
     const std::span<int64_t> parts = std::span(stored.layers).first(micro_batches);
-    parts[operation.micro_batch] =
-        operation.kind == Kind::kLogits ? layers : operation.layer + (after_attention ? 1 : 0);
+    parts[operation.micro_batch] = last ? layers : operation.layer + (after_attention ? 1 : 0);
     progress.Publish(pass, std::ranges::min(parts));
   };
 }
@@ -69,6 +70,13 @@ KvStorage KeptPages::Storage(std::span<std::byte> memory, const EngineConfig& co
                              const EnginePlan& plan, const Mesh& mesh) {
   return KvStorage(plan.model, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
                    memory.subspan(ProgressBytes(config) + RecordBytes(config, plan)));
+}
+
+KvStorage KeptPages::DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
+                                  const EnginePlan& plan, const Mesh& mesh) {
+  return KvStorage(*plan.draft, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
+                   memory.subspan(ProgressBytes(config) + RecordBytes(config, plan) +
+                                  KvBytes(plan.model, mesh, config, plan)));
 }
 
 KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,

@@ -19,13 +19,17 @@ namespace switchyard {
 // end of a rank, the ranks of the next epoch continue requests from these pages. On CPUs only.
 // Owned by the rank's loop for one epoch; borrows the memory.
 struct KeptPages {
-  // Bytes of kept memory of each rank, for SharedArena::Create. 0 on GPUs. Also 0 without a prefix
+  // Bytes of kept memory of each rank, for SharedArena::Create. `plan`: of the whole model; the
+  // other members take the plan of the rank's pipeline stage. 0 on GPUs. Also 0 without a prefix
   // cache, unless another engine reads or writes the pages (--disaggregation-mode).
   static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
   // A view of the cache in the kept memory of the rank `mesh.rank()`, for the process that started
   // the rank.
   static KvStorage Storage(std::span<std::byte> memory, const EngineConfig& config,
                            const EnginePlan& plan, const Mesh& mesh);
+  // The same for the cache of the draft model. `plan.draft` is set.
+  static KvStorage DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
+                                const EnginePlan& plan, const Mesh& mesh);
 
   // For ModelOptions::before_operation: publishes the progress of each pass (KvProgress), if
   // another engine reads the pages. Null otherwise. With two micro-batches, whose layers

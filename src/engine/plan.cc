@@ -188,15 +188,19 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
 void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan& plan) {
   if (!plan.model.has_states()) return;
   if (config.max_running_requests == 0) {
-    const RankMemory memory = PlanRankMemory(config, plan);
-    const int ranks = plan.cuda ? 1 : plan.ranks_of_host;  // that share machine.memory
-    const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
-                        FixedNeed(config, plan, {&memory, 1}, {&ranks, 1}).fixed();
-    const double request =
-        (config.disable_radix_cache ? 2.0 : 4.0) * ranks *
-        static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
-    const auto most = static_cast<double>(plan.max_running_requests);
-    plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
+    const std::vector<RankMemory> stages = StageMemories(config, plan);
+    auto most = static_cast<double>(plan.max_running_requests);
+    for (const std::vector<int>& counts : RanksOfHosts(config, plan)) {
+      const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
+                          FixedNeed(config, plan, stages, counts).fixed();
+      double request = 0;
+      for (int stage = 0; stage < config.mesh.pp; ++stage)
+        request += (config.disable_radix_cache ? 2.0 : 4.0) * counts[stage] *
+                   static_cast<double>(StateStorage::BytesPerSlot(
+                       StagePlanOf(config, plan, stage).model, Mesh(config.mesh, 0)));
+      if (request > 0) most = std::min(most, room / 4 / request);
+    }
+    plan.max_running_requests = static_cast<int32_t>(std::max(1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
   plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache);
@@ -237,7 +241,8 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
                   (counts[stage] - config.mesh.expert_ranks);
   return {.memory = machine.memory,
           .need = FixedNeed(config, plan, stages, counts),
-          .bytes_per_page = page_bytes,
+          // A stage may have layers with recurrent states only.
+          .bytes_per_page = std::max<int64_t>(1, page_bytes),
           .default_bytes =
               plan.cuda ? machine.memory.total * RanksOfGpu(config, plan) : kDefaultKvBytes};
 }
@@ -336,7 +341,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckOptions(config, plan, places);
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   CheckDraft(config, plan.draft, places);
-  plan.drafts = LimitsOf(config.speculative, config.mesh.pp);
+  plan.drafts =
+      LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   // Recurrent states cannot drop the rows of rejected drafts.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&

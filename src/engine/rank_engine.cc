@@ -80,15 +80,17 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
       max_forced(model.draws() ? 0 : options.max_forced),
-      draft_limit(options.drafter ? most_drafts() : 0) {
+      draft_limit(speculates() ? most_drafts() : 0) {
   CHECK_GT(options.max_running_requests, 0);
   CHECK_GT(options.context_length, 0);
   CHECK_NE(options.chunked_prefill_size, 0);
   CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                       options.context_length) >=
         std::min<int64_t>(options.state_chunk, options.context_length));
-  CHECK(options.num_states == 0 ||
-        (!options.drafter && options.max_forced == 0 && model.passes_in_flight() == 1));
+  CHECK(options.num_states == 0 || (!speculates() && options.max_forced == 0));
+  CHECK(!options.results_have_drafts ||
+        (model.passes_in_flight() > 1 && max_forced == 0 && options.tree_depth == 0 &&
+         (options.drafter != nullptr) == model.has_logits()));
   CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
@@ -231,6 +233,7 @@ StepCounts RankEngine::Impl::Plan() {
                      .range = sequence.LogitRows(part.rows),
                      .last = part.rows >= sequence.pending(),
                      .samples = part.rows >= sequence.pending() && !sequence.pooled() &&
+                                !sequence.first_sent &&
                                 sequence.request.sampling.max_new_tokens > 0,
                      .admission = sequence.admissions});
   }
@@ -358,8 +361,7 @@ bool RankEngine::Impl::NeedsLogits() const {
 }
 
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
-  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || options.drafter)
-    return false;
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || speculates()) return false;
   return !model.launches_together() ||
          std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }
@@ -395,7 +397,7 @@ std::vector<EngineMessage> RankEngine::Apply(const std::vector<ControlMessage>& 
       impl_->scheduler.LimitPrefill(limit->rows);
     } else if (const auto* limit = std::get_if<LimitDrafts>(&message)) {
       impl_->draft_limit =
-          impl_->options.drafter ? std::min<int64_t>(limit->drafts, impl_->most_drafts()) : 0;
+          impl_->speculates() ? std::min<int64_t>(limit->drafts, impl_->most_drafts()) : 0;
     } else if (const auto* tokens = std::get_if<GrammarTokens>(&message)) {
       impl_->grammars.SetVocabulary(tokens->bytes);
     } else if (const auto* define = std::get_if<DefineGrammar>(&message)) {

@@ -103,8 +103,7 @@ class RankEngine {
     int32_t page_size = 16;
     int64_t num_pages = 0;
     // Slots of recurrent states: two for each running request, the others for cached prefixes
-    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts and several
-    // passes in flight.
+    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts.
     int64_t num_states = 0;
     // Rows of a chunk, if rows of prompts are chunked (KvCache). A step has room for a chunk. 0:
     // no.
@@ -137,6 +136,14 @@ class RankEngine {
     // engine reads all logits on the host.
     int32_t max_drafts = 0;
     Drafter* drafter = nullptr;
+    // With pipeline stages: passes without logit rows have results too, which are empty. So all
+    // stages know which passes have ended on the last stage. Needed for KvRole::kImport: another
+    // engine must not write pages that a pass in flight may still write.
+    bool all_results = false;
+    // With pipeline stages: the results of a pass carry the drafts of the next tokens. Then only
+    // the last stage has a drafter, which is called right after the pass, because a draft model
+    // reads its hidden rows. Drafts are chains. false: all stages have a drafter, or none.
+    bool results_have_drafts = false;
     // For trees of drafts: maximum number of drafts on a path, and number of cache slots that a
     // tree needs after the last token (DraftLimits). 0: drafts are chains.
     int32_t tree_depth = 0, tree_slots = 0;

@@ -43,6 +43,14 @@ struct RankEngine::Impl {
   // Adds the pages of imports that got them in this step, and of exports that were retracted.
   void AnswerPages(int64_t retractions_before);
   void AnswerRetractedPages();
+  // With several passes in flight: the pages of an import are given once all passes up to `pass`
+  // have ended, which may write to them.
+  struct LateImport {
+    uint64_t id = 0, pass = 0;
+  };
+  std::deque<LateImport> late_imports;
+  void AnswerImport(const Sequence& sequence);
+  void AnswerLateImports(uint64_t ended_pass);
   KvPages Export(Sequence& sequence) const;
   // An output that has only pages.
   RequestOutput PagesOutput(const Sequence& sequence, KvPages pages) const;
@@ -83,10 +91,13 @@ struct RankEngine::Impl {
     bool last = false;         // no row of the sequence is pending after this part
     bool samples = false;      // the pass gives a token
     uint64_t admission = 0;    // Sequence::admissions
+    // With results_have_drafts: pages are allocated for so many tokens after the known ones.
+    int64_t draft_slots = 0;
   };
   // Pipeline stages (pipeline/staged_pass.cc): several passes are in flight. A sequence with a
   // token that is not known yet is not planned, but a prompt's next chunk is.
   struct StagedPass {
+    uint64_t number = 0;
     std::vector<Part> parts;
     StepOutputs results;  // one for each part with logit rows; set when computed or received
     bool received = false;
@@ -97,6 +108,12 @@ struct RankEngine::Impl {
   void StartStaged(std::span<const StepCounts> groups);
   // Computes and sends the results of the planned batch, on the last stage.
   StepOutputs Evaluate(std::span<const float> logits);
+  // With results_have_drafts. All stages reserve the pages for the next drafts before a pass, since
+  // only the last one knows how many tokens the pass gives. ProposeInResults adds the drafts to the
+  // results; the sequences are not changed. TakeDrafts sets those of a sequence on all stages.
+  void ReserveDrafts();
+  void ProposeInResults(StepOutputs& results);
+  void TakeDrafts(Sequence& sequence, RequestOutput& result);
   // Waits for the end of a launched pass, and sends its results on the last stage. No effect on
   // other passes. At most one pass is launched and not collected when the next one starts.
   void CollectStaged(StagedPass& pass);
@@ -232,6 +249,8 @@ struct RankEngine::Impl {
   int64_t most_drafts() const {
     return options.tree_depth > 0 ? options.tree_depth : options.max_drafts;
   }
+  // Whether there is speculative decoding, also with the drafter on another stage.
+  bool speculates() const { return options.drafter || options.results_have_drafts; }
   // Current maximum number of drafts of a sequence; at most most_drafts().
   int64_t draft_limit;
   // Counters for --decode-log-interval.

@@ -75,7 +75,6 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .num_states = plan.num_states,
-          .state_chunk = plan.state_chunk(),
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
           .max_prefill_tokens = config.max_prefill_tokens,
@@ -96,6 +95,8 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .random_seed = config.random_seed,
           .max_drafts = plan.drafts.most,
           .drafter = drafter,
+          .all_results = mesh.pp() > 1 && config.disaggregated(),
+          .results_have_drafts = mesh.pp() > 1 && HasDraftModel(SourceOf(config.speculative)),
           .tree_depth = plan.drafts.trees() ? plan.drafts.depth : 0,
           .tree_slots = plan.drafts.slots(),
           .adapt_drafts = plan.drafts.adapts,
@@ -113,9 +114,10 @@ struct Drafting {
 
 Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model& target,
                       profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-                      std::shared_ptr<const ModelWeights> weights, KeptModel* kept) {
+                      std::shared_ptr<const ModelWeights> weights, KeptModel* kept,
+                      StageLinks* links) {
   Drafting made;
-  if (plan.drafts.most > 0 && comm.mesh.rank() == 0) {
+  if (plan.drafts.most > 0 && comm.mesh.rank() == 0 && config.disaggregation_mode != "prefill") {
     const std::string shape = plan.drafts.trees()
                                   ? fmt::format(" in trees of depth {} and width {}",
                                                 plan.drafts.depth, plan.drafts.width)
@@ -127,11 +129,11 @@ Drafting MakeDrafting(const EngineConfig& config, const EnginePlan& plan, Model&
       LOG_WARNING("--speculative-simulate-acceptance {}: outputs are wrong",
                   config.speculative.simulate_acceptance);
   }
-  if (SourceOf(config.speculative) == DraftSource::kNgram)
+  if (SourceOf(config.speculative) == DraftSource::kNgram && plan.drafts.most > 0)
     made.drafter = std::make_unique<NgramDrafter>();
   if (!plan.draft) return made;
   made.model = std::make_unique<DraftModel>(config, plan, target, profiler, comm, pool,
-                                            std::move(weights), kept);
+                                            std::move(weights), kept, links);
   constexpr int64_t kSavedBytes = int64_t{256} << 20;
   const int64_t saved_rows = std::min<int64_t>(
       plan.max_batch_tokens,  // one pass can process all saved rows of a sequence
@@ -172,7 +174,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
   options.weights = std::move(weights.model);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
-  if (links) links->AddTo(&options);  // excludes disaggregation, which sets before_operation too
+  if (links) links->AddTo(&options);
   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
@@ -189,12 +191,16 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;
   if (links) staged.emplace(chosen, *comm, *links, config, whole);
-  const Drafting drafting = MakeDrafting(config, plan, model, &profiler, *comm, pool,
-                                         std::move(weights.draft), &kept->draft);
+  const Drafting drafting =
+      MakeDrafting(config, plan, model, &profiler, *comm, pool, std::move(weights.draft),
+                   &kept->draft, links ? &*links : nullptr);
   // Of the whole model, so that all stages plan the same chunks.
   const double chunk_keys = config.dynamic_chunking ? KeysOfWeights(whole.model) : 0;
-  RankEngine engine(EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler,
-                                  drafting.drafter.get(), pages ? &pages->records : nullptr),
+  RankEngine::Options engine_options =
+      EngineOptions(config, plan, chunk_keys, comm->mesh, group, &profiler, drafting.drafter.get(),
+                    pages ? &pages->records : nullptr);
+  engine_options.state_chunk = whole.state_chunk();  // a stage may have no layer with states
+  RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   if (links) links->AwaitLoaded();
   comm->all().Barrier("model loaded");

@@ -230,6 +230,7 @@ struct KvPages {
   std::vector<int32_t> pages;  // [ceil(end / page_size)] of the positions [0, end)
   // KvRole::kExport: the positions before `computed` have their values in all layers. Those of
   // [computed, end) get them layer by layer in the pass with this number (KvProgress); 0: in none.
+  // With pipeline stages and a number, passes before it may be in flight, which compute the others.
   int64_t computed = 0;
   uint64_t pass = 0;
   // KvRole::kExport: the request has got WantKv, so it keeps its pages once it has its first token.
@@ -249,6 +250,8 @@ struct RequestOutput {
   float queue_seconds = -1;
   DraftCounts drafts;  // counts of drafts of speculative decoding
   DraftCounts forced;  // counts of drafts that the grammar forces (jump-forward)
+  // Between pipeline stages only: the drafts after new_tokens, if the last stage has a draft model.
+  std::vector<int32_t> next_drafts;
   std::vector<PositionLogprobs>
       input_logprobs;  // of positions start .. prompt end; sent with the first output
   std::vector<PositionLogprobs> output_logprobs;  // one for each new token

@@ -89,6 +89,7 @@ std::vector<EngineMessage> SomeMessages() {
                        .prompt_tokens = 12,
                        .cached_tokens = 4,
                        .queue_seconds = 0.5f,
+                       .next_drafts = {7, 6, 5},
                        .input_logprobs = {{.logprob = nan, .token = 1}},
                        .output_logprobs = {{.logprob = -1.5f,
                                             .token = 9,
@@ -195,6 +196,7 @@ TEST(RequestWire, EngineMessagesRoundTrip) {
   const EngineMessage back = DecodeMessage(EncodeMessage(SomeMessages()[2]));
   const RequestOutput& output = std::get<StepOutputs>(back).outputs.at(0);
   EXPECT_EQ(output.finish, FinishReason::kStop);
+  EXPECT_EQ(output.next_drafts, (std::vector<int32_t>{7, 6, 5}));
   EXPECT_TRUE(std::isnan(output.input_logprobs.at(0).logprob));
   EXPECT_EQ(output.output_logprobs.at(0).top.at(1).token, 2);
   EXPECT_EQ(output.routed_experts, (std::vector<int32_t>{1, -1}));

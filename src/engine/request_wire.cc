@@ -108,8 +108,8 @@ void Fields(Codec& codec, T& p) {
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {
   codec(o.id, o.new_tokens, o.finish, o.matched, o.prompt_tokens, o.cached_tokens, o.queue_seconds,
-        o.drafts, o.forced, o.input_logprobs, o.output_logprobs, o.routed_experts, o.pooled,
-        o.error, o.error_kind, o.kv);
+        o.drafts, o.forced, o.next_drafts, o.input_logprobs, o.output_logprobs, o.routed_experts,
+        o.pooled, o.error, o.error_kind, o.kv);
 }
 template <typename Codec, OneOf<StartImported> T>
 void Fields(Codec& codec, T& m) {

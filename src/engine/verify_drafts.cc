@@ -138,18 +138,25 @@ std::vector<DraftPart> RankEngine::Impl::ProposeForced(std::span<const Part> pas
     const int64_t first_row = row;
     row += part.rows;
     const auto entry = table.find(part.id);
-    if (entry == table.end() || scheduler.IsHeld(&entry->second)) continue;
+    if (entry == table.end()) continue;
     Sequence& sequence = entry->second;
     const int64_t begin = part.end - part.rows;
+    // Another engine continues a prompt that is held, with the keys and values of the drafter's
+    // model too.
+    const bool held = scheduler.IsHeld(&sequence);
+    if (held && !options.drafter) continue;
+    // A prompt that is computed again has no first token, so the drafter cannot have its last row.
+    const int64_t rows = std::min(sequence.computed, sequence.length() - (held ? 1 : 0)) - begin;
+    if (held && rows <= 0) continue;
     // With pipeline stages, a later chunk may be in flight, or the sequence was retracted.
     if (sequence.unknown > 0 || sequence.admissions != part.admission || sequence.computed <= begin)
       continue;
     open.push_back({.sequence = &sequence,
                     .first_row = first_row,
                     .begin = begin,
-                    .rows = sequence.computed - begin,
+                    .rows = rows,
                     .decoding = part.decoding,
-                    .wanted = WantedDrafts(sequence, max_forced),
+                    .wanted = held ? 0 : WantedDrafts(sequence, max_forced),
                     .path = part.drafts > 0 ? std::span<const int32_t>(sequence.kept_rows)
                                             : std::span<const int32_t>()});
   }
@@ -170,7 +177,8 @@ void RankEngine::Impl::ProposeDrafts(std::span<const Part> pass) {
   if (options.drafter) {
     for (DraftPart& part : open) {
       Sequence& sequence = *part.sequence;
-      part.wanted = sequence.drafts_forced ? 0 : WantedDrafts(sequence, draft_limit);
+      const bool wants = !sequence.drafts_forced && !scheduler.IsHeld(&sequence);
+      part.wanted = wants ? WantedDrafts(sequence, draft_limit) : 0;
       int64_t slots = part.wanted;
       if (slots > 0 && options.tree_depth > 0)
         slots = std::min<int64_t>(options.tree_slots, max_length - sequence.length() - 1);

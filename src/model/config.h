@@ -204,6 +204,9 @@ struct ModelConfig {
   // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
   // final norm and the head.
   bool has_embedding = true, has_head = true;
+  // Without has_embedding: the embedding is loaded nevertheless, for an EAGLE head
+  // (ModelOptions::target).
+  bool lends_embedding = false;
   std::optional<EagleConfig> eagle;    // set by LoadEagleConfig (model/config_eagle.h)
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;

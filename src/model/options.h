@@ -35,7 +35,8 @@ struct GpuOptions {
   int64_t max_sequences = 0;                   // maximum sequences of one pass
   std::chrono::milliseconds timeout{300'000};  // limit for kernels that wait for a peer
   int ranks_per_host = 0;                      // of a stage; 0: all ranks are on one host
-  int stage_passes = 1;  // with stages: passes whose hidden rows may wait at the next stage
+  // With stages: passes whose hidden rows may wait at the next stage. 0: the model is whole.
+  int stage_passes = 1;
 };
 
 // The records that ModelOptions::observer needs from the layers. The memory plan of a GPU uses

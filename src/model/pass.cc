@@ -84,8 +84,11 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {
                    return sequence.kv_len > topk;
                  });
-  CHECK_EQ(batch.states.size(), config.has_states() ? batch.sequences.size() : 0);
-  SetStates(batch.states);
+  // A pipeline stage may have none of the layers with states.
+  CHECK(batch.states.size() == batch.sequences.size() ||
+        (batch.states.empty() && !config.has_states()));
+  static const std::vector<kernels::StateSpan> kNone;
+  SetStates(config.has_states() ? batch.states : kNone);
   only_logit_rows = batch.only_logit_rows;
   CHECK(!only_logit_rows || !config.has_states());
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));

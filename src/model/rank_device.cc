@@ -48,7 +48,7 @@ size_t StageRowBytes(const ModelConfig& config, const ModelOptions& options) {
 
 size_t StageRowsBytes(const ModelConfig& config, const ModelOptions& options,
                       const MeshShape& shape) {
-  if (shape.pp == 1) return 0;
+  if (shape.pp == 1 || options.gpu->stage_passes == 0) return 0;
   constexpr size_t kCounters = 4096;  // and alignment
   return static_cast<size_t>(options.gpu->stage_passes) * StageRowBytes(config, options) +
          kCounters;

@@ -15,6 +15,12 @@ namespace {
 
 double AttentionCost(const ModelConfig& model, int64_t layer) {
   if (!model.layers[layer].mixer) return 0;
+  if (model.layers[layer].linear) {
+    const LinearAttentionConfig& c = *model.linear;
+    const auto keys = static_cast<double>(c.key_heads * c.key_dim);
+    const auto values = static_cast<double>(c.value_heads * c.value_dim);
+    return static_cast<double>(model.hidden) * (2 * keys + 3 * values);  // q, k, v, z and output
+  }
   const AttentionConfig& a = model.attention;
   const auto hidden = static_cast<double>(model.hidden), heads = static_cast<double>(a.heads);
   if (a.kind == AttentionConfig::Kind::kGrouped) {

@@ -96,9 +96,10 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
     check_family("longcat_flash", tmp_path, *device, *SHORTCUT_LAYOUTS[layout], env=env)
 
 
-@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"]], ids=str)
+@pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"], ["--pp-size", 2],
+                                   ["--pp-size", 2, "--disable-cuda-graph"]], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
-    device, env = where(1)
+    device, env = where(2 if "--pp-size" in flags else 1)
     check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
 
 
@@ -364,7 +365,7 @@ def test_drafts_change_no_output(layout, graphs, tmp_path):
     """The requests include some whose tokens the host samples, and some with grammars. EAGLE heads are built from the
     outputs without drafts."""
     drafts = DRAFT_LAYOUTS[layout]
-    device, env = where(2 if "--tp" in drafts else 1)
+    device, env = where(2 if "--tp" in drafts or "--pp-size" in drafts else 1)
     without = without_drafts(*DRAFT_FLAGS, *FLOAT32)
     head = head_flags(layout, without, tmp_path)
     with Server(YARDLING, *device, *DRAFT_FLAGS, *FLOAT32, *drafts, *head, *GRAPHS[graphs], env=env) as server:

@@ -108,6 +108,24 @@ def test_drafts_from_the_text_do_not_change_answers(graphs):
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("layout", ["pp2", "pp2-tp2"])
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_drafts_of_an_mtp_layer_do_not_change_answers(layout, graphs):
+    """The layer is on the last stage. It reads the target's rows of a pass right after the pass."""
+    ranks, stages, one, flags = BOTH[layout]
+    device, env = where(one)
+    with Server(MODEL, *device, *flags, *COMMON, *GRAPHS[graphs], env=env) as server:
+        want = all_kinds(server), sampled(server)
+        assert server.stop() == 0
+    device, env = where(ranks)
+    with Server(MODEL, *device, *flags, *stages, *COMMON, *GRAPHS[graphs], "--speculative-algorithm", "NEXTN",
+                "--speculative-num-steps", 3, env=env) as server:
+        assert (all_kinds(server), sampled(server)) == want
+        assert sum(state["draft_tokens"] for state in server.states()) > 0
+        server.wait_idle()
+        assert server.stop() == 0
+
+
 def test_experts_of_two_stages_move(tmp_path):
     """The fixture's first layer is dense, the other two have experts."""
     flags = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--ep-num-redundant-experts", 4]

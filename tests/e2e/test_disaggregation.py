@@ -63,6 +63,8 @@ def comparable(result):
             result if isinstance(result, list) else [result]:
         for key in ("id", "cached_tokens", "cached_tokens_details"):
             choice["meta_info"].pop(key, None)
+        for key in [key for key in choice["meta_info"] if key.startswith("spec_")]:  # counts of drafts
+            del choice["meta_info"][key]
     return result
 
 
@@ -85,11 +87,17 @@ LAYOUTS = {
     "tcp, pages of 16 and 5": ("tcp", ["--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--page-size", 5]),
     "shm, chunks, two-batch overlap": (
         "shm", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--page-size", 8, "--enable-two-batch-overlap"],
-        ["--moe-a2a-backend", "deepep"]),
+        ["--moe-a2a-backend", "deepep", "--speculative-algorithm", "NGRAM"]),
     "normal to low_latency, one group to two": (
         "shm", ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
         ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
          "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"]),
+    "drafts of an MTP layer": (
+        "tcp", ["--moe-a2a-backend", "deepep", "--chunked-prefill-size", 32, "--speculative-algorithm", "NEXTN"],
+        ["--moe-a2a-backend", "deepep", "--page-size", 8, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2]),
+    "stages, with drafts": (
+        "shm", ["--moe-a2a-backend", "deepep", "--pp-size", 2, "--chunked-prefill-size", 32, "--speculative-algorithm", "NEXTN"],
+        ["--moe-a2a-backend", "deepep", "--pp-size", 3, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2]),
     "two groups to one": (
         "tcp", ["--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1,
                 "--moe-a2a-backend", "deepep"], ["--moe-a2a-backend", "deepep", "--disable-radix-cache"]),
@@ -107,6 +115,8 @@ def test_outputs_equal_those_of_one_server(expected, layout):
         assert [metric(w, "switchyard_epoch") for w in (p, d)] == [1, 1], (p.text(), d.text())
         # Every prompt was computed once, by the prefill worker.
         assert d.state()["prefill_tokens"] < p.state()["prefill_tokens"] / 20, (p.state(), d.state())
+        assert ("--speculative-algorithm" in decode) == (d.state()["accepted_draft_tokens"] > 0), d.state()
+        assert p.state()["draft_tokens"] == 0
 
 
 def greedy(ids, tokens=12, **fields):

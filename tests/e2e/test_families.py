@@ -82,6 +82,7 @@ def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
 FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2]
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "nemotron_h"])
-def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name):
-    check(name, tmp_path, *FEW_STATES)
+@pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []),
+                                         ("qwen3_next", ["--pp-size", 3])], ids=str)
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
+    check(name, tmp_path, *FEW_STATES, *flags)

@@ -70,6 +70,8 @@ LAYOUTS = {
               "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep",
               "--speculative-moe-a2a-backend", "flashinfer", "--speculative-moe-runner-backend", "masked_mlp"],
     "eagle": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 3],
+    "nextn_stages": ["--speculative-algorithm", "NEXTN", "--pp-size", 2],
+    "eagle_stages": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--pp-size", 2],
     "eagle3": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2],
     "eagle3_auto": ["--speculative-algorithm", "EAGLE3"],
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
@@ -84,7 +86,7 @@ TREES = {  # on CPUs only
                          "--moe-a2a-backend", "deepep"],
 }
 # Arguments of write_head. The last head has another hidden size than the target.
-HEADS = {"eagle": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
+HEADS = {"eagle": {"inner_rows": False}, "eagle_stages": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
          "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
 
 

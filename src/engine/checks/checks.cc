@@ -48,9 +48,11 @@ void CheckStages(const EngineConfig& c) {
   const auto refuse = [&](bool given, std::string_view flag) {
     if (given) throw Invalid("{}: not supported with --pp-size {}", flag, stages);
   };
-  const DraftSource source = SourceOf(c.speculative);
-  refuse(source != DraftSource::kNone && source != DraftSource::kNgram,
+  // The head reads rows of layers of several stages.
+  refuse(SourceOf(c.speculative) == DraftSource::kEagle3,
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  refuse(c.speculative.eagle_topk > 1,
+         fmt::format("--speculative-eagle-topk {}", c.speculative.eagle_topk));
   refuse(c.target_step_ms > 0, fmt::format("--target-step-ms {}", c.target_step_ms));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
 }
@@ -102,16 +104,12 @@ void CheckSpeculation(const SpeculativeOptions& o) {
 // What the two workers of a request cannot share.
 void CheckDisaggregation(const EngineConfig& c) {
   if (!c.disaggregated()) return;
-  if (!c.speculative.algorithm.empty())
+  const bool ngram = SourceOf(c.speculative) == DraftSource::kNgram;
+  if (ngram && c.disaggregation_mode == "prefill")
     throw Invalid(
-        "--disaggregation-mode {} and --speculative-algorithm exclude each other: the "
-        "draft model's cache is not transferred",
-        c.disaggregation_mode);
-  if (c.mesh.pp > 1)
-    throw Invalid(
-        "--disaggregation-mode {} and --pp-size {} exclude each other: the cache of a stage has "
-        "only its layers",
-        c.disaggregation_mode, c.mesh.pp);
+        "--disaggregation-mode prefill: --speculative-algorithm {} has no effect; want it on the "
+        "decode worker only",
+        c.speculative.algorithm);
 }
 
 // Models that return a vector or classes for each prompt.
@@ -128,7 +126,7 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
 }
 
 // Options that a model with recurrent states does not support. Drafts would need the states between
-// their rows; the other features pass keys and values on, but not states.
+// their rows, and other engines get keys and values, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
@@ -139,7 +137,6 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
-  refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
   if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {

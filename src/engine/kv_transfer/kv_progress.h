@@ -24,9 +24,11 @@ class KvProgress {
   void Publish(uint64_t pass, int64_t layers) {
     value_->store(pass << kLayerBits | static_cast<uint64_t>(layers), std::memory_order_release);
   }
-  // The published number of layers of this pass; 0 if another one was published last.
-  int64_t LayersOf(uint64_t pass) const {
+  // The published number of layers of this pass. If a later one was published last: `later`; if an
+  // earlier one: 0.
+  int64_t LayersOf(uint64_t pass, int64_t later = 0) const {
     const uint64_t value = value_->load(std::memory_order_acquire);
+    if (value >> kLayerBits > pass) return later;
     return value >> kLayerBits == pass ? static_cast<int64_t>(value & kLayerMask) : 0;
   }
 

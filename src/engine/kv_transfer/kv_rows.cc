@@ -80,6 +80,14 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   return format;
 }
 
+KvFormat KvFormat::Of(const EnginePlan& plan) {
+  KvFormat format = Of(plan.model, plan.kv_dtype);
+  if (!plan.draft) return format;
+  const KvFormat draft = Of(*plan.draft, plan.kv_dtype);
+  format.layers.insert(format.layers.end(), draft.layers.begin(), draft.layers.end());
+  return format;
+}
+
 int64_t KvFormat::LargestPosition() const {
   int64_t largest = 0;
   for (const KvLayerFormat& layer : layers) largest = std::max(largest, layer.Bytes(1));
@@ -118,28 +126,52 @@ void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLa
 
 KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
                    const std::vector<std::span<std::byte>>& kept)
-    : format_(KvFormat::Of(plan.model, plan.kv_dtype)),
+    : format_(KvFormat::Of(plan)),
       mesh_(config.mesh),
       num_pages_(plan.num_pages),
       page_size_(config.page_size) {
-  CHECK_EQ(std::ssize(kept), mesh_.tp);
-  const bool latent = plan.model.attention.kind == AttentionConfig::Kind::kLatent;
-  for (int rank = 0; rank < mesh_.tp; ++rank) {
-    storages_.push_back(KeptPages::Storage(kept[rank], config, plan, Mesh(mesh_, rank)));
+  CHECK_EQ(std::ssize(kept), mesh_.world());
+  std::vector<EnginePlan> stages;
+  for (int stage = 0; stage < mesh_.pp; ++stage) {
+    stages.push_back(StagePlanOf(config, plan, stage));
+    stage_layers_.push_back(stages.back().model.num_layers());
+  }
+  for (int rank = 0; rank < mesh_.world(); ++rank) {
+    const Mesh mesh(mesh_, rank);
+    const EnginePlan& own = stages[mesh.pp_rank()];
+    storages_.push_back(KeptPages::Storage(kept[rank], config, own, mesh));
+    if (own.draft) drafts_.push_back(KeptPages::DraftStorage(kept[rank], config, own, mesh));
     progress_.push_back(KeptPages::Progress(kept[rank]));
   }
-  const int ranks = mesh_.tp / mesh_.dp;
+  if (plan.draft) draft_layers_ = plan.draft->num_layers();
   for (int group = 0; group < mesh_.dp; ++group) {
-    for (int64_t layer = 0; layer < format_.num_layers(); ++layer) {
-      std::vector<KvShard>& shards = shards_.emplace_back();
-      for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
-        KvStorage& storage = storages_[rank];
-        const Range heads = latent ? Range{0, 1} : KvHeads(plan.model, layer, Mesh(mesh_, rank));
-        const bool values = format_.layers[static_cast<size_t>(layer)].value_bytes > 0;
-        shards.push_back(
-            {static_cast<std::byte*>(storage.k(layer).mutable_raw()),
-             values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr, heads});
-      }
+    for (int stage = 0; stage < mesh_.pp; ++stage)
+      AddShards(stages[stage].model, group, stage,
+                std::span(storages_).subspan(stage * mesh_.tp, mesh_.tp));
+    if (plan.draft) AddShards(*plan.draft, group, mesh_.pp - 1, drafts_);
+  }
+}
+
+Range KvCaches::RanksOf(int group, int stage) const {
+  const int ranks = mesh_.tp / mesh_.dp, first = stage * mesh_.tp + group * ranks;
+  return {first, first + ranks};
+}
+
+void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
+                         std::span<KvStorage> storages) {
+  const bool latent = model.attention.kind == AttentionConfig::Kind::kLatent;
+  const Range ranks = RanksOf(group, stage);
+  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    const auto index = shards_.size() % static_cast<size_t>(format_.num_layers());
+    const bool values = format_.layers[index].value_bytes > 0;
+    std::vector<KvShard>& shards = shards_.emplace_back();
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      KvStorage& storage = storages[rank - int64_t{stage} * mesh_.tp];
+      const Mesh mesh(mesh_, static_cast<int>(rank));
+      const Range heads = latent ? Range{0, 1} : KvHeads(model, layer, mesh);
+      shards.push_back({static_cast<std::byte*>(storage.k(layer).mutable_raw()),
+                        values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr,
+                        heads});
     }
   }
 }
@@ -153,22 +185,32 @@ KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> p
 }
 
 int64_t KvCaches::LayersOf(int group, uint64_t pass) const {
-  const int ranks = mesh_.tp / mesh_.dp;
-  int64_t layers = format_.num_layers();
-  for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank)
-    layers = std::min(layers, progress_[rank].LayersOf(pass));
+  int64_t layers = 0;
+  for (int stage = 0; stage < mesh_.pp; ++stage) {
+    const Range ranks = RanksOf(group, stage);
+    // Before its next pass, the last stage has run the draft model too.
+    const bool last = stage + 1 == mesh_.pp;
+    const int64_t later = mesh_.pp == 1 ? 0 : stage_layers_[stage] + (last ? draft_layers_ : 0);
+    int64_t of_stage = std::max(later, stage_layers_[stage]);
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank)
+      of_stage = std::min(of_stage, progress_[rank].LayersOf(pass, later));
+    layers += of_stage;
+    if (of_stage < stage_layers_[stage]) break;
+  }
   return layers;
 }
 
 void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end) {
-  const int ranks = mesh_.tp / mesh_.dp;
-  for (int rank = group * ranks; rank < (group + 1) * ranks; ++rank) {
-    int32_t* const faults = storages_[rank].router_faults();
-    if (faults == nullptr) return;
-    for (int64_t position = begin; position < end; ++position) {
-      const int64_t page = pages[position / page_size_];
-      CHECK(page >= 0 && page < num_pages_);
-      faults[page * page_size_ + position % page_size_] = 0;
+  for (int stage = 0; stage < mesh_.pp; ++stage) {
+    const Range ranks = RanksOf(group, stage);
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      int32_t* const faults = storages_[rank].router_faults();
+      if (faults == nullptr) continue;
+      for (int64_t position = begin; position < end; ++position) {
+        const int64_t page = pages[position / page_size_];
+        CHECK(page >= 0 && page < num_pages_);
+        faults[page * page_size_ + position % page_size_] = 0;
+      }
     }
   }
 }

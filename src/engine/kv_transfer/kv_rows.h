@@ -37,6 +37,8 @@ struct KvFormat {
   DType dtype = DType::kF32;
 
   static KvFormat Of(const ModelConfig& model, DType dtype);
+  // With the layers of the draft model, if there is one, after those of the model.
+  static KvFormat Of(const EnginePlan& plan);
   int64_t num_layers() const { return std::ssize(layers); }
   // The largest number of bytes of one position in a layer.
   int64_t LargestPosition() const;
@@ -67,8 +69,9 @@ struct KvLayerRows {
 void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
                 int64_t begin, int64_t end);
 
-// The caches of all ranks of an engine on CPUs, in shared memory. Used by the process that started
-// the ranks, while they run. Views only: the memory must outlive this object.
+// The caches of all ranks of an engine on CPUs, in shared memory, those of a draft model included.
+// Used by the process that started the ranks, while they run. Views only: the memory must outlive
+// this object.
 class KvCaches {
  public:
   // `kept` [world]: SharedArena::Kept of each rank.
@@ -79,16 +82,28 @@ class KvCaches {
   int groups() const { return mesh_.dp; }
   // `pages` must outlive the result.
   KvLayerRows Layer(int group, int64_t layer, std::span<const int32_t> pages) const;
-  // Layers that all ranks of the group have computed in this pass (KvProgress).
+  // The first layers that all ranks of the group have computed in this pass (KvProgress), without
+  // those of a draft model, which runs after the pass. With pipeline stages, a stage that is in a
+  // later pass has computed its layers, also of a draft model: no pass of such an engine is
+  // aborted.
   int64_t LayersOf(int group, uint64_t pass) const;
   // Clears the router faults (KvStorage::router_faults) that earlier rows at these positions had.
   void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end);
 
  private:
+  // Adds the shards of each layer that a stage has of an attention group. `storages` [tp]: of the
+  // ranks of the stage.
+  void AddShards(const ModelConfig& model, int group, int stage, std::span<KvStorage> storages);
+  // The ranks of an attention group in a stage.
+  Range RanksOf(int group, int stage) const;
+
   KvFormat format_;
   MeshShape mesh_;
   int64_t num_pages_ = 0, page_size_ = 1;
+  std::vector<int64_t> stage_layers_;  // [pp]
+  int64_t draft_layers_ = 0;
   std::vector<KvStorage> storages_;           // [world]
+  std::vector<KvStorage> drafts_;             // [tp] of the draft model; empty: none
   std::vector<KvProgress> progress_;          // [world]
   std::vector<std::vector<KvShard>> shards_;  // [groups · layers][attn_tp]
 };

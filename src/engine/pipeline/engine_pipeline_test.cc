@@ -12,6 +12,7 @@
 #include "engine/machine.h"
 #include "engine/test_engine.h"
 #include "engine/test_grammars.h"
+#include "model/test_eagle.h"
 
 namespace switchyard {
 namespace {
@@ -121,6 +122,15 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, PipelineEngine,
                                            Case{"glm4_moe", {.pp = 3}}, Case{"llama", {.pp = 2}},
                                            Case{"qwen3", {.pp = 2}}));
 
+// With recurrent states. Some stages have no layer with states, others none with keys.
+INSTANTIATE_TEST_SUITE_P(
+    States, PipelineEngine,
+    ::testing::Values(
+        Case{"../families/qwen3_next", {.pp = 2}},
+        Case{"../families/qwen3_next", {.tp = 2, .ep = 2, .pp = 4}, "deepep"},
+        Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"},
+        Case{"../families/nemotron_h_latent", {.pp = 3}}));
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineEngine,
     ::testing::Values(
@@ -137,6 +147,76 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineDrafts,
     ::testing::Values(Case{"qwen3_moe", {.pp = 3}}, Case{"llama", {.tp = 2, .pp = 2}},
                       Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"}));
+
+// Drafts of a model, which is on the last stage. `drafts`: the algorithm. STANDALONE takes
+// `draft_model`, and EAGLE a head with random weights.
+struct DraftCase {
+  Case target;
+  const char* algorithm;
+  const char* draft_model = "";
+};
+
+std::ostream& operator<<(std::ostream& out, const DraftCase& c) {
+  return out << c.target << " " << c.algorithm << " " << c.draft_model;
+}
+
+class PipelineDraftModel : public ::testing::TestWithParam<DraftCase> {};
+
+TEST_P(PipelineDraftModel, DoesNotChangeOutputs) {
+  constexpr uint64_t kRequests = 20;
+  EngineConfig config = ConfigFor(GetParam().target);
+  Outputs want;
+  {
+    Engine plain(OneStage(config));
+    DefineGrammars(plain);
+    want = RunAll(plain, kRequests, Constrained);
+  }
+  config.speculative = {.algorithm = GetParam().algorithm, .num_steps = "3"};
+  const testing::TempDir dir;
+  if (*GetParam().draft_model) {
+    config.speculative.draft_model_path = Fixture(GetParam().draft_model).string();
+  } else if (config.speculative.algorithm == "EAGLE") {
+    testing::WriteEagleHead(dir.path(), {.inner_rows = false, .layer = "layers.0."},
+                            ReadModelConfig(config));
+    config.speculative.draft_model_path = dir.path().string();
+  }
+  Engine engine(config);
+  EXPECT_FALSE(engine.plan().drafts.adapts);
+  DefineGrammars(engine);
+  ExpectEqual(RunAll(engine, kRequests, Constrained), want);
+  EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
+  ExpectEqual(RunAll(engine, kRequests, Constrained), want);
+  EXPECT_TRUE(engine.FlushCache());
+}
+
+// With a copy of the target as the draft model, each draft is right, as without stages.
+TEST(Pipeline, ACopyOfTheTargetOnTheLastStageIsAlwaysRight) {
+  EngineConfig config = ConfigOf("deepseek_v3", {.pp = 3});
+  config.speculative = {.algorithm = "STANDALONE",
+                        .num_steps = "3",
+                        .draft_model_path = Fixture("deepseek_v3").string()};
+  Engine engine(config);
+  for (int32_t i = 0; i < 4; ++i) {
+    EngineRequest request{.input_ids = std::vector<int32_t>(30, 3 + i)};
+    request.sampling = {
+        .max_new_tokens = 41, .temperature = i % 2 ? 1.0f : 0.0f, .seed = 7, .ignore_eos = true};
+    EXPECT_EQ(engine.Generate(request).new_tokens.size(), 41u);
+  }
+  const EngineStats stats = Total(engine.Stats());
+  EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
+  EXPECT_EQ(stats.accepted_tokens, 4 * 30);  // each request has 10 steps of 3 drafts
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, PipelineDraftModel,
+    ::testing::Values(
+        DraftCase{{"deepseek_v3", {.pp = 3}}, "NEXTN"},
+        DraftCase{{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"}, "NEXTN"},
+        DraftCase{{"yardling", {.pp = 2}}, "NEXTN"},
+        DraftCase{{"qwen3_moe", {.tp = 2, .ep = 2, .pp = 2}, "deepep"}, "EAGLE"},
+        DraftCase{{"llama", {.pp = 2}}, "EAGLE"},
+        DraftCase{
+            {"deepseek_v3", {.tp = 2, .ep = 2, .pp = 3}, "deepep"}, "STANDALONE", "qwen2_moe"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineLimits,
@@ -256,8 +336,15 @@ TEST(PipelinePlan, RefusesWhatStagesDoNotSupportByName) {
     return ErrorOfPlan(config);
   };
   EXPECT_EQ(error_of([](EngineConfig& c) { c.speculative.algorithm = "NGRAM"; }), "");
-  EXPECT_THAT(error_of([](EngineConfig& c) { c.speculative.algorithm = "NEXTN"; }),
-              HasSubstr("--speculative-algorithm NEXTN: not supported with --pp-size 2"));
+  EXPECT_THAT(error_of([](EngineConfig& c) {
+                c.speculative = {.algorithm = "EAGLE3", .draft_model_path = "head"};
+              }),
+              HasSubstr("--speculative-algorithm EAGLE3: not supported with --pp-size 2"));
+  EXPECT_THAT(error_of([](EngineConfig& c) {
+                c.speculative = {
+                    .algorithm = "NEXTN", .num_steps = "2", .eagle_topk = 2, .num_draft_tokens = 4};
+              }),
+              HasSubstr("--speculative-eagle-topk 2: not supported with --pp-size 2"));
   EXPECT_THAT(error_of([](EngineConfig& c) { c.two_batch_overlap = true; }),
               HasSubstr("--enable-two-batch-overlap: not supported with --pp-size 2"));
   EXPECT_EQ(error_of([](EngineConfig& c) { c.recorder.mode = "per_token"; }), "");

@@ -51,7 +51,13 @@ EnginePlan StagePlanOf(const EngineConfig& config, const EnginePlan& plan, int s
   if (config.mesh.pp == 1) return plan;
   EnginePlan own = plan;
   own.model = StageConfigOf(plan.model, plan.stages[stage]);
-  const size_t token = KvStorage::BytesPerToken(own.model, Mesh(config.mesh, 0), plan.kv_dtype);
+  const Mesh mesh(config.mesh, 0);
+  size_t token = KvStorage::BytesPerToken(own.model, mesh, plan.kv_dtype);
+  if (!own.model.has_head) own.draft.reset();  // the last stage drafts
+  if (own.draft) {
+    own.model.lends_embedding = own.draft->eagle && !own.draft->eagle->own_embedding;
+    token += KvStorage::BytesPerToken(*own.draft, mesh, plan.kv_dtype);
+  }
   own.kv_bytes_per_rank = static_cast<size_t>(plan.num_pages * config.page_size) * token;
   return own;
 }

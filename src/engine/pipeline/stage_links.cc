@@ -105,7 +105,7 @@ StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& pl
           .batches = PassesInFlight(config),
           .results_bytes = std::max(StageLinkSizes().results_bytes,
                                     static_cast<size_t>(plan.max_running_requests) *
-                                        (kBytesOfResult + sizeof(int32_t) * most_drafts)),
+                                        (kBytesOfResult + 2 * sizeof(int32_t) * most_drafts)),
           .moves_experts = config.eplb.enable};
 }
 
@@ -133,7 +133,16 @@ StageLinks::StageLinks(RankComm& comm, const StageLinkSizes& sizes)
 
 void StageLinks::AddTo(ModelOptions* options) {
   options->stage_rows = &rows_;
-  options->before_operation = [this](uint64_t, int, const schedule::Operation&) { Advance(); };
+  WatchWorkOf(options);
+}
+
+void StageLinks::WatchWorkOf(ModelOptions* options) {
+  options->before_operation = [this, before = options->before_operation](
+                                  uint64_t pass, int micro_batches,
+                                  const schedule::Operation& operation) {
+    Advance();
+    if (before) before(pass, micro_batches, operation);
+  };
   options->load.progress = [this, report = options->load.progress](size_t done, size_t total) {
     Advance();
     if (report) report(done, total);

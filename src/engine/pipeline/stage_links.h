@@ -65,8 +65,9 @@ class StageLinks {
   // Never full: it holds the sums of more passes than can end before the first stage reads.
   MessageLane& loads() { return loads_; }
   MessageLane& routed() { return routed_; }
-  // Sets the options of a model that sends and receives rows, and whose work counts as progress.
-  // Replaces before_operation.
+  // Counts the work of a model as progress. Its before_operation is still called.
+  void WatchWorkOf(ModelOptions* options);
+  // The same for the model that sends and receives rows.
   void AddTo(ModelOptions* options);
   // This rank has done some work, so the ranks of other stages may wait for it longer.
   void Advance() { clock_.Advance(); }

@@ -10,6 +10,7 @@
 #include "engine/rank_engine_impl.h"
 #include "engine/sampler/logprobs.h"
 #include "engine/speculative/draft_tree.h"
+#include "engine/speculative/drafter.h"
 
 namespace switchyard {
 namespace {
@@ -38,6 +39,7 @@ StepOutputs WithoutValues(const StepOutputs& results) {
                              .new_tokens = result.new_tokens,
                              .finish = result.finish,
                              .drafts = result.drafts,
+                             .next_drafts = result.next_drafts,
                              .error = result.error,
                              .error_kind = result.error_kind});
   return small;
@@ -57,6 +59,7 @@ StepOutputs RankEngine::Impl::RunStaged(std::span<const StepCounts> groups, bool
 // the oldest one. The pass before need not be known first: it is in flight at another stage, too.
 void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
   batch.pass = ++last_pass;
+  if (options.results_have_drafts) ReserveDrafts();
   if (!batch.draws.empty() && PlansGrammars()) {
     // Only sequences whose tokens are known are planned, so the masks depend on no pass in flight.
     batch.masks = [this]() -> const TokenMasks& {
@@ -76,6 +79,7 @@ void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
   }
   batch.masks = nullptr;
   AdvanceStaged();
+  pass.number = batch.pass;
   pass.parts = std::exchange(parts, {});
   staged.push_back(std::move(pass));
 }
@@ -116,12 +120,92 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
     }
     results.outputs.back().routed_experts = std::exchange(sequence.staged_routed.rows, {});
   }
+  if (options.results_have_drafts) ProposeInResults(results);
   SendResults(results);
   return results;
 }
 
+void RankEngine::Impl::ReserveDrafts() {
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Part& part = parts[i];
+    if (!part.samples) continue;
+    Sequence& sequence = *plan[i].sequence;
+    const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
+    const int64_t room = max_length - sequence.length();
+    const int64_t most = static_cast<int64_t>(part.drafts) + 1 + draft_limit;
+    // The last token of an output has no row.
+    part.draft_slots = scheduler.GrowForDrafts(std::min({most, tokens - 1, room - 1}), sequence);
+  }
+}
+
+// The drafter needs the sequences as they will be when the results are applied.
+void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
+  struct Ahead {
+    RequestOutput* result = nullptr;  // null: of a part that gives no token
+    int64_t length = 0, computed = 0;
+  };
+  const profile::Span span(options.profiler, {.name = "draft"});
+  std::vector<DraftPart> open;
+  std::vector<Ahead> ahead;
+  auto next = results.outputs.begin();
+  int64_t row = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Part& part = parts[i];
+    Sequence& sequence = *plan[i].sequence;
+    const int64_t first_row = std::exchange(row, row + part.rows);
+    RequestOutput* const result = HasLogitRows(part) ? &*next++ : nullptr;
+    const bool failed = result && result->finish == FinishReason::kError;
+    // A prompt that is computed again for another engine has no first token.
+    const bool again = sequence.first_sent && part.last;
+    if (failed || (part.last && !part.samples && !again)) continue;  // the request ends
+    if (again && part.rows == 1) continue;
+    const Ahead before{part.samples ? result : nullptr, sequence.length(), sequence.computed};
+    const auto tokens = part.samples ? std::ssize(result->new_tokens) : 0;
+    const Part kept = part.drafts > 0 ? KeptRows(part, static_cast<size_t>(tokens)) : part;
+    if (part.samples) {
+      sequence.tokens.insert(sequence.tokens.end(), result->new_tokens.begin(),
+                             result->new_tokens.end());
+      RequestOutput end;
+      CheckFinished(sequence, sequence.tokens.back(), sequence.length(), end);
+      if (end.finish != FinishReason::kNone) {
+        sequence.tokens.resize(static_cast<size_t>(before.length));
+        continue;
+      }
+    }
+    sequence.computed = kept.end;
+    sequence.KeepDrafts(0);
+    const bool exports = sequence.request.kv == KvRole::kExport;  // another engine continues it
+    const int64_t wanted = exports ? 0
+                                   : std::min(WantedDrafts(sequence, draft_limit),
+                                              std::max<int64_t>(0, part.draft_slots - tokens));
+    open.push_back({.sequence = &sequence,
+                    .first_row = first_row,
+                    .begin = kept.end - kept.rows,
+                    .rows = kept.rows - (again ? 1 : 0),
+                    .decoding = part.decoding,
+                    .wanted = wanted,
+                    .slots = wanted});
+    ahead.push_back(before);
+  }
+  options.drafter->Draft(open, draft_limit);
+  for (size_t i = 0; i < open.size(); ++i) {
+    Sequence& sequence = *open[i].sequence;
+    CHECK_LE(std::ssize(sequence.drafts), open[i].wanted);
+    if (ahead[i].result) ahead[i].result->next_drafts = std::exchange(sequence.drafts, {});
+    sequence.tokens.resize(static_cast<size_t>(ahead[i].length));
+    sequence.computed = ahead[i].computed;
+  }
+}
+
+void RankEngine::Impl::TakeDrafts(Sequence& sequence, RequestOutput& result) {
+  sequence.drafts = std::move(result.next_drafts);
+  CHECK_LE(sequence.length() + std::ssize(sequence.drafts),
+           std::ssize(sequence.cache.pages) * options.page_size);
+  for (const int32_t token : sequence.drafts) CHECK(token >= 0 && token < vocab);
+}
+
 void RankEngine::Impl::SendResults(const StepOutputs& results) {
-  if (results.outputs.empty()) return;
+  if (results.outputs.empty() && !options.all_results) return;
   model.SendResults(EncodeMessage(model.sends_values() ? results : WithoutValues(results)));
 }
 
@@ -193,6 +277,16 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
     result.error_kind = ErrorKind::kInvalid;
     return result;
   }
+  if (options.results_have_drafts && sequence.grammar) {  // drafts follow the token's state
+    sequence.grammar->Accept(*token);
+    sequence.grammar_ahead = true;
+    if (!sequence.grammar->failure().empty()) {
+      result.finish = FinishReason::kError;
+      result.error = sequence.grammar->failure();
+      result.error_kind = ErrorKind::kInvalid;
+      return result;
+    }
+  }
   result.new_tokens.push_back(*token);
   if (sequence.request.logprob.enabled)
     result.output_logprobs.push_back(
@@ -209,6 +303,9 @@ void RankEngine::Impl::AdvanceStaged() {
     // Of rows with drafts, only the first one is certain to be kept.
     sequence.computed = part.end - static_cast<int64_t>(part.drafts);
     sequence.KeepDrafts(0);
+    // A slot that is free now is written by a later pass, and all stages run the passes in the same
+    // order. States of rows whose results are unknown do not become checkpoints.
+    if (cache.has_states()) cache.AdvanceStates(part.end, sequence.cache);
     if (!part.samples) continue;
     sequence.tokens.push_back(Sequence::kUnknown);
     ++sequence.unknown;
@@ -224,8 +321,8 @@ int64_t RankEngine::Impl::PromptLogprobs(const Sequence& sequence, const Part& p
 }
 
 void RankEngine::Impl::ReceiveResults(StagedPass& pass) {
-  if (model.has_logits() || pass.received || std::ranges::none_of(pass.parts, HasLogitRows<Part>))
-    return;
+  if (model.has_logits() || pass.received) return;
+  if (!options.all_results && std::ranges::none_of(pass.parts, HasLogitRows<Part>)) return;
   const profile::Span span(options.profiler, {.name = "collect"});
   pass.results = std::get<StepOutputs>(DecodeMessage(model.ReceiveResults()));
   pass.received = true;
@@ -261,7 +358,8 @@ void RankEngine::Impl::ProcessStaged() {
       entry->second.router_fault = fault->second;
     ApplyResult(entry->second, part, result);
   }
-  ProposeDrafts(pass.parts);
+  if (!options.results_have_drafts) ProposeDrafts(pass.parts);
+  AnswerLateImports(pass.number);
 }
 
 // A retracted sequence waits, with the results of its passes in flight, until it is admitted again.
@@ -349,12 +447,21 @@ void RankEngine::Impl::ApplyDrafts(Sequence& sequence, const Part& part, Request
   }
   if (failed && IsNotFinite(result)) return FailNotFinite(sequence);
   if (failed) return Fail(sequence, result.error, result.error_kind);
-  if (finished) Close(sequence, /*discard=*/false);
+  if (finished) return Close(sequence, /*discard=*/false);
+  if (stays) TakeDrafts(sequence, result);
 }
 
 void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result) {
   if (result.finish == FinishReason::kError) return Fail(sequence, result.error, result.error_kind);
-  if (part.samples && !AcceptToken(sequence, result.new_tokens.at(0))) return;
+  const bool kept = sequence.computed >= part.end;  // not retracted
+  if (sequence.first_sent) {                        // it had lost its pages
+    if (!kept) return;
+    scheduler.Hold(&sequence);
+    answers.push_back(PagesOutput(sequence, Export(sequence)));
+    return;
+  }
+  const bool ahead = std::exchange(sequence.grammar_ahead, false);
+  if (part.samples && !ahead && !AcceptToken(sequence, result.new_tokens.at(0))) return;
   RequestOutput output = NewOutput(sequence);
   output.input_logprobs = std::exchange(sequence.input_logprobs, {});
   if (!part.samples) {  // prompt logprobs only
@@ -369,8 +476,21 @@ void RankEngine::Impl::FinishStaged(Sequence& sequence, const Part& part, Reques
     CheckFinished(sequence, token, part.end + 1, output);
   }
   const bool finished = output.finish != FinishReason::kNone;
+  if (!finished && sequence.request.kv == KvRole::kExport) {
+    if (kept) {
+      scheduler.Hold(&sequence);
+      output.kv = Export(sequence);
+    } else {  // it waits, and its rows are computed again
+      sequence.Truncate(sequence.prompt_length);
+      sequence.first_sent = true;
+      output.kv = KvPages();
+    }
+    answers.push_back(std::move(output));
+    return;
+  }
   answers.push_back(std::move(output));
-  if (finished) Close(sequence, /*discard=*/false);
+  if (finished) return Close(sequence, /*discard=*/false);
+  if (kept) TakeDrafts(sequence, result);
 }
 
 }  // namespace switchyard

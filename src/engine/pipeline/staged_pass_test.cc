@@ -62,10 +62,13 @@ void ExpectEqualLogprobs(const std::vector<PositionLogprobs>& got,
   }
 }
 
-enum class Drafts : uint8_t { kNone, kOracle, kNgram };
+// kLastStage: only the last stage drafts, and its results have the drafts.
+enum class Drafts : uint8_t { kNone, kOracle, kNgram, kLastStage };
 
 // Random requests and aborts, with few pages, so that requests are retracted with passes in flight.
-void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) {
+// `states`: slots of recurrent states.
+void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone,
+                                  int64_t states = 0) {
   for (const int passes : {2, 3, 5}) {
     for (const int64_t pages : {24, 60}) {
       SCOPED_TRACE(fmt::format("{} passes, {} pages", passes, pages));
@@ -73,9 +76,11 @@ void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) 
       Rig alone(options);
       OracleDrafter oracle(0.7, 61);
       NgramDrafter ngram;
-      if (drafts == Drafts::kOracle) options.drafter = &oracle;
+      if (drafts == Drafts::kOracle || drafts == Drafts::kLastStage) options.drafter = &oracle;
+      options.results_have_drafts = drafts == Drafts::kLastStage;
       if (drafts == Drafts::kNgram) options.drafter = &ngram;
       options.max_drafts = options.drafter ? 3 : 0;
+      options.num_states = states;
       Stages stages(options, passes, Pooling::kNone, launches);
       Draws draws(static_cast<uint32_t>(passes * 100 + pages));
       constexpr uint64_t kRequests = 120;
@@ -109,7 +114,7 @@ void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone) 
       const EngineStats first = stages.first_engine.Stats(), last = stages.last_engine.Stats();
       EXPECT_EQ(first.drafted_tokens > 0, drafts != Drafts::kNone);
       // The fake model's outputs hardly repeat, so few n-grams are right.
-      EXPECT_TRUE(first.accepted_tokens > 0 || drafts != Drafts::kOracle);
+      EXPECT_TRUE(first.accepted_tokens > 0 || !options.drafter || drafts == Drafts::kNgram);
       EXPECT_EQ(first.drafted_tokens, last.drafted_tokens);
       EXPECT_EQ(first.verified_by_position, last.verified_by_position);
       EXPECT_EQ(first.accepted_by_position, last.accepted_by_position);
@@ -135,9 +140,32 @@ TEST(StagedPass, LaunchedPassesGiveWhatEachRequestGetsAlone) { ExpectResultsOfRe
 TEST(StagedPass, DraftsDoNotChangeResults) {
   ExpectResultsOfRequestsAlone(false, Drafts::kOracle);
   ExpectResultsOfRequestsAlone(false, Drafts::kNgram);
+  ExpectResultsOfRequestsAlone(false, Drafts::kLastStage);
+}
+TEST(StagedPass, RecurrentStatesFollowTheirSequences) {
+  for (const int64_t states : {2 * 6 + 2, 4 * 6 + 2})
+    for (const bool launches : {false, true})
+      ExpectResultsOfRequestsAlone(launches, Drafts::kNone, states);
+}
+// The state at the end of a page of the prompt becomes a checkpoint, though later chunks are in
+// flight when its pass ends.
+TEST(StagedPass, CachedPrefixesHaveStates) {
+  RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/4);
+  options.num_states = 4 * 4;
+  for (const bool launches : {false, true}) {
+    Stages stages(options, 3, Pooling::kNone, launches);
+    for (uint64_t id = 1; id <= 2; ++id) {
+      stages.Tell({Greedy(id, Count(42), 5)});
+      stages.RunOut();
+    }
+    EXPECT_EQ(stages.seen[2].new_tokens, stages.seen[1].new_tokens);
+    EXPECT_EQ(stages.last_engine.Stats().cached_prompt_tokens, 40);
+    EXPECT_EQ(stages.first_engine.Stats().cached_prompt_tokens, 40);
+  }
 }
 TEST(StagedPass, DraftsWhoseTokensTheModelSamplesDoNotChangeResults) {
   ExpectResultsOfRequestsAlone(true, Drafts::kOracle);
+  ExpectResultsOfRequestsAlone(true, Drafts::kLastStage);
 }
 
 // The last stage launches a pass before it collects the one before, so its device does not wait for
@@ -244,7 +272,7 @@ TEST(StagedPass, OtherRanksGetNoLogProbabilities) {
 
 // Only the last stage samples tokens. The budget of a rule is counted when a mask is filled, so the
 // other stages fill masks too.
-void ExpectGrammarsAreFollowed(bool launches, bool drafts = false) {
+void ExpectGrammarsAreFollowed(bool launches, Drafts drafts = Drafts::kNone) {
   GrammarVocabulary vocabulary{.stop_ids = {7}};
   for (int32_t id = 0; id < 61; ++id)
     vocabulary.tokens.push_back(id == 7 ? "" : std::string(1 + id / 26, 'a' + id % 26));
@@ -257,8 +285,9 @@ void ExpectGrammarsAreFollowed(bool launches, bool drafts = false) {
   RankEngine::Options options = OptionsWith(60, /*chunk=*/9, /*max_running=*/6);
   Rig alone(options);
   OracleDrafter oracle(0.8, 61);
-  if (drafts) options.drafter = &oracle;
-  options.max_drafts = drafts ? 4 : 0;
+  if (drafts != Drafts::kNone) options.drafter = &oracle;
+  options.max_drafts = options.drafter ? 4 : 0;
+  options.results_have_drafts = drafts == Drafts::kLastStage;
   Stages stages(options, 3, Pooling::kNone, launches);
   alone.Tell(grammars);
   stages.Tell(grammars);
@@ -272,7 +301,7 @@ void ExpectGrammarsAreFollowed(bool launches, bool drafts = false) {
     if (id % 3 == 0) stages.Step();
   }
   stages.RunOut();
-  EXPECT_EQ(stages.first_engine.Stats().accepted_tokens > 0, drafts);
+  EXPECT_EQ(stages.first_engine.Stats().accepted_tokens > 0, drafts != Drafts::kNone);
   for (const auto& [id, want] : alone.seen) {
     EXPECT_EQ(want.error, "");
     EXPECT_EQ(stages.seen[id].error, "");
@@ -284,12 +313,15 @@ void ExpectGrammarsAreFollowed(bool launches, bool drafts = false) {
 TEST(StagedPass, GrammarsAreFollowedOnAllStages) { ExpectGrammarsAreFollowed(false); }
 TEST(StagedPass, GrammarsConstrainTheTokensOfLaunchedPasses) { ExpectGrammarsAreFollowed(true); }
 TEST(StagedPass, GrammarsConstrainTheTokensAfterDrafts) {
-  ExpectGrammarsAreFollowed(false, /*drafts=*/true);
-  ExpectGrammarsAreFollowed(true, /*drafts=*/true);
+  for (const Drafts drafts : {Drafts::kOracle, Drafts::kLastStage}) {
+    ExpectGrammarsAreFollowed(false, drafts);
+    ExpectGrammarsAreFollowed(true, drafts);
+  }
 }
 
 TEST(StagedPass, AFaultInARowOfADraftEndsTheOutputAfterTheTokensBeforeIt) {
-  for (const bool launches : {false, true}) {
+  for (const int variant : {0, 1, 2, 3}) {
+    const bool launches = variant % 2 == 1, in_results = variant >= 2;
     const EngineRequest request = Greedy(1, Count(6), 13);
     OracleDrafter oracle(1.0, 61);
     const Ids tokens = Rig{OptionsWith(60, 9, 6)}.Run(request).new_tokens;
@@ -300,6 +332,7 @@ TEST(StagedPass, AFaultInARowOfADraftEndsTheOutputAfterTheTokensBeforeIt) {
     RankEngine::Options options = OptionsWith(60, 9, 6);
     options.drafter = &oracle;
     options.max_drafts = 5;
+    options.results_have_drafts = in_results;
     Stages stages(options, 3, Pooling::kNone, launches);
     stages.first.poison = stages.last.poison = tokens[3];
     stages.Tell({request});

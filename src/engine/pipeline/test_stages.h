@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -90,7 +91,7 @@ class Stages {
          bool launches = false)
       : first(ModelOf(options, pooling, launches), passes, /*last=*/false, results),
         last(ModelOf(options, pooling, launches), passes, /*last=*/true, results),
-        first_engine(options, first),
+        first_engine(OptionsOfFirst(options), first),
         last_engine(options, last) {
     first.drafts = last.drafts = options.drafter != nullptr;
   }
@@ -111,6 +112,8 @@ class Stages {
       EXPECT_EQ(a.new_tokens, b.new_tokens);
       EXPECT_EQ(a.finish, b.finish);
       EXPECT_EQ(a.error, b.error);
+      EXPECT_EQ(a.kv.has_value(), b.kv.has_value());
+      if (on_output) on_output(a);
       Merge(a);
     }
     ASSERT_EQ(first.fingerprint, last.fingerprint) << "the stages diverged";
@@ -131,14 +134,21 @@ class Stages {
   StageForward first, last;
   RankEngine first_engine, last_engine;
   std::map<uint64_t, RequestOutput> seen;
+  std::function<void(const RequestOutput&)> on_output;
 
  private:
+  static RankEngine::Options OptionsOfFirst(RankEngine::Options options) {
+    if (options.results_have_drafts) options.drafter = nullptr;
+    return options;
+  }
   static FakeForward::Options ModelOf(const RankEngine::Options& options, Pooling pooling,
                                       bool launches) {
     return {.num_pages = options.num_pages,
             .page_size = options.page_size,
             .launches = launches,
-            .pooling = pooling};
+            .pooling = pooling,
+            .states = options.num_states,
+            .state_chunk = options.state_chunk};
   }
   void Merge(const RequestOutput& news) {
     RequestOutput& all = seen[news.id];

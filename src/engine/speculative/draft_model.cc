@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/pipeline/stage_links.h"
 #include "kernels/device.h"
 #include "model/config_eagle.h"
 #include "model/weights/draft_vocabulary.h"
@@ -12,12 +13,13 @@ namespace {
 
 ModelOptions OptionsOf(const EngineConfig& config, const EnginePlan& plan, int rank,
                        const Model& target, profile::Profiler* profiler,
-                       std::shared_ptr<const ModelWeights> weights) {
+                       std::shared_ptr<const ModelWeights> weights, StageLinks* links) {
   ModelOptions options = MakeDraftOptions(MakeModelOptions(config, plan, rank), plan.draft_experts);
   options.keeps_hidden = plan.draft->takes_hidden();
   options.target = &target;
   options.profiler = profiler;
   options.weights = std::move(weights);
+  if (links) links->WatchWorkOf(&options);
   return options;
 }
 
@@ -100,6 +102,7 @@ ModelOptions MakeDraftOptions(ModelOptions target, const DraftExperts& experts) 
   draft.movable_experts = false;
   draft.two_batch_overlap = false;
   draft.load.progress = nullptr;
+  if (draft.gpu) draft.gpu->stage_passes = 0;  // not divided over stages
   return draft;
 }
 
@@ -114,12 +117,13 @@ ModelShard DraftShard(const EngineConfig& config, const EnginePlan& plan, int ra
 
 DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
                        profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-                       std::shared_ptr<const ModelWeights> weights, KeptModel* kept)
+                       std::shared_ptr<const ModelWeights> weights, KeptModel* kept,
+                       StageLinks* links)
     : target_(target),
       comm_(comm),
       model_(DraftPath(config), *plan.draft,
-             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, std::move(weights)), comm,
-             pool),
+             OptionsOf(config, plan, comm.mesh.rank(), target, profiler, std::move(weights), links),
+             comm, pool),
       vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
                                       /*read_data=*/config.load_format != "dummy")),
       kv_(kept->Keep(model_, plan, config.page_size)) {}
@@ -164,9 +168,9 @@ const float* DraftModel::PlaceHidden(std::span<const float> rows) {
 std::vector<int64_t> DraftModel::GatherCounts(std::span<const int64_t> mine) {
   const Mesh& mesh = comm_.mesh;
   if (mesh.dp() == 1) return {mine.begin(), mine.end()};
-  std::vector<int64_t> of_ranks(mine.size() * mesh.world()), counts;
+  std::vector<int64_t> of_ranks(mine.size() * mesh.tp()), counts;  // of the stage
   comm_.tp->AllGather(mine.data(), of_ranks.data(), mine.size_bytes());
-  for (int rank = 0; rank < mesh.world(); rank += mesh.attn_tp()) {
+  for (int rank = 0; rank < mesh.tp(); rank += mesh.attn_tp()) {
     const auto own = of_ranks.begin() + static_cast<std::ptrdiff_t>(rank * mine.size());
     counts.insert(counts.end(), own, own + static_cast<std::ptrdiff_t>(mine.size()));
   }

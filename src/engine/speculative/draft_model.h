@@ -11,6 +11,8 @@
 
 namespace switchyard {
 
+class StageLinks;
+
 // The draft model's configuration, if the flags request one. `cuda`: the draft model runs on GPUs.
 // Error kInvalid if the draft model does not fit the target.
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
@@ -25,12 +27,14 @@ ModelOptions MakeDraftOptions(ModelOptions target, const DraftExperts& experts =
 ModelShard DraftShard(const EngineConfig& config, const EnginePlan& plan, int rank);
 
 // Owns the draft model and its cache; borrows the rest. `plan.draft` is set. `weights`: from an
-// earlier epoch; null: they are loaded. Keeps them in `kept` for the next epoch.
+// earlier epoch; null: they are loaded. Keeps them in `kept` for the next epoch. With pipeline
+// stages, only the last one has a draft model, and `links` counts its work as progress.
 class DraftModel : public DraftForward {
  public:
   DraftModel(const EngineConfig& config, const EnginePlan& plan, Model& target,
              profile::Profiler* profiler, RankComm& comm, ThreadPool& pool,
-             std::shared_ptr<const ModelWeights> weights, KeptModel* kept);
+             std::shared_ptr<const ModelWeights> weights, KeptModel* kept,
+             StageLinks* links = nullptr);
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }

@@ -57,6 +57,8 @@ DraftLimits TreeLimitsOf(const SpeculativeOptions& options, int32_t steps) {
   return {.most = tokens - 1, .width = width, .depth = std::min(steps, tokens - 1)};
 }
 
+DraftLimits LimitsOfEngine(const SpeculativeOptions& options, int stages);
+
 }  // namespace
 
 DraftSource SourceOf(const SpeculativeOptions& options) {
@@ -69,7 +71,20 @@ DraftSource SourceOf(const SpeculativeOptions& options) {
   return named->source;
 }
 
-DraftLimits LimitsOf(const SpeculativeOptions& options, int stages) {
+std::string NameOf(DraftSource source) {
+  const auto named = std::ranges::find(kSources, source, &NamedSource::source);
+  return named == std::end(kSources) ? std::string() : std::string(named->name);
+}
+
+DraftLimits LimitsOf(const SpeculativeOptions& options, int stages, bool prefill) {
+  const DraftLimits limits = LimitsOfEngine(options, stages);
+  if (!prefill) return limits;
+  return {.most = HasDraftModel(SourceOf(options)) ? 1 : 0};
+}
+
+namespace {
+
+DraftLimits LimitsOfEngine(const SpeculativeOptions& options, int stages) {
   const DraftSource source = SourceOf(options);
   const int32_t steps = StepsOf(options.num_steps), tokens = options.num_draft_tokens;
   if (options.eagle_topk < 1 || options.eagle_topk > kMostTreeWidth)
@@ -89,4 +104,5 @@ DraftLimits LimitsOf(const SpeculativeOptions& options, int stages) {
           .adapts = stages == 1};
 }
 
+}  // namespace
 }  // namespace switchyard

@@ -58,14 +58,23 @@ constexpr int32_t kMostForcedDrafts = 8;
 // Error kInvalid names an algorithm that is unknown. CheckFlags (engine/checks) refuses flags that
 // contradict each other.
 DraftSource SourceOf(const SpeculativeOptions& options);
+// The name of the source in flags, the same for synonyms; empty: kNone.
+std::string NameOf(DraftSource source);
 // Whether the drafts come from a checkpoint separate from the target's.
 constexpr bool HasDraftCheckpoint(DraftSource source) {
   return source == DraftSource::kStandalone || source == DraftSource::kEagle ||
          source == DraftSource::kEagle3;
 }
+// Whether a model proposes the drafts: one of a separate checkpoint, or an MTP layer.
+constexpr bool HasDraftModel(DraftSource source) {
+  return HasDraftCheckpoint(source) || source == DraftSource::kMtp;
+}
 // Error kInvalid names a flag whose value is out of range. With several pipeline stages, the number
 // of drafts does not adapt: the time between two steps is not that of a pass, so DraftPace cannot
 // measure it.
-DraftLimits LimitsOf(const SpeculativeOptions& options, int stages = 1);
+//
+// `prefill`: for a prefill worker, which verifies nothing. Its draft model, if there is one, only
+// computes keys and values of prompts.
+DraftLimits LimitsOf(const SpeculativeOptions& options, int stages = 1, bool prefill = false);
 
 }  // namespace switchyard

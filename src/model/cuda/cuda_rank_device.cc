@@ -105,7 +105,7 @@ class CudaRankDevice : public RankDevice {
                .moe_tp = collectives_[2].get(),
                .attn_tp = collectives_[3].get()};
     cuda_.AddCheck([this] { peers_.CheckTimeouts(); });
-    if (comm.mesh.pp() > 1) {
+    if (comm.mesh.pp() > 1 && options.gpu->stage_passes > 0) {
       ring_.emplace(comm, StageRowBytes(config, options), options.gpu->stage_passes,
                     options.gpu->timeout);
       cuda_.AddCheck([this] { ring_->CheckTimeouts(); });

@@ -129,6 +129,12 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   return layer;
 }
 
+// An EAGLE head may use the target's embedding.
+bool LoadsEmbedding(const ModelConfig& config) {
+  return (config.has_embedding || config.lends_embedding) &&
+         (!config.eagle || config.eagle->own_embedding);
+}
+
 // The head of the vocabulary, or of a classifier. A tied head may be rows of w->embedding. An
 // embedding model has none; an EAGLE head may use the target's.
 void BuildHead(Parts& parts, ModelWeights* w) {
@@ -141,8 +147,8 @@ void BuildHead(Parts& parts, ModelWeights* w) {
   }
   if (config.eagle && !config.eagle->own_head) return;
   const Range rows = HeadRows(config.head_rows(), parts.mesh());
-  const bool same = config.has_embedding && config.tie_embeddings && rows.begin == w->vocab_begin &&
-                    rows.end == w->vocab_end;
+  const bool same = LoadsEmbedding(config) && config.tie_embeddings &&
+                    rows.begin == w->vocab_begin && rows.end == w->vocab_end;
   w->head = same ? w->embedding
                  : parts.Vocabulary(config.tie_embeddings ? names.embedding : names.head,
                                     config.head_rows(), rows);
@@ -171,7 +177,7 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
   const bool attends = mesh.attends();
-  if (attends && config.has_embedding && (!config.eagle || config.eagle->own_embedding))
+  if (attends && LoadsEmbedding(config))
     w.embedding = parts.Vocabulary(names.embedding, config.vocab_size, vocab);
   bytes.embedding += meter.Next();
   w.layers.reserve(config.layers.size());

@@ -75,12 +75,11 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
   app.Flag("--speculative-algorithm,--speculative-algo", s.algorithm, kSpeculation,
            "Source of drafts, which are verified so that outputs stay equal: NGRAM (the request's "
            "own text), NEXTN or MTP (the checkpoint's MTP layer), EAGLE or EAGLE3 (a head), "
-           "STANDALONE (a small model); empty: no drafts. With --pp-size: NGRAM");
+           "STANDALONE (a small model); empty: no drafts. EAGLE3 is refused with --pp-size");
   app.Flag("--speculative-num-steps", s.num_steps, kSpeculation,
            "Maximum drafts of a request in a step, or of a path of a tree, 1 to 16. auto: chosen "
            "from the measured acceptance rate and cost; 0 drafts if they do not increase the "
-           "speed. With "
-           "--pp-size, auto is at most 8");
+           "speed. With --pp-size, auto is 4, or at most 8 with NGRAM");
   app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
            "Width K of trees of drafts, 1 to 16. The K best drafts of each level get K children "
            "each. 1: chains. More than 1 needs CPUs, a draft model, --speculative-num-steps and "

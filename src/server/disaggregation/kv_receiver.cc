@@ -228,7 +228,7 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
 }
 
 void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
-  const KvFormat format = KvFormat::Of(options_.job.plan.model, options_.job.plan.kv_dtype);
+  const KvFormat format = KvFormat::Of(options_.job.plan);
   const int64_t count = head.end - head.begin;
   if (head.layer < 0 || head.layer >= format.num_layers())
     throw Invalid("{} has sent rows of layer {}: want 0 to {}", link.connection->peer(), head.layer,

@@ -275,12 +275,20 @@ void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
 std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
   const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().num_layers();
   const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
+  // Whether passes that compute the rows before known.computed may be in flight.
+  const bool in_flight = options_.job.config.mesh.pp > 1 && r.known.pass != 0;
   if (r.part.begin == from && r.part.end > from) {  // continues with further layers
-    const int64_t end_layer = r.part.end <= r.known.computed ? layers : ready(r.part.pass);
+    const bool ended = r.part.end <= r.known.computed && !in_flight;
+    const int64_t end_layer = ended ? layers : ready(r.part.pass);
     if (end_layer <= r.part.end_layer) return std::nullopt;
     return Rows{from, r.part.end, r.part.end_layer, end_layer, r.part.pass};
   }
-  if (from < r.known.computed) return Rows{from, r.known.computed, 0, layers, 0};
+  if (from < r.known.computed) {
+    const uint64_t pass = in_flight ? r.known.pass - 1 : 0;
+    const int64_t end_layer = in_flight ? ready(pass) : layers;
+    if (end_layer == 0) return std::nullopt;
+    return Rows{from, r.known.computed, 0, end_layer, pass};
+  }
   if (from >= r.known.end || r.known.pass == 0) return std::nullopt;
   const int64_t end_layer = ready(r.known.pass);
   if (end_layer == 0) return std::nullopt;

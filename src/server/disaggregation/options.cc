@@ -4,11 +4,13 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "engine/speculative/options.h"
 
 namespace switchyard {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr const char* kDraftHash = "the hash of the draft model's config.json";
 
 std::vector<std::span<std::byte>> KeptOf(const SharedArena& arena) {
   std::vector<std::span<std::byte>> kept;
@@ -19,12 +21,12 @@ std::vector<std::span<std::byte>> KeptOf(const SharedArena& arena) {
 // These flags of EngineStatement may differ: they change where rows are computed, not the rows.
 bool MayDiffer(const std::string& name) {
   static constexpr const char* kNames[] = {
-      "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--moe-a2a-backend",
-      "--moe-runner-backend", "--ep-num-redundant-experts", "the hash of --init-expert-location",
-      "--eplb-rank-costs",
-      // Of speculative decoding, which both workers refuse.
-      "--speculative-moe-a2a-backend", "--speculative-moe-runner-backend",
-      "the hash of the draft model's config.json"};
+      "--tp-size", "--ep-size", "--dp-size", "--moe-dense-tp-size", "--pp-size",
+      "--moe-a2a-backend", "--moe-runner-backend", "--ep-num-redundant-experts",
+      "the hash of --init-expert-location", "--eplb-rank-costs", "--speculative-moe-a2a-backend",
+      "--speculative-moe-runner-backend",
+      // Drafts without a model need nothing of the other worker. See KvStatement.
+      "--speculative-algorithm"};
   return std::ranges::find(kNames, name) != std::end(kNames);
 }
 
@@ -35,10 +37,20 @@ MappedCaches::MappedCaches(std::shared_ptr<SharedArena> from, const RankJob& job
 
 Statement KvStatement(const RankJob& job) {
   Statement statement;
-  for (auto& entry : EngineStatement(job.config))
-    if (!MayDiffer(entry.first)) statement.push_back(std::move(entry));
+  std::string draft_hash;
+  for (auto& entry : EngineStatement(job.config)) {
+    if (entry.first == kDraftHash) {
+      draft_hash = entry.second;
+    } else if (!MayDiffer(entry.first)) {
+      statement.push_back(std::move(entry));
+    }
+  }
+  const DraftSource source = SourceOf(job.config.speculative);
+  const bool drafts = HasDraftModel(source);
+  statement.emplace_back("--speculative-algorithm", drafts ? NameOf(source) : "");
+  statement.emplace_back(kDraftHash, drafts ? draft_hash : "none");
   const auto& quantization = job.plan.model.quantization;
-  statement.emplace_back("the KV cache", KvFormat::Of(job.plan.model, job.plan.kv_dtype).Text());
+  statement.emplace_back("the KV cache", KvFormat::Of(job.plan).Text());
   statement.emplace_back("--dtype", Name(job.plan.dtype));
   statement.emplace_back("the rounding of activations to bfloat16",
                          quantization.bfloat16_rows ? "on" : "off");

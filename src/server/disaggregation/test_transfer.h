@@ -30,6 +30,7 @@ struct SideOptions {
   int32_t page_size = 16;
   int64_t tokens = 1024;
   std::string kv_dtype = "auto";
+  std::string algorithm = {};  // --speculative-algorithm
 };
 
 inline RankJob JobOf(const SideOptions& options, const char* mode) {
@@ -41,6 +42,7 @@ inline RankJob JobOf(const SideOptions& options, const char* mode) {
   config.max_total_tokens = options.tokens;
   config.kv_cache_dtype = options.kv_dtype;
   config.disaggregation_mode = mode;
+  config.speculative.algorithm = options.algorithm;
   return {config, MakePlan(config)};
 }
 
@@ -48,7 +50,7 @@ inline RankJob JobOf(const SideOptions& options, const char* mode) {
 struct Side {
   Side(const SideOptions& options, const char* mode)
       : job(JobOf(options, mode)),
-        arena(SharedArena::Create(job.config.mesh.tp, 4096,
+        arena(SharedArena::Create(job.config.mesh.world(), 4096,
                                   KeptPages::BytesPerRank(job.config, job.plan))),
         mapped(std::make_shared<MappedCaches>(arena, job)) {}
 
@@ -88,7 +90,11 @@ struct Side {
       Fill(group, layer, pages, 0, end, seed);
   }
   void Publish(uint64_t pass, int64_t layers) {
-    for (int rank = 0; rank < arena->world(); ++rank)
+    for (int stage = 0; stage < job.config.mesh.pp; ++stage) PublishStage(stage, pass, layers);
+  }
+  void PublishStage(int stage, uint64_t pass, int64_t layers) {
+    const int tp = job.config.mesh.tp;
+    for (int rank = stage * tp; rank < (stage + 1) * tp; ++rank)
       KeptPages::Progress(arena->Kept(rank)).Publish(pass, layers);
   }
 

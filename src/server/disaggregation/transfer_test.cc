@@ -93,16 +93,25 @@ struct Layout {
   int from_group = 0, to_group = 0;
 };
 
+struct Source {
+  const char *fixture, *algorithm = "";
+};
+
 TEST(TransferTest, RowsArriveInEveryLayout) {
   constexpr int64_t kEnd = 77;
-  // The layers of the last one have rows of different sizes.
-  for (const char* fixture : {"qwen3_moe", "deepseek_v2", "../families/mimo_v2_flash"}) {
+  // The layers of the third one have rows of different sizes. The last two have a draft model.
+  for (const auto& [fixture, algorithm] :
+       {Source{"qwen3_moe"}, Source{"deepseek_v2"}, Source{"../families/mimo_v2_flash"},
+        Source{"deepseek_v3", "NEXTN"}, Source{"../../../models/yardling", "MTP"}}) {
     for (const char* backend : {"tcp", "shm"}) {
       for (const Layout& layout :
            {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
+            Layout{{.pp = 2}, {1, 1}}, Layout{{1, 1}, {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 0, 1},
             Layout{{1, 1}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {2, 1}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
-        TransferRig rig(SetupOf(fixture, layout.from, layout.to, backend));
+        TransferSetup setup = SetupOf(fixture, layout.from, layout.to, backend);
+        setup.prefill.algorithm = setup.decode.algorithm = algorithm;
+        TransferRig rig(setup);
         const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
         rig.prefill.FillAll(layout.from_group, from, kEnd, 3);
         rig.sender.Open(10, rig.Room(5), kEnd);
@@ -149,6 +158,49 @@ TEST(TransferTest, LayersAreSentWhileThePassRuns) {
       }
       EXPECT_TRUE(same) << "layer " << layer << " did not arrive before the next one";
     }
+    EXPECT_FALSE(rig.started.Take(2, 0ms));
+    rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
+    ASSERT_TRUE(rig.started.Take(2));
+    ExpectSameRows(rig, 0, from, 0, to, 0, kEnd);
+  }
+}
+
+// Two chunks are in flight: the first stage computes the second one, and the last stage the first
+// one.
+TEST(TransferTest, RowsOfAStageAreSentWhileAnEarlierStageIsAhead) {
+  constexpr int64_t kChunk = 16, kEnd = 40;
+  for (const char* backend : {"tcp", "shm"}) {
+    SCOPED_TRACE(backend);
+    TransferSetup setup = SetupOf("deepseek_v3", {.pp = 2}, {1, 1}, backend);
+    setup.prefill.algorithm = setup.decode.algorithm = "NEXTN";
+    TransferRig rig(setup);
+    const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
+    const auto arrives = [&](int64_t layer, int64_t begin, int64_t end) {
+      const auto want = rig.prefill.Read(0, layer, from, begin, end);
+      for (int i = 0; i < 2000; ++i) {
+        if (rig.decode.Read(0, layer, to, begin, end) == want) return true;
+        std::this_thread::sleep_for(1ms);
+      }
+      return false;
+    };
+    const auto& stages = rig.prefill.job.plan.stages;
+    rig.prefill.FillAll(0, from, kEnd, 3);
+    rig.sender.Open(1, rig.Room(5), kEnd);
+    rig.receiver.Open(2, rig.Room(5), kEnd);
+    rig.receiver.OnOutput(2, 0, PagesOutput({.end = kEnd, .pages = to}));
+    rig.sender.OnOutput(1, 0, PagesOutput({.end = kChunk, .pages = from, .pass = 5}));
+    rig.prefill.PublishStage(0, 5, stages[0].size());
+    EXPECT_TRUE(arrives(0, 0, kChunk));
+    rig.sender.OnOutput(1, 0,
+                        PagesOutput({.end = kEnd, .pages = from, .computed = kChunk, .pass = 6}));
+    rig.prefill.PublishStage(0, 6, 0);
+    rig.prefill.PublishStage(1, 5, stages[1].size());
+    EXPECT_TRUE(arrives(stages[1].end - 1, 0, kChunk));
+    EXPECT_NE(rig.decode.Read(0, 0, to, kChunk, kEnd), rig.prefill.Read(0, 0, from, kChunk, kEnd));
+    rig.prefill.PublishStage(0, 6, stages[0].size());
+    rig.prefill.PublishStage(1, 6, 0);  // the rows of the draft model are complete too
+    EXPECT_TRUE(arrives(stages[1].end, 0, kChunk));
+    EXPECT_TRUE(arrives(0, kChunk, kEnd));
     EXPECT_FALSE(rig.started.Take(2, 0ms));
     rig.sender.OnOutput(1, 0, FirstOutput(kEnd, from));
     ASSERT_TRUE(rig.started.Take(2));

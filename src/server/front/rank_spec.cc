@@ -90,7 +90,8 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.model.quantization.fp8_bfloat16_rows = fp8_bfloat16_rows;
   job.plan.stages = StagesOf(job.config, job.plan.model);
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);
-  job.plan.drafts = LimitsOf(job.config.speculative, job.config.mesh.pp);
+  job.plan.drafts = LimitsOf(job.config.speculative, job.config.mesh.pp,
+                             job.config.disaggregation_mode == "prefill");
   return job;
 }
 
