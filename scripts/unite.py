@@ -36,10 +36,13 @@ TEST = re.compile(r"^(?:TYPED_)?(?:TEST|INSTANTIATE)\w*\(.*", re.MULTILINE)
 CONSTANT_OR_TYPE = re.compile(r"k?[A-Z]")  # also functions; not words such as `name`, which other libraries use
 INCLUDE = re.compile(r'#include "([^"]+)"')
 MACRO = re.compile(r"^ *# *define (?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
-QUALIFIED = re.compile(r"(?:::|\.|->) *(?:template )?(\w+)")
+MEMBER = re.compile(r"(?:::|\.|->) *(?:template )?(\w+)")
+USING_ENUM = re.compile(r"^using enum (?:\w+::)*(\w+);", re.MULTILINE)
+ENUM = re.compile(r"\benum (?:class )?(\w+)[^{;]*\{([^}]*)\}")
 # Classes on lines of definitions, which clang-format does not indent: Result Class::Member(…
 SCOPE = re.compile(r"^(?:[a-zA-Z].*?)?\b(\w+)(?:<[^<>;]*>)?::~?\w+(?=\(| =|;)", re.MULTILINE)
 BASE = re.compile(r"(?:public|protected|private) (?:\w+::)*(\w+)")
+SKIPPED = ("namespace", "TEST", "INSTANTIATE", "TYPED_", "using enum")
 NOT_NAMES = {"return", "if", "for", "while", "else", "switch", "operator", "public", "private", "protected", "namespace"}
 
 
@@ -58,7 +61,7 @@ def local_names(text):
         elif line.rstrip() == "}  // namespace":
             inside = False
         line = code_of(line)
-        if not inside or not line or line[0] in " }#\t" or line.startswith(("namespace", "TEST", "INSTANTIATE", "TYPED_")):
+        if not inside or not line or line[0] in " }#\t" or line.startswith(SKIPPED):
             continue
         found = DECLARATION.match(line)
         if not found:
@@ -125,6 +128,11 @@ def bases_in_header(path):
     return frozenset(BASE.findall(code_of(path.read_text())))
 
 
+@functools.cache
+def enumerations_of(path):
+    return ENUM.findall(code_of(path.read_text()))
+
+
 def headers_of_members(text, headers):
     """The headers of classes whose members a source may use without a qualification: those of which it defines members,
     those from which its classes derive, and the base classes of both."""
@@ -158,12 +166,19 @@ class Source:
         self.words = own.union(*map(names_of_header, headers))
         self.includes = includes(path.read_text())
         fixed = {name for line in TEST.findall(text) for name in WORD.findall(line)}
-        fixed.update(QUALIFIED.findall(text))
+        fixed.update(MEMBER.findall(text))
         of_members = headers_of_members(text, headers)
         self.renamed = {name for name in self.names - fixed if CONSTANT_OR_TYPE.match(name)
                         and not any(name in words_of_header(header) for header in of_members)
                         and not any(name in macro_words_of_header(header) for header in headers)}
         self.fixed_names = self.names - self.renamed
+        # Enumerators that a using enum declaration makes visible in the sources that follow: {name: enumeration}.
+        self.enumerators = {}
+        for used in USING_ENUM.findall(text):
+            for header in headers:
+                self.enumerators.update((name, used) for found, body in enumerations_of(header) if found == used
+                                        for name in WORD.findall(body))
+        self.declares = self.names.union(*map(names_of_header, headers))
         self.usings = usings_of(path)
         self.headers = headers
         self.own = names_of_header(path) - self.usings.keys() - self.renamed
@@ -171,6 +186,10 @@ class Source:
         for header in headers:
             for name in names_of_header(header) - usings_of(header).keys():
                 self.declared.setdefault(name, set()).add(header)
+
+    def hides_by_enumerators(self, other):
+        return any(name in other.declares or other.enumerators.get(name, used) != used
+                   for name, used in self.enumerators.items())
 
     def hides(self, other):
         """Whether a using declaration of this source makes a name of the other one ambiguous. A header that both include
@@ -180,7 +199,7 @@ class Source:
 
     def clashes(self, other):
         return bool(self.fixed_names & other.words or other.fixed_names & self.words or self.hides(other)
-                    or other.hides(self))
+                    or other.hides(self) or self.hides_by_enumerators(other) or other.hides_by_enumerators(self))
 
     def macros(self, group):
         """The names that need a macro beside the other sources of the group."""

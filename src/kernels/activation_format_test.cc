@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/test_effort.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"

@@ -193,7 +193,7 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
       {3, 1, 8, 4, DType::kBF16, 3001, true, true},
       {66, 1, 12, 16, DType::kBF16, 0, false, true},
       {4, 2, 16, 16, DType::kF32, 0, true, false, 4097},
-      {6, 2, 20, 16, DType::kBF16, 0, false, true, 2000},
+      {6, 2, 40, 16, DType::kBF16, 0, false, true, 2000},
       {6, 2, 24, 16, DType::kF32, 0, true, false, 0, 10, 0.7f},
       {8, 1, 20, 16, DType::kBF16, 3000, true, true, 0, 32, 0.7f},
   };

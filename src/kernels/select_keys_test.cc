@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/test_effort.h"
 #include "kernels/cache_rows.h"
 #include "kernels/testing.h"
 

@@ -344,7 +344,8 @@ void Front::EndTrial(uint64_t id) {
 
 RankHistory Front::history() const {
   std::lock_guard lock(mutex_);
-  const auto since = [now = SteadyClock::now()](const std::optional<SteadyClock::time_point>& start) {
+  const auto since = [now =
+                          SteadyClock::now()](const std::optional<SteadyClock::time_point>& start) {
     return start ? std::chrono::duration<double>(now - *start).count() : 0.0;
   };
   std::map<int, double> absent_for;

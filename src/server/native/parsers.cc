@@ -53,7 +53,8 @@ void HandleParseFunctionCall(const Service& service, const http::Request& reques
   std::string content;
   Json calls = Json::array();
   for (const OutputEvent& event : Parse({&format, nullptr}, ParseOfferedTools(f), text)) {
-    if (event.kind == EventKind::kReasoning || event.kind == EventKind::kContent) content += event.text;
+    if (event.kind == EventKind::kReasoning || event.kind == EventKind::kContent)
+      content += event.text;
     if (event.kind == EventKind::kCallBegin)
       calls.push_back({{"tool_index", event.call}, {"name", event.text}, {"parameters", ""}});
     if (event.kind == EventKind::kArguments)

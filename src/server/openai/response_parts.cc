@@ -40,7 +40,8 @@ Json MessageOf(const OutputPlan& plan, const std::vector<OutputEvent>& events,
     if (event.kind == EventKind::kReasoning) reasoning += event.text;
     if (event.kind == EventKind::kContent) content += event.text;
     if (event.kind == EventKind::kCallBegin) calls.push_back(CallOf(event));
-    if (event.kind == EventKind::kArguments) Append(calls.back()["function"]["arguments"], event.text);
+    if (event.kind == EventKind::kArguments)
+      Append(calls.back()["function"]["arguments"], event.text);
   }
   Json message = {{"role", "assistant"}, {"content", nullptr}};
   if (!content.empty() || calls.empty()) message["content"] = std::move(content);

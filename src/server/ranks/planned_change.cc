@@ -106,7 +106,8 @@ void Supervisor::WaitForDiscarded() {
   for (const std::future<void>& ended : discards_) {
     while (ended.wait_for(kPoll) != std::future_status::ready) {
       const std::lock_guard lock(mutex_);
-      if (stopping_ || draining_ || ends_.contains(present_) || SteadyClock::now() >= give_up) return;
+      if (stopping_ || draining_ || ends_.contains(present_) || SteadyClock::now() >= give_up)
+        return;
     }
   }
 }
