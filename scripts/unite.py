@@ -6,9 +6,10 @@ paths of these files, one per line. Called by cmake/module.cmake. Include paths 
 `base`, others are relative to `out`. No path is absolute, so that checkouts share the compiler cache.
 
 Names in anonymous namespaces may repeat between sources. If such a local name would become ambiguous, a macro renames it
-in its own source, provided that no header of this source contains the word. If that is impossible, the source is not added
-to the group. Neither is a source whose using declarations would make names of another source ambiguous. The groups
-depend on file names, and hardly change when a source is edited or added.
+in its own source. The source's headers are included before the macro is defined, so they are not changed. A name is not
+renamed if the source also uses the word for something else: for a member of a class, in a macro of a header, or in the
+name of a test. Then the source is not added to the group. Neither is a source whose using declarations would make names
+of another source ambiguous. The groups depend on file names, and hardly change when a source is edited or added.
 """
 
 import argparse
@@ -34,6 +35,14 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 TEST = re.compile(r"^(?:TYPED_)?(?:TEST|INSTANTIATE)\w*\(.*", re.MULTILINE)
 CONSTANT_OR_TYPE = re.compile(r"k?[A-Z]")  # also functions; not words such as `name`, which other libraries use
 INCLUDE = re.compile(r'#include "([^"]+)"')
+MACRO = re.compile(r"^ *# *define (?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+MEMBER = re.compile(r"(?:::|\.|->) *(?:template )?(\w+)")
+USING_ENUM = re.compile(r"^using enum (?:\w+::)*(\w+);", re.MULTILINE)
+ENUM = re.compile(r"\benum (?:class )?(\w+)[^{;]*\{([^}]*)\}")
+# Classes on lines of definitions, which clang-format does not indent: Result Class::Member(…
+SCOPE = re.compile(r"^(?:[a-zA-Z].*?)?\b(\w+)(?:<[^<>;]*>)?::~?\w+(?=\(| =|;)", re.MULTILINE)
+BASE = re.compile(r"(?:public|protected|private) (?:\w+::)*(\w+)")
+SKIPPED = ("namespace", "TEST", "INSTANTIATE", "TYPED_", "using enum")
 NOT_NAMES = {"return", "if", "for", "while", "else", "switch", "operator", "public", "private", "protected", "namespace"}
 
 
@@ -52,7 +61,7 @@ def local_names(text):
         elif line.rstrip() == "}  // namespace":
             inside = False
         line = code_of(line)
-        if not inside or not line or line[0] in " }#\t" or line.startswith(("namespace", "TEST", "INSTANTIATE", "TYPED_")):
+        if not inside or not line or line[0] in " }#\t" or line.startswith(SKIPPED):
             continue
         found = DECLARATION.match(line)
         if not found:
@@ -91,15 +100,59 @@ def words_of_header(path):
 
 
 @functools.cache
+def included_by(path, base):
+    """The project's headers that a file includes directly."""
+    found = [[folder / name for folder in (base, base.parent) if (folder / name).exists()]
+             for name in INCLUDE.findall(path.read_text())]
+    return [header for header, *_ in filter(None, found)]
+
+
 def headers_of(path, base):
     """The project's headers that a file includes, directly or indirectly."""
-    found, todo = set(), INCLUDE.findall(path.read_text())
+    found, todo = set(), list(included_by(path, base))
     while todo:
-        name = todo.pop()
-        header = next((folder / name for folder in (base, base.parent) if (folder / name).exists()), None)
-        if header and header not in found:
+        header = todo.pop()
+        if header not in found:
             found.add(header)
-            todo += INCLUDE.findall(header.read_text())
+            todo += included_by(header, base)
+    return found
+
+
+@functools.cache
+def macro_words_of_header(path):
+    return frozenset(word for macro in MACRO.findall(code_of(path.read_text())) for word in WORD.findall(macro))
+
+
+@functools.cache
+def bases_in_header(path):
+    return frozenset(BASE.findall(code_of(path.read_text())))
+
+
+@functools.cache
+def enumerations_of(path):
+    return ENUM.findall(code_of(path.read_text()))
+
+
+def headers_of_members(text, headers):
+    """The headers of classes whose members a source may use without a qualification: those of which it defines members,
+    those from which its classes derive, and the base classes of both."""
+    classes, found = set(SCOPE.findall(text)) | set(BASE.findall(text)), set()
+    while new := {header for header in headers - found if not classes.isdisjoint(names_of_header(header))}:
+        found |= new
+        classes.update(*map(bases_in_header, new))
+    return found
+
+
+def includes(text):
+    """The include directives of a source that are not conditional."""
+    depth, found = 0, []
+    for line in text.splitlines():
+        if re.match(r"# *if", line):
+            depth += 1
+        elif re.match(r"# *endif", line):
+            depth -= 1
+        elif depth == 0 and line.startswith("#include "):
+            found.append(line)
     return found
 
 
@@ -111,10 +164,21 @@ class Source:
         own = set(WORD.findall(text))
         self.names = local_names(path.read_text())
         self.words = own.union(*map(names_of_header, headers))
-        # A macro would also rename the word in headers that are first included here, and in names of tests.
-        fixed = {name for line in TEST.findall(text) for name in WORD.findall(line)}.union(*map(words_of_header, headers))
-        self.renamed = {name for name in self.names if CONSTANT_OR_TYPE.match(name) and name not in fixed}
+        self.includes = includes(path.read_text())
+        fixed = {name for line in TEST.findall(text) for name in WORD.findall(line)}
+        fixed.update(MEMBER.findall(text))
+        of_members = headers_of_members(text, headers)
+        self.renamed = {name for name in self.names - fixed if CONSTANT_OR_TYPE.match(name)
+                        and not any(name in words_of_header(header) for header in of_members)
+                        and not any(name in macro_words_of_header(header) for header in headers)}
         self.fixed_names = self.names - self.renamed
+        # Enumerators that a using enum declaration makes visible in the sources that follow: {name: enumeration}.
+        self.enumerators = {}
+        for used in USING_ENUM.findall(text):
+            for header in headers:
+                self.enumerators.update((name, used) for found, body in enumerations_of(header) if found == used
+                                        for name in WORD.findall(body))
+        self.declares = self.names.union(*map(names_of_header, headers))
         self.usings = usings_of(path)
         self.headers = headers
         self.own = names_of_header(path) - self.usings.keys() - self.renamed
@@ -122,6 +186,10 @@ class Source:
         for header in headers:
             for name in names_of_header(header) - usings_of(header).keys():
                 self.declared.setdefault(name, set()).add(header)
+
+    def hides_by_enumerators(self, other):
+        return any(name in other.declares or other.enumerators.get(name, used) != used
+                   for name, used in self.enumerators.items())
 
     def hides(self, other):
         """Whether a using declaration of this source makes a name of the other one ambiguous. A header that both include
@@ -131,7 +199,7 @@ class Source:
 
     def clashes(self, other):
         return bool(self.fixed_names & other.words or other.fixed_names & self.words or self.hides(other)
-                    or other.hides(self))
+                    or other.hides(self) or self.hides_by_enumerators(other) or other.hides_by_enumerators(self))
 
     def macros(self, group):
         """The names that need a macro beside the other sources of the group."""
@@ -197,6 +265,8 @@ def main():
         for source, path in zip(group, paths):
             macros = source.macros(group)
             suffix = re.sub(r"\W", "_", pathlib.Path(path).with_suffix("").as_posix().removeprefix("../"))
+            if macros:
+                text += "".join(f"{line}\n" for line in source.includes)
             text += "".join(f"#define {word} {word}_{suffix}\n" for word in macros)
             text += f'#include "{path}"\n'
             text += "".join(f"#undef {word}\n" for word in macros)

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/test_effort.h"
 #include "engine/test_engine.h"
 #include "model/test_eagle.h"
 #include "moe/backends.h"
@@ -66,7 +67,7 @@ class SpeculativeEngine : public ::testing::TestWithParam<Case> {};
 TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
   const Case& c = GetParam();
   EngineConfig config = ConfigWithoutDrafts(c);
-  constexpr uint64_t kRequests = 24;
+  constexpr uint64_t kRequests = FewerIfSanitized(24);
   Outputs want;
   {
     Engine plain(config);
@@ -89,7 +90,7 @@ class EagleEngine : public ::testing::TestWithParam<Case> {};
 TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
   const Case& c = GetParam();
   EngineConfig config = ConfigWithoutDrafts(c);
-  constexpr uint64_t kRequests = 16;
+  constexpr uint64_t kRequests = FewerIfSanitized(16);
   Outputs want;
   {
     Engine plain(config);

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "core/format.h"
+#include "core/test_effort.h"
 #include "engine/sampler/random.h"
 #include "engine/test_rank_engine.h"
 
@@ -94,7 +95,7 @@ TEST_P(RandomWorkload, GivesWhatEachRequestGetsAlone) {
 
   uint64_t next_id = 1;
   std::map<uint64_t, bool> aborted;
-  constexpr uint64_t kRequests = 300;
+  constexpr uint64_t kRequests = FewerIfSanitized(300, 3);
   while (next_id <= kRequests || crowd.engine.HasWork()) {
     std::vector<ControlMessage> messages;
     for (uint64_t n = Below(4); n > 0 && next_id <= kRequests; --n) {

@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "core/format.h"
+#include "core/test_effort.h"
 #include "engine/sampler/random.h"
 #include "engine/speculative/ngram_drafter.h"
 #include "engine/speculative/test_drafters.h"
@@ -390,7 +391,7 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
 
   uint64_t next_id = 1;
   std::map<uint64_t, bool> aborted;
-  constexpr uint64_t kRequests = 200;
+  constexpr uint64_t kRequests = FewerIfSanitized(200);
   while (next_id <= kRequests || crowd.engine.HasWork()) {
     std::vector<ControlMessage> messages;
     for (uint64_t n = Below(4); n > 0 && next_id <= kRequests; --n) {

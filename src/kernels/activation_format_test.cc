@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/test_effort.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
@@ -63,7 +64,7 @@ WeightView Int8Weight(Random& random, int64_t n, int64_t k, int64_t row0, int64_
 TEST_P(ActivationFormatTest, Int8ProductsHaveTheReferencesBits) {
   Random random(2);
   ThreadPool pool(2);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < FewerIfSanitized(200, 4); ++round) {
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 6, 7, 13, 50, 65, 100});
     const int64_t k = random.Pick<int64_t>({1, 5, 31, 64, 65, 127, 300, 1024, 2069});
     const int64_t n = random.Pick<int64_t>({1, 3, 4, 5, 31, 33, 70});
@@ -124,7 +125,7 @@ TEST_P(ActivationFormatTest, BFloat16ProductsAddInTheManualsOrder) {
   const auto sum = tiles ? InTileOrder : InPairOrder;
   Random random(8);
   ThreadPool pool(2);
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < FewerIfSanitized(120, 4); ++round) {
     const int64_t m =
         random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50, 64, 70});
     const int64_t k = random.Pick<int64_t>({1, 5, 31, 32, 33, 64, 127, 300, 1024});

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <memory>
 
+#include "core/test_effort.h"
 #include "kernels/cpu/int8_blocks.h"
 #include "kernels/cpu/rounded_rows.h"
 #include "kernels/reference.h"
@@ -166,7 +167,7 @@ Inputs MakeInputs(Random& random, int64_t m, int64_t n, int64_t k) {
 TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
   Random random(1);
   ThreadPool pool(2);
-  for (int round = 0; round < 440; ++round) {
+  for (int round = 0; round < FewerIfSanitized(440, 4); ++round) {
     const Kind& kind = kKinds[round % std::size(kKinds)];
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 40});
     const int64_t k = random.Pick<int64_t>({2, 30, 32, 64, 96, 128, 130, 200, 256, 384, 1000});
@@ -314,7 +315,7 @@ TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
   if (!HasFourBitProducts(GetParam())) GTEST_SKIP() << "rounded rows are multiplied in float32";
   Random random(2);
   ThreadPool pool(2);
-  for (int round = 0; round < 220; ++round) {
+  for (int round = 0; round < FewerIfSanitized(220, 4); ++round) {
     const Kind& kind = kKinds[round % std::size(kKinds)];
     const int64_t m = random.Pick<int64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20});
     const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000});

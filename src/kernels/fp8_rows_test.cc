@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/parallel.h"
+#include "core/test_effort.h"
 #include "kernels/cpu/rounded_rows.h"
 #include "kernels/testing.h"
 #include "quant/activations.h"
@@ -41,7 +42,7 @@ WeightView RandomWeight(Random& random, WeightFormat format, int64_t n, int64_t 
 TEST_P(Fp8RowsTest, LinearMultipliesRoundedRows) {
   Random random(1);
   ThreadPool pool(2);
-  for (int round = 0; round < 80; ++round) {
+  for (int round = 0; round < FewerIfSanitized(80, 4); ++round) {
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 17, 40});
     const int64_t k = random.Pick<int64_t>({1, 20, 32, 33, 64, 100, 128, 129, 300, 384});
     const int64_t n = random.Pick<int64_t>({0, 1, 3, 4, 7, 70, 200});

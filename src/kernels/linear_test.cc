@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/test_effort.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 
@@ -27,7 +28,7 @@ void ExpectNear(const LinearParams& p, const std::vector<float>& expected,
 TEST_P(LinearTest, MatchesReference) {
   Random random(1);
   ThreadPool pool(2);
-  for (int round = 0; round < 450; ++round) {
+  for (int round = 0; round < FewerIfSanitized(450, 4); ++round) {
     const WeightFormat format = kAllFormats[round % std::size(kAllFormats)];
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 64, 100});
     const int64_t k =
@@ -133,7 +134,7 @@ TEST_P(LinearTest, ElementDoesNotDependOnBatchColumnsOrThreads) {
         Linear(p, three);
         EXPECT_TRUE(SameBits(all, again)) << "threads, " << Name(format) << " k " << k;
         for (const int64_t m : {1, 2, 5, 8, 11, 13}) {
-          for (int64_t first = 0; first + m <= kRows; first += 17) {
+          for (int64_t first = 0; first + m <= kRows; first += kSanitized ? 51 : 17) {
             p.x = x.data() + first * k;
             p.m = m;
             Linear(p, three);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/test_effort.h"
 #include "kernels/cache_rows.h"
 #include "kernels/testing.h"
 
@@ -90,7 +91,7 @@ struct Batch {
 TEST_P(SelectKeysTest, SelectsTheKeysWithTheHighestScores) {
   Random random(1);
   ThreadPool pool(2);
-  for (int round = 0; round < 15; ++round) {
+  for (int round = 0; round < FewerIfSanitized(15, 3); ++round) {
     Batch b(random,
             random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8}));
     SelectKeys(b.Params(), pool);
@@ -126,7 +127,7 @@ TEST_P(SelectKeysTest, SelectsTheKeysWithTheHighestScores) {
 TEST_P(SelectKeysTest, ChunksThreadsAndBranchesGiveTheSameKeys) {
   Random random(2);
   ThreadPool one(1), three(3);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < FewerIfSanitized(10, 3); ++round) {
     Batch b(random, random.Pick({DType::kF32, DType::kBF16}));
     SelectKeys(b.Params(), one);
     const std::vector<int32_t> want = b.selected;

@@ -18,11 +18,25 @@ namespace switchyard::kernels {
 
 class Random {
  public:
-  explicit Random(unsigned seed) : engine_(seed) {}
+  explicit Random(unsigned seed) : engine_(seed), state_(seed) {}
+  // Numbers of mean 0 and standard deviation `scale`, about normal: sums of four uniform numbers of
+  // 16 bits. std::normal_distribution takes 20 times as long without optimization, which was most
+  // of the time of these tests.
   std::vector<float> Normal(int64_t count, float scale = 1.0f) {
-    std::normal_distribution<float> normal(0.0f, scale);
+    constexpr int kMean = 2 * 65535;                   // of a sum
+    const float unit = scale / (2 * 65536 / 3.4641f);  // a sum has the variance 4 · 65536² / 12
     std::vector<float> values(count);
-    for (float& v : values) v = normal(engine_);
+    float* next = values.data();
+    for (int64_t i = 0; i < count; ++i) {
+      // SplitMix64 (Steele, Lea and Flood, 2014).
+      uint64_t z = state_ += 0x9e3779b97f4a7c15;
+      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+      z ^= z >> 31;
+      const auto sum =
+          static_cast<int>((z & 0xffff) + ((z >> 16) & 0xffff) + ((z >> 32) & 0xffff) + (z >> 48));
+      next[i] = static_cast<float>(sum - kMean) * unit;
+    }
     return values;
   }
   int64_t Below(int64_t bound) {
@@ -57,6 +71,7 @@ class Random {
 
  private:
   std::mt19937 engine_;
+  uint64_t state_;
 };
 
 constexpr WeightFormat kAllFormats[] = {

@@ -1,6 +1,7 @@
 // Attention with values of another width than keys, on random shapes.
 #include <algorithm>
 
+#include "core/test_effort.h"
 #include "kernels/cache_rows.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
@@ -27,7 +28,7 @@ std::vector<char> CacheOf(DType dtype, const std::vector<float>& rows, int64_t w
 TEST_P(ValueWidthTest, RandomShapesMatchTheReference) {
   Random random(11);
   ThreadPool pool(2);
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < FewerIfSanitized(40, 4); ++i) {
     const int64_t kv_heads = 1 + random.Below(3), heads = kv_heads * (1 + random.Below(5));
     const int64_t k_width = 2 * (1 + random.Below(40)), v_width = 1 + random.Below(70);
     const auto dtype =

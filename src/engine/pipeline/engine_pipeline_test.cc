@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/test_effort.h"
 #include "engine/machine.h"
 #include "engine/test_engine.h"
 #include "engine/test_grammars.h"
@@ -53,7 +54,7 @@ EngineConfig OneStage(EngineConfig config) {
 class PipelineEngine : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PipelineEngine, GivesTheOutputsOfOneStage) {
-  constexpr uint64_t kRequests = 28;
+  constexpr uint64_t kRequests = FewerIfSanitized(28);
   const EngineConfig config = ConfigFor(GetParam());
   Outputs want;
   {
@@ -93,7 +94,7 @@ TEST_P(PipelineLimits, DoNotChangeOutputs) {
 class PipelineDrafts : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PipelineDrafts, DoNotChangeOutputs) {
-  constexpr uint64_t kRequests = 20;
+  constexpr uint64_t kRequests = FewerIfSanitized(20);
   EngineConfig config = ConfigFor(GetParam());
   Outputs want;
   {

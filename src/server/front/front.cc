@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 // Limits the work per token: one thread matches every token of all requests with the stop strings.
 constexpr size_t kMaxStopStrings = 64, kMaxStopBytes = 1024;
@@ -222,7 +222,7 @@ void Front::Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlM
 }
 
 void Front::AbortOverdue() {
-  const auto now = Clock::now();
+  const auto now = SteadyClock::now();
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
@@ -262,7 +262,7 @@ int64_t Front::AbortWhere(const std::function<bool(const Open&)>& chosen) {
 
 void Front::OnMessage(const EngineMessage& message) {
   if (const auto* step = std::get_if<StepOutputs>(&message)) {
-    const auto now = Clock::now();
+    const auto now = SteadyClock::now();
     for (const RequestOutput& output : step->outputs) Deliver(output, now);
   } else if (const auto* failure = std::get_if<EngineFailure>(&message)) {
     LOG_ERROR("a rank failed: {}", failure->what);
@@ -281,11 +281,11 @@ void Front::OnMessage(const EngineMessage& message) {
   }
 }
 
-void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
+void Front::Deliver(const RequestOutput& output, SteadyClock::time_point now) {
   std::shared_ptr<Open> open;
   std::string overdue;
   bool suspect = false;
-  std::optional<Clock::time_point> ended;
+  std::optional<SteadyClock::time_point> ended;
   bool transfers = false;
   int group = 0;
   {
@@ -318,7 +318,7 @@ void Front::Deliver(const RequestOutput& output, Clock::time_point now) {
 }
 
 void Front::Take(Open& open, const RequestOutput& output, const std::string& overdue,
-                 Clock::time_point now) {
+                 SteadyClock::time_point now) {
   const int32_t tokens_before = open.next.completion_tokens;
   open.Take(output);
   const bool is_overdue = !overdue.empty() && open.next.finish == FinishReason::kAbort;
@@ -347,7 +347,7 @@ void Front::Take(Open& open, const RequestOutput& output, const std::string& ove
 // Adds `output` to the metrics. `tokens_before`: number of tokens of the generation before
 // `output`. `overdue`: it ended because of a timeout.
 void Front::Measure(Open& open, const RequestOutput& output, int32_t tokens_before, bool overdue,
-                    Clock::time_point now) {
+                    SteadyClock::time_point now) {
   const GenerationEvent& next = open.next;
   metrics_.AddOutput({.tokens = next.completion_tokens - tokens_before,
                       .prompt_tokens = next.prompt_tokens,

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 // Number of tokens after which a request that runs alone is no longer suspect. One token is not
 // enough: ranks launch passes ahead, so they may have ended while they computed the token after the
@@ -27,7 +27,7 @@ constexpr int32_t kTrialTokens = 2;
 constexpr int kNoOutputEnds = 5, kSuspectEnds = 8;
 constexpr std::chrono::seconds kSuspectTime{3};
 
-double Milliseconds(Clock::duration time) {
+double Milliseconds(SteadyClock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
@@ -108,7 +108,7 @@ void Front::Finish(Open& open, RequestOutput last, std::vector<Ending>* endings)
 // These generations are `ending`, so only this thread modifies them until they are removed from
 // open_.
 void Front::End(const std::vector<Ending>& endings) {
-  const auto now = Clock::now();
+  const auto now = SteadyClock::now();
   bool suspect = false;
   for (const Ending& ending : endings) {
     suspect |= ending.suspect;
@@ -119,7 +119,7 @@ void Front::End(const std::vector<Ending>& endings) {
   SendUnsent();  // the next suspect, or all requests
 }
 
-void Front::BeginPause(Clock::time_point ended) {
+void Front::BeginPause(SteadyClock::time_point ended) {
   std::vector<Ending> endings;
   Questions::Deliveries answers;
   {
@@ -233,7 +233,7 @@ void Front::SetAbsentGroups(std::span<const int> groups) {
   std::erase_if(absent_since_, [&](const auto& group) {
     return std::ranges::find(groups, group.first) == groups.end();
   });
-  for (const int group : groups) absent_since_.try_emplace(group, Clock::now());
+  for (const int group : groups) absent_since_.try_emplace(group, SteadyClock::now());
   for (const auto& [id, open] : open_) {
     if (open->ending || !controller_.absent(open->group)) continue;
     controller_.Close(open->group, open->tokens);
@@ -252,7 +252,7 @@ std::vector<EngineStats> Front::StatsOfAllGroups(std::vector<EngineStats> servin
   return all;
 }
 
-void Front::PauseForChange(Clock::time_point since, int groups) {
+void Front::PauseForChange(SteadyClock::time_point since, int groups) {
   {
     std::lock_guard lock(mutex_);
     // Counted once per pause: if a layout fails to load, the next one loads in the same pause.
@@ -300,13 +300,13 @@ void Front::EndHold() {
 void Front::Resume() {
   size_t open = 0, suspects = 0;
   int64_t number = 0;
-  Clock::duration pause{};
+  SteadyClock::duration pause{};
   {
     std::lock_guard order(order_);
     {
       std::lock_guard lock(mutex_);
       if (lost_) return;
-      const auto now = Clock::now();
+      const auto now = SteadyClock::now();
       pause = now - *std::exchange(paused_since_, std::nullopt);
       pause_seconds_ += std::chrono::duration<double>(pause).count();
       number = ++epoch_;
@@ -344,7 +344,8 @@ void Front::EndTrial(uint64_t id) {
 
 RankHistory Front::history() const {
   std::lock_guard lock(mutex_);
-  const auto since = [now = Clock::now()](const std::optional<Clock::time_point>& start) {
+  const auto since = [now =
+                          SteadyClock::now()](const std::optional<SteadyClock::time_point>& start) {
     return start ? std::chrono::duration<double>(now - *start).count() : 0.0;
   };
   std::map<int, double> absent_for;

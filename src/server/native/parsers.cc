@@ -12,7 +12,7 @@
 namespace switchyard::native {
 namespace {
 
-using Kind = OutputEvent::Kind;
+using EventKind = OutputEvent::Kind;
 using RequestPtr = std::shared_ptr<const http::Request>;
 
 std::string RequiredText(const Fields& f) {
@@ -53,10 +53,11 @@ void HandleParseFunctionCall(const Service& service, const http::Request& reques
   std::string content;
   Json calls = Json::array();
   for (const OutputEvent& event : Parse({&format, nullptr}, ParseOfferedTools(f), text)) {
-    if (event.kind == Kind::kReasoning || event.kind == Kind::kContent) content += event.text;
-    if (event.kind == Kind::kCallBegin)
+    if (event.kind == EventKind::kReasoning || event.kind == EventKind::kContent)
+      content += event.text;
+    if (event.kind == EventKind::kCallBegin)
       calls.push_back({{"tool_index", event.call}, {"name", event.text}, {"parameters", ""}});
-    if (event.kind == Kind::kArguments)
+    if (event.kind == EventKind::kArguments)
       calls.back()["parameters"].get_ref<std::string&>() += event.text;
   }
   responder.Send(200, http::kJson,
@@ -75,7 +76,7 @@ void HandleSeparateReasoning(const Service& service, const http::Request& reques
   std::string reasoning, content;
   Json blocks = Json::array();
   for (const OutputEvent& event : Parse({nullptr, &format}, nullptr, text)) {
-    const bool reasons = event.kind == Kind::kReasoning;
+    const bool reasons = event.kind == EventKind::kReasoning;
     (reasons ? reasoning : content) += event.text;
     blocks.push_back({{"type", reasons ? "reasoning" : "text"}, {"text", event.text}});
   }

@@ -16,7 +16,7 @@
 namespace switchyard::offline {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 Error Stopped() { return Error(ErrorKind::kUnavailable, "the engine is shutting down"); }
 
@@ -99,7 +99,7 @@ WeightsState LocalWeights::weights_state() const {
 
 // Ends the ranks and frees their memory. Requests and queries stay in the front.
 void LocalWeights::Unload() {
-  const auto now = Clock::now();
+  const auto now = SteadyClock::now();
   // Stop the ranks first, so that none of their messages reaches the front during PauseForChange.
   if (ranks_) ranks_->Stop();
   front_.PauseForChange(now, config_.mesh.attention_groups());
@@ -264,7 +264,7 @@ bool LocalWeights::Begin(const std::function<std::function<void()>()>& check, Do
   }
   const BlockedSignals blocked(BlockedSignals::Faults::kUnblocked);
   thread_ = std::thread([this, change = std::move(change), done = std::move(done), end] {
-    const auto start = Clock::now();
+    const auto start = SteadyClock::now();
     WeightsResult result;
     try {
       change();
@@ -275,7 +275,7 @@ bool LocalWeights::Begin(const std::function<std::function<void()>()>& check, Do
       result.error = error.what();
     }
     result.waiting = front_.open();
-    result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    result.seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
     end();
     done(result);
   });

@@ -6,7 +6,7 @@
 namespace switchyard::openai {
 namespace {
 
-using Kind = OutputEvent::Kind;
+using EventKind = OutputEvent::Kind;
 
 // The type of an event about the text of an item, such as "response.output_text.delta".
 std::string EventOf(const std::string& item_type, const char* what) {
@@ -24,16 +24,16 @@ std::string NewItemId(const char* prefix) {
 void ResponseItems::Add(const std::vector<OutputEvent>& events) {
   for (const OutputEvent& event : events) {
     switch (event.kind) {
-      case Kind::kReasoning:
+      case EventKind::kReasoning:
         AddText("reasoning", event.text);
         break;
-      case Kind::kContent:
+      case EventKind::kContent:
         AddText("message", event.text);
         break;
-      case Kind::kCallBegin:
+      case EventKind::kCallBegin:
         AddCall(event);
         break;
-      case Kind::kArguments:
+      case EventKind::kArguments:
         items_.back()["arguments"].get_ref<std::string&>() += event.text;
         if (sink_) {
           Json members = Place();
@@ -41,7 +41,7 @@ void ResponseItems::Add(const std::vector<OutputEvent>& events) {
           Emit("response.function_call_arguments.delta", std::move(members));
         }
         break;
-      case Kind::kCallEnd:
+      case EventKind::kCallEnd:
         End("completed");
         break;
     }

@@ -13,7 +13,7 @@
 namespace switchyard::openai {
 namespace {
 
-using Kind = OutputEvent::Kind;
+using EventKind = OutputEvent::Kind;
 
 Json CallOf(const OutputEvent& begin) {
   return {{"id", begin.call_id},
@@ -37,10 +37,11 @@ Json MessageOf(const OutputPlan& plan, const std::vector<OutputEvent>& events,
   std::string content = echo, reasoning;
   Json calls = Json::array();
   for (const OutputEvent& event : events) {
-    if (event.kind == Kind::kReasoning) reasoning += event.text;
-    if (event.kind == Kind::kContent) content += event.text;
-    if (event.kind == Kind::kCallBegin) calls.push_back(CallOf(event));
-    if (event.kind == Kind::kArguments) Append(calls.back()["function"]["arguments"], event.text);
+    if (event.kind == EventKind::kReasoning) reasoning += event.text;
+    if (event.kind == EventKind::kContent) content += event.text;
+    if (event.kind == EventKind::kCallBegin) calls.push_back(CallOf(event));
+    if (event.kind == EventKind::kArguments)
+      Append(calls.back()["function"]["arguments"], event.text);
   }
   Json message = {{"role", "assistant"}, {"content", nullptr}};
   if (!content.empty() || calls.empty()) message["content"] = std::move(content);
@@ -58,26 +59,26 @@ std::vector<Json> DeltasOf(const std::vector<OutputEvent>& events) {
   int32_t open = -1;  // index of the call that the last delta belongs to; −1: none
   for (const OutputEvent& event : events) {
     switch (event.kind) {
-      case Kind::kReasoning:
+      case EventKind::kReasoning:
         deltas.push_back({{"reasoning_content", event.text}, {"reasoning", event.text}});
         break;
-      case Kind::kContent:
+      case EventKind::kContent:
         deltas.push_back({{"content", event.text}});
         break;
-      case Kind::kCallBegin:
+      case EventKind::kCallBegin:
         deltas.push_back(CallDelta(event.call, CallOf(event)));
         break;
-      case Kind::kArguments:
+      case EventKind::kArguments:
         if (open == event.call) {
           Append(deltas.back()["tool_calls"][0]["function"]["arguments"], event.text);
         } else {
           deltas.push_back(CallDelta(event.call, {{"function", {{"arguments", event.text}}}}));
         }
         break;
-      case Kind::kCallEnd:
+      case EventKind::kCallEnd:
         break;
     }
-    const bool of_call = event.kind == Kind::kCallBegin || event.kind == Kind::kArguments;
+    const bool of_call = event.kind == EventKind::kCallBegin || event.kind == EventKind::kArguments;
     open = of_call ? event.call : -1;
   }
   return deltas;

@@ -12,7 +12,7 @@
 namespace switchyard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ void Supervisor::ResumeFront() {
   const bool had_absent = !absent_.empty();
   absent_ = ranks_ ? ranks_->Absent() : std::vector<int>();
   if (!had_absent && !absent_.empty()) {
-    absent_since_ = Clock::now();
+    absent_since_ = SteadyClock::now();
     log_absent_at_ = absent_since_ + kLogAbsentTime;
   }
   if (released_.any()) return;
@@ -54,7 +54,7 @@ bool Supervisor::DrainRequests(const PlannedChange& change, ChangeOutcome* outco
 }
 
 // Ends the ranks, and with them all of their memory. While memory is released, none start.
-void Supervisor::EndForRelease(Clock::time_point start) {
+void Supervisor::EndForRelease(SteadyClock::time_point start) {
   std::unique_ptr<EngineRanks> last = Detach();
   absent_.clear();
   front_.PauseForChange(start, layout_->groups());
@@ -68,7 +68,7 @@ bool Supervisor::ReleaseMemory(const PlannedChange& change, ChangeOutcome* outco
   // If a rank ended meanwhile, the others may serve without it.
   if (outcome->error.empty() && !AwaitAbsent(outcome)) return false;
   if (!outcome->error.empty()) return true;
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   if (tags.weights) {
     if (ranks_) EndForRelease(start);
     released_.weights = true;
@@ -112,7 +112,7 @@ std::optional<std::string> Supervisor::ChangeCacheOfRanks(bool release) {
 // resume. It is paused only after CacheChanged has arrived, because the ranks may send outputs
 // until then.
 bool Supervisor::ReleaseCache(const PlannedChange& change, ChangeOutcome* outcome) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   for (;;) {
     const std::optional<std::string> error = ChangeCacheOfRanks(/*release=*/true);
     if (error) {

@@ -12,12 +12,12 @@
 namespace switchyard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 const std::vector<std::vector<int>> kNoRounds;
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ void Supervisor::EndChange(const ChangeOutcome& outcome) {
 // Makes the pending change. Only this thread removes pending_, so the reference below stays valid.
 bool Supervisor::Change() {
   const PlannedChange& change = pending_->change;
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   LOG_INFO("{} begins", change.what);
   ChangeOutcome outcome;
   bool serving = true;
@@ -102,11 +102,12 @@ bool Supervisor::Change() {
 void Supervisor::WaitForDiscarded() {
   constexpr std::chrono::seconds kMost{10};
   constexpr std::chrono::milliseconds kPoll{5};
-  const auto give_up = Clock::now() + kMost;
+  const auto give_up = SteadyClock::now() + kMost;
   for (const std::future<void>& ended : discards_) {
     while (ended.wait_for(kPoll) != std::future_status::ready) {
       const std::lock_guard lock(mutex_);
-      if (stopping_ || draining_ || ends_.contains(present_) || Clock::now() >= give_up) return;
+      if (stopping_ || draining_ || ends_.contains(present_) || SteadyClock::now() >= give_up)
+        return;
     }
   }
 }
@@ -115,8 +116,8 @@ void Supervisor::WaitForDiscarded() {
 void Supervisor::WaitForOutput() {
   constexpr std::chrono::seconds kMost{10};
   constexpr std::chrono::milliseconds kPoll{5};
-  const auto give_up = Clock::now() + kMost;
-  while (!front_.Progressed() && Clock::now() < give_up) {
+  const auto give_up = SteadyClock::now() + kMost;
+  while (!front_.Progressed() && SteadyClock::now() < give_up) {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, kPoll,
                           [this] { return stopping_ || draining_ || ends_.contains(present_); }))
@@ -128,7 +129,7 @@ void Supervisor::WaitForOutput() {
 // after Close.
 bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& why,
                              ChangeOutcome* outcome) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   RanksEnd end{.why = why, .time = start};
   bool killed = false;  // a signal killed another rank during the restart
   try {
@@ -188,8 +189,8 @@ bool Supervisor::AwaitAbsent(ChangeOutcome* outcome) {
 
 // Says every kLogAbsentTime which ranks the others serve without.
 void Supervisor::LogAbsent() {
-  if (Clock::now() < log_absent_at_) return;
-  log_absent_at_ = Clock::now() + kLogAbsentTime;
+  if (SteadyClock::now() < log_absent_at_) return;
+  log_absent_at_ = SteadyClock::now() + kLogAbsentTime;
   LOG_INFO("the others have served for {:.0f} s without rank {}, which loads",
            SecondsSince(absent_since_), Joined(absent_, ", "));
 }
@@ -198,7 +199,7 @@ void Supervisor::LogAbsent() {
 // the new ranks fail to load or a present rank ends before they have loaded.
 std::unique_ptr<EngineRanks> Supervisor::LoadBeside(const PlannedChange& change, uint64_t* number,
                                                     ChangeOutcome* outcome) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   {
     const std::lock_guard lock(mutex_);
     interrupted_ = stopping_ || draining_ || ends_.contains(present_);
@@ -240,7 +241,7 @@ void Supervisor::DiscardNew(std::unique_ptr<EngineRanks> ranks, uint64_t number,
 }
 
 bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcome) {
-  if (RanksLackCache()) EndForRelease(Clock::now());
+  if (RanksLackCache()) EndForRelease(SteadyClock::now());
   if (!ranks_) {  // ResumeMemory starts the layout
     {
       const std::lock_guard lock(mutex_);
@@ -267,7 +268,7 @@ bool Supervisor::SwitchLayout(const PlannedChange& change, ChangeOutcome* outcom
 // their start, if they have loaded beside the present ones.
 bool Supervisor::SwitchTo(const PlannedChange& change, std::unique_ptr<EngineRanks> loaded,
                           uint64_t number, ChangeOutcome* outcome) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   const std::shared_ptr<RankLayout> old = layout_;
   std::unique_ptr<EngineRanks> last = Detach();
   front_.PauseForChange(start, change.layout->groups());

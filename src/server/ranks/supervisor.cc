@@ -15,7 +15,7 @@
 namespace switchyard {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 // Number of consecutive ends without output (the ranks had requests and sent no output) up to which
 // the next ranks start without delay and keep the cached KV pages.
@@ -31,8 +31,8 @@ std::chrono::milliseconds RestartDelay(int no_output_ends) {
                   kFirst * (1 << std::min(no_output_ends - kNoOutputEndsWithoutDelay - 1, 10)));
 }
 
-double MillisecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+double MillisecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ void Supervisor::Run() {
 
 // Kills and reaps the ranks, and adds to `end` how they ended. Throws if a rank does not end.
 RankHost::Ending Supervisor::Reap(RanksEnd* end) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   RankHost::Ending ending = ranks_->Reap(options_.reap_timeout);  // only this thread changes ranks_
   end->failed = ending.failed;
   end->batch = ending.batch;
@@ -277,7 +277,7 @@ void Supervisor::Discard(std::unique_ptr<EngineRanks> ranks, std::shared_ptr<Ran
 // another start would fail too: the ranks did not join in time, or the leader found the checkpoint
 // or a flag invalid.
 std::optional<RanksEnd> Supervisor::StartAgain(bool may_be_absent) {
-  const auto start = Clock::now();
+  const auto start = SteadyClock::now();
   uint64_t number = 0;
   std::unique_ptr<EngineRanks> started = Start(*layout_, &number, may_be_absent);
   if (!started) return std::nullopt;  // the server is stopping
@@ -291,7 +291,7 @@ std::optional<RanksEnd> Supervisor::StartAgain(bool may_be_absent) {
       LOG_INFO("new ranks have loaded after {:.0f} ms", MillisecondsSince(start));
     return std::nullopt;
   } catch (const Error& error) {
-    RanksEnd end{.why = error.what(), .time = Clock::now()};
+    RanksEnd end{.why = error.what(), .time = SteadyClock::now()};
     if (!Reap(&end).by_signal && error.kind() != ErrorKind::kPeer) throw;
     return end;
   }
@@ -304,7 +304,7 @@ void Supervisor::Stop() {
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  const auto until = Clock::now() + options_.reap_timeout;
+  const auto until = SteadyClock::now() + options_.reap_timeout;
   for (const std::future<void>& ended : discards_) {
     if (ended.wait_until(until) == std::future_status::ready) continue;
     LOG_ERROR("discarded ranks that were killed do not end; the process exits without them");
