@@ -24,7 +24,8 @@ from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metr
 from test_families import FEW_STATES
 from test_families import FOLDER as FAMILY_FOLDER
 from test_families import MORE as SHORTCUT_LAYOUTS
-from test_families import ON_GPUS as FAMILIES
+from test_families import NAMES as FAMILIES
+from test_families import RECURRENT
 from test_families import check as check_family
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_grammar import LAYOUTS as GRAMMAR_LAYOUTS
@@ -97,9 +98,10 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
 
 
 @pytest.mark.parametrize("flags", [[], ["--disable-overlap-schedule"], ["--disable-cuda-graph"]], ids=str)
-def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, flags):
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     device, env = where(1)
-    check_family("qwen3_next", tmp_path, *device, *FEW_STATES, *flags, env=env)
+    check_family(name, tmp_path, *device, *FEW_STATES, *flags, env=env)
 
 
 # Chunks of four tokens, and contexts with more tokens than index_topk.
@@ -176,7 +178,7 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe", "kimi_linear", "nemotron_h", "nemotron_h_latent"])
 def test_bfloat16_gives_the_same_alone_and_together(name):
     """Single prompts and a large batch in chunks must give equal results: with MXFP4 experts, which stay packed on a Hopper
     GPU, and with recurrent states."""

@@ -14,7 +14,6 @@ from server import FIXTURES, ROOT, Server, fails_to_start
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
-ON_GPUS = [name for name in NAMES if not name.startswith(("kimi_linear", "nemotron_h"))]
 LAYOUTS = {
     "one": [],
     "tp2": ["--tp", 2],
@@ -82,6 +81,9 @@ def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
 FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2]
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear", "nemotron_h"])
+RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h"]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name):
     check(name, tmp_path, *FEW_STATES)

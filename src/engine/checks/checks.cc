@@ -127,6 +127,19 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
                   c.speculative.algorithm);
 }
 
+// The key of config.json that gives LinearAttentionConfig::key_dim.
+const char* KeyWidthName(kernels::StateRule rule) {
+  switch (rule) {
+    case kernels::StateRule::kKeyDelta:
+      return "linear_attn_config.head_dim";
+    case kernels::StateRule::kMamba2:
+      return "ssm_state_size";
+    case kernels::StateRule::kDelta:
+      break;
+  }
+  return "linear_key_head_dim";
+}
+
 // Options that a model with recurrent states does not support. Drafts would need the states between
 // their rows; the other features pass keys and values on, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
@@ -141,7 +154,7 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
-  if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
+  if (gpus && kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {
       if (rows > 0 && rows < kernels::kDeltaChunk)
         throw Invalid(
@@ -153,8 +166,8 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
     check(c.max_prefill_tokens, "--max-prefill-tokens");
   }
   if (gpus && model.linear->key_dim > kernels::kMaxGpuKeyDim)
-    throw Invalid("linear_key_head_dim={} exceeds the CUDA limit of {}; use --device cpu",
-                  model.linear->key_dim, kernels::kMaxGpuKeyDim);
+    throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu",
+                  KeyWidthName(model.linear->rule), model.linear->key_dim, kernels::kMaxGpuKeyDim);
 }
 
 // Chunks of equal time have equal numbers of rows if the cost of a row does not grow with its
