@@ -83,11 +83,16 @@ def test_equals_transformers(case):
         check_reference.check(server, FIXTURES / name)
 
 
+# Rows of 20 elements for the experts: exchanges of GPUs send multiples of 8.
+NARROW = ["nemotron_h_latent"]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_equal_transformers(tmp_path, name, ranks):
     device, env = where(ranks)
-    layout = [] if ranks == 1 else ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]
+    deepep = [] if name in NARROW else ["--moe-a2a-backend", "deepep"]
+    layout = [] if ranks == 1 else ["--tp", 2, "--ep", 2, *deepep]
     check_family(name, tmp_path, *device, *layout, env=env)
 
 

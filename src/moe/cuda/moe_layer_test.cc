@@ -133,6 +133,12 @@ TEST(CudaMoeLayer, ExpertsWithoutAGateAndRowsOfTheRouter) {
                             .router_width = own_rows ? 448 : 0,
                             .router = WeightFormat::kBF16}),
                  {}, {DType::kBF16}, 1e-2);
+  ExpectExact(TestLayer({.hidden = 64,
+                         .intermediate = 32,
+                         .num_experts = 512,
+                         .top_k = 22,
+                         .squared = true,
+                         .router_width = 128}));
   ExpectNear(TestLayer({.format = WeightFormat::kFp8Block,
                         .activation = ActivationFormat::kFp8Group,
                         .hidden = 512,

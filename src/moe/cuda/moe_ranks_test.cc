@@ -221,8 +221,9 @@ TEST(CudaMoeRanks, ExpertsWithoutComputationChangeNoBitAndAreNearTheReference) {
 TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
   SKIP_WITHOUT_GPU();
   const TestLayer layer({.hidden = 128,
-                         .intermediate = 256,
-                         .num_experts = 12,
+                         .intermediate = 128,
+                         .num_experts = 40,
+                         .top_k = 20,
                          .squared = true,
                          .router_width = 300});
   const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});

@@ -55,7 +55,7 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxSlots = 16;
+constexpr int kMaxSlots = 32;
 
 // Number of valid rows among the kGroupBlockRows rows of the chunk from `begin` on; padding rows
 // are not valid. `begin` is a multiple of kGroupBlockRows.
