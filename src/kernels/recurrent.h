@@ -46,8 +46,8 @@ struct StateSpan {
   int32_t chunked = 0;
 };
 constexpr int32_t kDeltaChunk = 64;
-// Whether engines on Hopper GPUs compute prompts of kDelta in chunks. The kernels of both forms are tested.
-// Their speed was not measured yet, so the form without chunks is the default.
+// Whether engines on Hopper GPUs compute prompts of kDelta in chunks. The kernels of both forms are
+// tested. Their speed was not measured yet, so the form without chunks is the default.
 constexpr bool kChunksPrompts = false;
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
@@ -96,10 +96,10 @@ struct GatedDeltaParams {
   // Scratch of m · value_heads · (decays() + 1) floats, for decays and steps; at a multiple of 16
   // bytes on GPUs.
   float* gates = nullptr;
-  float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
+  float* out = nullptr;  // [m, value_heads, value_dim], row stride ldo
   int64_t ldo = 0;
-  // Whether a span may have chunked rows, with kDelta only. If so, `chunk_scratch` has kDeltaChunkFloats floats for
-  // each row and value head, at a multiple of 16 bytes.
+  // Whether a span may have chunked rows, with kDelta only. If so, `chunk_scratch` has
+  // kDeltaChunkFloats floats for each row and value head, at a multiple of 16 bytes.
   bool chunked = false;
   float* chunk_scratch = nullptr;
 
@@ -142,7 +142,8 @@ struct GatedNormParams {
 class RecurrentOps {
  public:
   virtual ~RecurrentOps() = default;
-  // Whether this device can compute rows of kDelta in chunks. If not, it ignores StateSpan::chunked.
+  // Whether this device can compute rows of kDelta in chunks. If not, it ignores
+  // StateSpan::chunked.
   virtual bool ChunksRows(int64_t key_dim) const = 0;
   virtual void ShortConv(const ShortConvParams& p) = 0;
   virtual void GatedDelta(const GatedDeltaParams& p) = 0;

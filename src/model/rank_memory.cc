@@ -235,10 +235,10 @@ class PassSizes {
            rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
     if (c_.has_states())
-      attention =
-          std::max(attention,
-                   LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
-                                       o_.gpu && kernels::ChunksPrompts(c_.linear->rule, c_.linear->key_dim)));
+      attention = std::max(
+          attention, LinearScratchFloats(
+                         *c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
+                         o_.gpu && kernels::ChunksPrompts(c_.linear->rule, c_.linear->key_dim)));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 

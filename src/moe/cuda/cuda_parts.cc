@@ -32,10 +32,9 @@ DeviceExperts PlaceExperts(const MoeLayerConfig& config, const MoeLayerWeights& 
   }
   CHECK_EQ(static_cast<int>(experts.size()), backend.local_experts());
   const kernels::CudaDeviceOptions& device = backend.device().options();
-  return DeviceExperts(
-      experts,
-      WithActivation(backend.runner().Arithmetic(experts, device.dtype, device.packs_experts),
-                     config.activation));
+  return DeviceExperts(experts, WithActivation(backend.runner().Arithmetic(experts, device.dtype,
+                                                                           device.packs_experts),
+                                               config.activation));
 }
 
 void AddExpert(const DeviceExperts& experts, int expert, const std::string& name,

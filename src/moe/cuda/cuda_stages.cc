@@ -17,9 +17,7 @@ namespace switchyard::cuda {
 namespace {
 
 ExpertActivation ActivationOf(const MoeLayerConfig& config) {
-  return {.kind = config.activation,
-          .alpha = config.swiglu_alpha,
-          .limit = config.swiglu_limit};
+  return {.kind = config.activation, .alpha = config.swiglu_alpha, .limit = config.swiglu_limit};
 }
 
 ElementType TypeOf(RowFormat format) {

@@ -233,7 +233,8 @@ TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
   }
   const Ranks gathered{layer, DType::kF32, DeepEp("auto"), Passes(1)};  // with MoE-TP
   EXPECT_LT(RelativeError(gathered.On({.tp = 4, .ep = 2}), want), 1e-5);
-  for (const MeshShape& mesh : {MeshShape{.tp = 2}, {.tp = 2, .ep = 2}, {.tp = 2, .ep = 2, .dp = 2}})
+  for (const MeshShape& mesh :
+       {MeshShape{.tp = 2}, {.tp = 2, .ep = 2}, {.tp = 2, .ep = 2, .dp = 2}})
     ExpectNearTheReference(layer, mesh);
 }
 

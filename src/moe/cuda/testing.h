@@ -61,8 +61,9 @@ class SingleMember : public Collectives {
 };
 
 // Runs one pass on a rank that is the only one of its attention group. Input and output are in host
-// memory, also the router's rows, if it has any (MoeTokens::router_rows). `before_pass` is called when the input is on the GPU. Ranks that share a GPU meet there:
-// an allocation would wait for kernels of the others, which may wait for this rank.
+// memory, also the router's rows, if it has any (MoeTokens::router_rows). `before_pass` is called
+// when the input is on the GPU. Ranks that share a GPU meet there: an allocation would wait for
+// kernels of the others, which may wait for this rank.
 inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
                                       int64_t decoding = 0,

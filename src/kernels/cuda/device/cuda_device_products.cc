@@ -235,8 +235,7 @@ void LinearOps::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
   const int64_t m = p.offsets[1] - p.offsets[0], middle = w.gate.n;
   if (m == 0) return;
   const bool gated = p.activation != kernels::Activation::kRelu2;
-  float* const up =
-      gated ? static_cast<float*>(up_.Get(Capacity(m) * middle * 4)) : p.scratch;
+  float* const up = gated ? static_cast<float*>(up_.Get(Capacity(m) * middle * 4)) : p.scratch;
   const auto product = [&](const WeightView& weight, const float* bias, float* y) {
     return kernels::LinearParams{
         .x = p.x, .ldx = p.ldx, .w = weight, .bias = bias, .y = y, .ldy = middle, .m = m};

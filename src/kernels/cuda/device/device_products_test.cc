@@ -133,15 +133,14 @@ TEST_F(ProductsTest, MlpMatchesTheCpu) {
     if (!gated) w.up = w.gate, w.up_bias = w.gate_bias;
     std::vector<float> scratch(m * middle), expected(m * hidden);
     const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-    GroupedMlpParams p = {
-        .x = x.data(),
-        .ldx = hidden,
-        .experts = {&w, 1},
-        .offsets = offsets,
-        .activation = kActivations[round % 3],
-        .scratch = scratch.data(),
-        .out = expected.data(),
-        .ldo = hidden};
+    GroupedMlpParams p = {.x = x.data(),
+                          .ldx = hidden,
+                          .experts = {&w, 1},
+                          .offsets = offsets,
+                          .activation = kActivations[round % 3],
+                          .scratch = scratch.data(),
+                          .out = expected.data(),
+                          .ldo = hidden};
     cpu_->Mlp(p);
     const DeviceVector device_x(device, x), device_scratch(device, scratch), out(device, expected);
     const DeviceVector<float> biases[] = {

@@ -2,9 +2,10 @@
 // and Hatamizadeh, arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692) and Mamba-2 (Dao and
 // Gu, arXiv 2405.21060). kernels/recurrent.h has the definitions.
 // Tiling: two kernels.
-//   PrepareKernel  a warp takes q or k of one row and key head: divides it by its norm, and computes
-//                  the gates of the head's value heads. For Mamba-2 StepsKernel computes only gates,
-//                  with one thread for each row and value head
+//   PrepareKernel  a warp takes q or k of one row and key head: divides it by its norm, and
+//   computes
+//                  the gates of the head's value heads. For Mamba-2 StepsKernel computes only
+//                  gates, with one thread for each row and value head
 //   DeltaKernel    a block takes one sequence, one value head and kColumns columns of its state,
 //                  for all rows of the sequence in turn. Four lanes share a column, each with a
 //                  quarter of its keys in registers. Grid: sequences × heads · blocks of columns
@@ -175,8 +176,8 @@ class DeltaRows {
     }
     for (int row = threadIdx.x; row < rows; row += kDeltaThreads) {
       if constexpr (!Rows::kByKey)
-        __pipeline_memcpy_async(&stage.decays[row][0],
-                                Gates<kRule>::Decays(p_, first + row, head_), sizeof(float));
+        __pipeline_memcpy_async(&stage.decays[row][0], Gates<kRule>::Decays(p_, first + row, head_),
+                                sizeof(float));
       __pipeline_memcpy_async(&stage.steps[row], Gates<kRule>::Step(p_, first + row, head_),
                               sizeof(float));
     }
@@ -386,8 +387,8 @@ template <StateRule kRule>
 cudaError_t Start(const GatedDeltaParams& p, const PdlStream& chain) {
   const bool keys_aligned = RowsAligned(p.q, p.ld, p.key_dim) && p.q_stride % 4 == 0 &&
                             Aligned16(p.k) && p.k_stride % 4 == 0;
-  const bool aligned = keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) &&
-                       p.v_stride % 4 == 0 && Aligned16(p.gates);
+  const bool aligned = keys_aligned && RowsAligned(p.v, p.ld, p.value_dim) && p.v_stride % 4 == 0 &&
+                       Aligned16(p.gates);
   cudaError_t error = StartGates<kRule>(p, keys_aligned, chain);
   if (error == cudaSuccess && p.chunked) error = GatedDeltaChunks(p, chain);
   if (error != cudaSuccess) return error;

@@ -80,9 +80,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weights[j] = weight(j);
   }
-  const float4 bias = p.bias == nullptr ? float4{0, 0, 0, 0}
-                                        : LoadRow4<kAligned>(p.bias + group * p.channels, column,
-                                                             p.channels);
+  const float4 bias = p.bias == nullptr
+                          ? float4{0, 0, 0, 0}
+                          : LoadRow4<kAligned>(p.bias + group * p.channels, column, p.channels);
 
   int64_t index = SpanAt(p.sequences, p.num_sequences, begin);
   for (int64_t row = begin; row < end && index < p.num_sequences; ++index) {

@@ -277,9 +277,8 @@ __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams 
       const int unit = first + j * step;
       const int64_t row = begin + unit / groups;
       const From* gate_up = static_cast<const From*>(p.gate_up) + row * width;
-      y[j] = unit < all
-                 ? Activated<From, kGated>(p, gate_up, unit % groups * 128 + lane * 4)
-                 : float4{};
+      y[j] = unit < all ? Activated<From, kGated>(p, gate_up, unit % groups * 128 + lane * 4)
+                        : float4{};
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -392,9 +391,8 @@ cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   const auto kernel = p.from == ElementType::kF32
                           ? (gated ? ActivateKernel<float, true> : ActivateKernel<float, false>)
                           : (gated ? ActivateKernel<Bf16, true> : ActivateKernel<Bf16, false>);
-  return LaunchWithPdl(kernel,
-                       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)), kThreads,
-                       0, chain, p);
+  return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)),
+                       kThreads, 0, chain, p);
 }
 
 cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) {
