@@ -102,8 +102,6 @@ struct Family {
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
   bool mtp = false;  // MTP layers have the tensor names of DeepSeek-V3's
-  // Why models of the family do not run on GPUs: "sparse attention". Empty: they do.
-  std::string_view cpu_only = {};
   // Formats of tool calls and reasoning that the chat templates of published checkpoints use (names
   // of text/output). For the table of models; serving detects them from the template.
   std::string_view tool_parser = {}, reasoning_parser = {};
