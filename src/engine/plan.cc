@@ -192,14 +192,16 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
     const int ranks = plan.cuda ? 1 : plan.ranks_of_host;  // that share machine.memory
     const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
                         FixedNeed(config, plan, {&memory, 1}, {&ranks, 1}).fixed();
+    const int64_t slots = StateSlots::ForEach(plan.drafts.most);
     const double request =
-        (config.disable_radix_cache ? 2.0 : 4.0) * ranks *
+        static_cast<double>(config.disable_radix_cache ? slots : slots + 2) * ranks *
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0)));
     const auto most = static_cast<double>(plan.max_running_requests);
     plan.max_running_requests = static_cast<int32_t>(std::clamp(room / 4 / request, 1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
-  plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache);
+  plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache,
+                                         plan.drafts.most);
 }
 
 [[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,
@@ -338,7 +340,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckDraft(config, plan.draft, places);
   plan.drafts = LimitsOf(config.speculative, config.mesh.pp);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
-  // Recurrent states cannot drop the rows of rejected drafts.
+  // With recurrent states, each draft would need a slot in all passes of all requests.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&
       !model.has_states())
     plan.max_forced = kMostForcedDrafts;

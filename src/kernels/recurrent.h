@@ -39,7 +39,7 @@ struct StateSpan {
   struct Copy {
     int32_t rows = 0, slot = -1;
   };
-  Copy copies[2] = {};
+  Copy copies[kMaxStateCopies] = {};
   // This number of leading rows, a multiple of kDeltaChunk, may be computed in chunks. The first of
   // them is at a position that is a multiple too, and so are the rows of copies among them. CPUs
   // compute all rows one by one. Not 0: the span has a slot `to`.

@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
+#include "engine/speculative/options.h"
 #include "eplb/manager.h"
 #include "kernels/recurrent.h"
 #include "model/stages.h"
@@ -140,8 +141,32 @@ const char* KeyWidthName(kernels::StateRule rule) {
   return "linear_key_head_dim";
 }
 
-// Options that a model with recurrent states does not support. Drafts would need the states between
-// their rows; the other features pass keys and values on, but not states.
+// Drafts for a model with recurrent states, whose passes write the state after each draft.
+void CheckStatesOfDrafts(const EngineConfig& c, const ModelConfig& model, bool gpus) {
+  const SpeculativeOptions& options = c.speculative;
+  const DraftLimits limits = LimitsOf(options, c.mesh.pp);
+  if (limits.most == 0) return;
+  if (gpus)
+    throw Invalid(
+        "--speculative-algorithm {}: not supported on GPUs for {}, which has recurrent states; "
+        "leave the flag out",
+        options.algorithm, model.architecture);
+  if (limits.trees())
+    throw Invalid(
+        "--speculative-eagle-topk {}: not supported for {}, which has recurrent states; "
+        "want 1",
+        options.eagle_topk, model.architecture);
+  if (limits.most <= kernels::kMaxStateCopies) return;
+  const std::string given =
+      options.num_draft_tokens > 0
+          ? fmt::format("--speculative-num-draft-tokens {}", options.num_draft_tokens)
+          : fmt::format("--speculative-num-steps {}", options.num_steps);
+  throw Invalid("{}: {} has recurrent states, which allow at most {} drafts", given,
+                model.architecture, kernels::kMaxStateCopies);
+}
+
+// Options that a model with recurrent states does not support. The features pass keys and values
+// on, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
@@ -149,8 +174,7 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
       throw Invalid("{}: not supported for {}, which has recurrent states; leave the flag out",
                     flag, model.architecture);
   };
-  refuse(!c.speculative.algorithm.empty(),
-         fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  CheckStatesOfDrafts(c, model, gpus);
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");

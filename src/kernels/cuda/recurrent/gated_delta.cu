@@ -297,6 +297,25 @@ class StatePart {
   float s_[kQuads][4];
 };
 
+// The next copy of a state (StateSpan::copies).
+class NextCopy {
+ public:
+  __device__ explicit NextCopy(const StateSpan& span) : copies_(span.copies) {
+    while (Exists() && copies_[index_].rows <= 0) ++index_;  // among the chunked rows
+  }
+  // The slot of the state after `rows` rows; −1: none. Call it for ascending rows.
+  __device__ int32_t SlotAfter(int rows) {
+    return Exists() && copies_[index_].rows == rows ? copies_[index_++].slot : -1;
+  }
+
+ private:
+  __device__ bool Exists() const {
+    return index_ < kernels::kMaxStateCopies && copies_[index_].slot >= 0;
+  }
+  const StateSpan::Copy* copies_;
+  int index_ = 0;
+};
+
 // The rows of a span that are computed one by one. If others are chunked, the state after them is
 // in slot `to`, and copies of it have been made.
 __device__ __forceinline__ StateSpan RowByRow(const GatedDeltaParams& p, int64_t sequence) {
@@ -336,6 +355,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kKeys <= 128 ? 4 : 2)
     if (exists) state.Write(rows.StateOf(slot) + column, p.value_dim, slice, p.key_dim);
   };
 
+  NextCopy copy(span);
   for (int begin = 0; begin < span.rows; begin += kRows) {
     Rows& stage = stages[begin / kRows % 2];
     if (begin + kRows < span.rows) rows.Load(begin + kRows, stages[(begin / kRows + 1) % 2]);
@@ -346,8 +366,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kKeys <= 128 ? 4 : 2)
     for (int row = 0; row < end; ++row) {
       const float out = state.Step(stage, row, stage.v[row][column], skip, slice);
       if (slice == 0 && exists) rows.Out(begin + row)[column] = out;
-      for (const StateSpan::Copy& copy : span.copies)
-        if (copy.slot >= 0 && copy.rows == begin + row + 1) write(copy.slot);
+      if (const int32_t slot = copy.SlotAfter(begin + row + 1); slot >= 0) write(slot);
     }
     __syncthreads();  // before the next copies to this stage
   }

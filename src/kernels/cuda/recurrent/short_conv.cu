@@ -116,8 +116,10 @@ __global__ void __launch_bounds__(kThreads)
       }
       StoreRow4<kAligned>(p.y + row * p.ldy + group * p.channels, column, p.channels,
                           {Silu(sum.x), Silu(sum.y), Silu(sum.z), Silu(sum.w)});
-      for (const StateSpan::Copy& copy : span.copies)
-        if (copy.slot >= 0 && copy.rows == at + 1) store(copy.rows, copy.slot);
+      for (const StateSpan::Copy& copy : span.copies) {
+        if (copy.slot < 0) break;
+        if (copy.rows == at + 1) store(copy.rows, copy.slot);
+      }
       if (at + 1 == span.rows && span.to >= 0) store(span.rows, span.to);
     }
   }
