@@ -66,8 +66,7 @@ void PrintModels() {
   for (const Family& family : Families()) all.push_back(&family);
   std::ranges::stable_sort(all, {}, &Family::model_type);
   for (const Family* f : all)
-    fmt::print("| `{}` | `{}` | yes | {} | {} | {} | {} | {} |\n", f->architecture, f->model_type,
-               f->cpu_only.empty() ? "yes" : fmt::format("no: {}", f->cpu_only),
+    fmt::print("| `{}` | `{}` | yes | yes | {} | {} | {} | {} |\n", f->architecture, f->model_type,
                FormatsOf(f->names({})), f->mtp ? "yes" : "", Code(f->tool_parser),
                Code(f->reasoning_parser));
   for (const Wrapper& w : Wrappers())

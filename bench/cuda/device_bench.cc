@@ -305,24 +305,33 @@ void BenchAddNorm(Bench& bench) {
   });
 }
 
-// The convolution and the delta rule of Qwen3-Next-80B, for decode batches and for prompts, whose
-// rows are computed one by one and in chunks.
-void BenchRecurrent(Bench& bench) {
-  constexpr int64_t kHeads = 32, kKeyHeads = 16, kDim = 128, kWidth = 4, kSlots = 256;
-  constexpr int64_t kMixed = (2 * kKeyHeads + kHeads) * kDim, kValues = kHeads * kDim;
-  constexpr int64_t kInputs = (kWidth - 1) * kMixed, kState = kValues * kDim;
-  float* x = bench.Floats(kMaxTokens * kMixed);
-  float* mixed = bench.Floats(kMaxTokens * kMixed);
-  float* out = bench.Floats(kMaxTokens * kValues);
-  float* gates = bench.Floats(kMaxTokens * 2 * kHeads);
-  const float* ab = bench.Floats(kMaxTokens * 2 * kHeads);
-  const float* weight = bench.Floats(kWidth * kMixed);
-  const float* zeros = bench.Floats(kHeads);
-  float* states = bench.Floats(kSlots * (kInputs + kState));
+// A published model's recurrent layers.
+struct RecurrentShape {
+  const char* name;
+  kernels::StateRule rule;
+  int64_t key_heads, value_heads, value_dim;
+};
+
+// The convolution and the states of such a layer, for decode batches and for prompts, whose rows
+// are computed one by one and, with kDelta, in chunks.
+void BenchRecurrent(Bench& bench, const RecurrentShape& of) {
+  constexpr int64_t kDim = 128, kWidth = 4, kSlots = 256;  // kDim: of keys
+  const int64_t heads = of.value_heads, group = heads / of.key_heads;
+  const int64_t values = heads * of.value_dim, mixed_width = 2 * of.key_heads * kDim + values;
+  const int64_t inputs = (kWidth - 1) * mixed_width, state = values * kDim;
+  const int64_t decays = of.rule == kernels::StateRule::kKeyDelta ? kDim : 1;
+  const bool is_delta = of.rule == kernels::StateRule::kDelta;
+  float* x = bench.Floats(kMaxTokens * mixed_width);
+  float* mixed = bench.Floats(kMaxTokens * mixed_width);
+  float* out = bench.Floats(kMaxTokens * values);
+  float* gates = bench.Floats(kMaxTokens * heads * (decays + 1));
+  const float* ab = bench.Floats(kMaxTokens * heads * (decays + 1));
+  const float* weight = bench.Floats(kWidth * mixed_width);
+  const float* zeros = bench.Floats(heads * decays);
+  float* states = bench.Floats(kSlots * (inputs + state));
   kernels::RecurrentOps& ops = *bench.device.recurrent();
-  const bool chunks = ops.ChunksRows(kDim);
-  float* chunk_scratch =
-      bench.Floats(chunks ? kMaxTokens * kHeads * kernels::kDeltaChunkFloats : 1);
+  const bool chunks = is_delta && ops.ChunksRows(kDim);
+  float* chunk_scratch = bench.Floats(chunks ? kMaxTokens * heads * kernels::kDeltaChunkFloats : 1);
   struct Case {
     int64_t sequences, rows;
     bool chunked = false;
@@ -351,55 +360,73 @@ void BenchRecurrent(Bench& bench) {
     const int64_t m = sequences * rows;
     const std::string shape = fmt::format("{} x {} rows", sequences, rows);
     const auto count = static_cast<double>(m), states_read = static_cast<double>(sequences);
+    const auto widths = static_cast<double>(mixed_width + values);
     if (!c.chunked)
-      bench.Run("short-conv", shape, 8 * kMixed * count + 8 * kInputs * states_read, 0, 0,
-                [&](int i) {
+      bench.Run("short-conv", fmt::format("{} {}", of.name, shape),
+                8.0 * static_cast<double>(mixed_width) * count +
+                    8.0 * static_cast<double>(inputs) * states_read,
+                0, 0, [&](int i) {
                   ops.ShortConv({.x = x,
-                                 .ldx = kMixed,
-                                 .channels = kMixed,
+                                 .ldx = mixed_width,
+                                 .channels = mixed_width,
                                  .width = kWidth,
                                  .weight = weight,
                                  .states = states,
-                                 .state_stride = kInputs + kState,
+                                 .state_stride = inputs + state,
                                  .sequences = spans[i % spans.size()],
                                  .num_sequences = sequences,
                                  .m = m,
                                  .y = mixed,
-                                 .ldy = kMixed});
+                                 .ldy = mixed_width});
                 });
-    bench.Run("gated-delta", shape + (c.chunked ? " in chunks" : ""),
-              4 * (kMixed + kValues) * count + 8 * kState * states_read, 6 * kState * count,
+    // Operations for an element of the state: decay, update and output, and the prediction of the
+    // delta rules.
+    const double operations = of.rule == kernels::StateRule::kMamba2 ? 5 : is_delta ? 6 : 7;
+    bench.Run(of.name, shape + (c.chunked ? " in chunks" : ""),
+              4 * widths * count + 8.0 * static_cast<double>(state) * states_read,
+              operations * static_cast<double>(state) * count,
               c.chunked ? bench.machine.bf16 : bench.machine.f32, [&](int i) {
                 ops.GatedDelta({.q = mixed,
-                                .k = mixed + kKeyHeads * kDim,
-                                .v = mixed + 2 * kKeyHeads * kDim,
-                                .ld = kMixed,
+                                .k = mixed + of.key_heads * kDim,
+                                .v = mixed + 2 * of.key_heads * kDim,
+                                .ld = mixed_width,
                                 .q_stride = kDim,
                                 .k_stride = kDim,
-                                .v_stride = kHeads / kKeyHeads * kDim,
+                                .v_stride = group * of.value_dim,
                                 .a = ab,
-                                .b = ab + kHeads,
-                                .ld_gates = 2 * kHeads,
-                                .a_stride = kHeads / kKeyHeads,
-                                .b_stride = kHeads / kKeyHeads,
+                                .b = ab + heads * decays,
+                                .ld_gates = heads * (decays + 1),
+                                .a_stride = group * decays,
+                                .b_stride = group,
                                 .rate = zeros,
                                 .bias = zeros,
-                                .key_heads = kKeyHeads,
-                                .value_heads = kHeads,
+                                .rule = of.rule,
+                                .skip = zeros,
+                                .key_heads = of.key_heads,
+                                .value_heads = heads,
                                 .key_dim = kDim,
-                                .value_dim = kDim,
-                                .states = states + kInputs,
-                                .state_stride = kInputs + kState,
+                                .value_dim = of.value_dim,
+                                .states = states + inputs,
+                                .state_stride = inputs + state,
                                 .sequences = spans[i % spans.size()],
                                 .num_sequences = sequences,
                                 .m = m,
                                 .gates = gates,
                                 .out = out,
-                                .ldo = kValues,
+                                .ldo = values,
                                 .chunked = c.chunked,
                                 .chunk_scratch = chunk_scratch});
               });
   }
+}
+
+// Qwen3-Next-80B, Kimi-Linear-48B and Nemotron-3-Nano-30B.
+void BenchRecurrent(Bench& bench) {
+  using Rule = kernels::StateRule;
+  for (const RecurrentShape& of : {RecurrentShape{"gated-delta", Rule::kDelta, 16, 32, 128},
+                                   {"key-delta", Rule::kKeyDelta, 32, 32, 128},
+                                   {"mamba-2", Rule::kMamba2, 8, 64, 64}})
+    BenchRecurrent(bench, of);
 }
 
 }  // namespace

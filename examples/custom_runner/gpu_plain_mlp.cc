@@ -23,7 +23,8 @@ class GpuPlainMlp : public cuda::GpuRunner {
   void Run(const cuda::DeviceExperts& experts, const cuda::ExpertActivation& activation,
            const cuda::GpuGroupedRows& rows, const cuda::ProductBuffers& buffers, void* y,
            const cuda::PdlStream& chain) override {
-    if (activation.clamped) throw Invalid("--moe-runner-backend plain_mlp supports only SwiGLU");
+    if (activation.kind != kernels::Activation::kSwiGlu)
+      throw Invalid("--moe-runner-backend plain_mlp supports only SwiGLU");
     const cuda::ExpertArithmetic& arithmetic = experts.arithmetic;
     RowProducts p = {.rows = {.offsets = rows.chunk.order.offsets,
                               .counts = rows.chunk.order.counts,

@@ -152,7 +152,8 @@ struct EnginePlan {
 
   // RankEngine::Options::state_chunk
   int32_t state_chunk() const {
-    return cuda && model.has_states() && kernels::ChunksPrompts(model.linear->key_dim)
+    return cuda && model.has_states() &&
+                   kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)
                ? kernels::kDeltaChunk
                : 0;
   }

@@ -250,7 +250,8 @@ class FakeForward : public ForwardFunction {
       };
       size_t copy = 0;
       for (int32_t row = 0; row < span.rows; ++row) {
-        if (copy < 2 && span.copies[copy].slot >= 0 && span.copies[copy].rows == row) {
+        if (copy < std::size(span.copies) && span.copies[copy].slot >= 0 &&
+            span.copies[copy].rows == row) {
           EXPECT_GT(row, 0);
           write(span.copies[copy++].slot);
           ++state_copies;
@@ -258,7 +259,7 @@ class FakeForward : public ForwardFunction {
         const int32_t token = tokens[span.row_begin + row] + (row < span.chunked ? kChunked : 0);
         state.hash = Mix(state.hash, token, state.position++);
       }
-      EXPECT_TRUE(copy == 2 || span.copies[copy].slot < 0);
+      EXPECT_TRUE(copy == std::size(span.copies) || span.copies[copy].slot < 0);
       write(span.to);
       EXPECT_EQ(state.hash, History(sequence, sequence.kv_len));
     }

@@ -5,6 +5,7 @@
 
 #include "core/format.h"
 #include "core/gguf_files.h"
+#include "engine/kv_cache/state_slots.h"
 #include "engine/pipeline/stage_links.h"
 #include "engine/rank_engine.h"
 #include "engine/speculative/draft_model.h"
@@ -40,9 +41,10 @@ std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
                            const EnginePlan& plan) {
   if (plan.num_states == 0) return "";
   const double slot = memory.states / kMiB / static_cast<double>(plan.num_states);
+  const int64_t own = StateSlots::ForEach(plan.drafts.most);
   return fmt::format(
-      "recurrent states {:.1f} ({} slots of {:.2f}, two for each running request: {:.2f}{}), ",
-      memory.states / kMiB, plan.num_states, slot, 2 * slot,
+      "recurrent states {:.1f} ({} slots of {:.2f}, {} for each running request: {:.2f}{}), ",
+      memory.states / kMiB, plan.num_states, slot, own, static_cast<double>(own) * slot,
       config.disable_radix_cache ? "" : ", the others for cached prefixes");
 }
 

@@ -189,13 +189,15 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
   if (!plan.model.has_states()) return;
   if (config.max_running_requests == 0) {
     const std::vector<RankMemory> stages = StageMemories(config, plan);
+    const int64_t slots = StateSlots::ForEach(plan.drafts.most);
+    const auto of_request = static_cast<double>(config.disable_radix_cache ? slots : slots + 2);
     auto most = static_cast<double>(plan.max_running_requests);
     for (const std::vector<int>& counts : RanksOfHosts(config, plan)) {
       const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
                           FixedNeed(config, plan, stages, counts).fixed();
       double request = 0;
       for (int stage = 0; stage < config.mesh.pp; ++stage)
-        request += (config.disable_radix_cache ? 2.0 : 4.0) * counts[stage] *
+        request += of_request * counts[stage] *
                    static_cast<double>(StateStorage::BytesPerSlot(
                        StagePlanOf(config, plan, stage).model, Mesh(config.mesh, 0)));
       if (request > 0) most = std::min(most, room / 4 / request);
@@ -203,7 +205,8 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
     plan.max_running_requests = static_cast<int32_t>(std::max(1.0, most));
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
-  plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache);
+  plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache,
+                                         plan.drafts.most);
 }
 
 [[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,
@@ -344,7 +347,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.drafts =
       LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
-  // Recurrent states cannot drop the rows of rejected drafts.
+  // With recurrent states, each draft would need a slot in all passes of all requests.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&
       !model.has_states())
     plan.max_forced = kMostForcedDrafts;

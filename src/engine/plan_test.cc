@@ -378,6 +378,16 @@ TEST(Plan, StatesOfADefaultPlanFitIntoAQuarterOfTheMemory) {
   }
 }
 
+TEST(Plan, DraftsHaveStatesOfTheirOwn) {
+  EngineConfig config = WithStates(true);
+  config.max_running_requests = 5;
+  config.speculative = {.algorithm = "NGRAM", .num_draft_tokens = 4};
+  const Machine machine{.memory = {.total = int64_t{16} << 30, .available = int64_t{16} << 30},
+                        .cpus = 2};
+  EXPECT_EQ(MakePlanOn(machine, ReadModelConfig(config), config, 1).num_states,
+            StateSlots::TotalFor(5, true, 3));
+}
+
 TEST(Plan, StatesThatDoNotFitAreNamed) {
   constexpr int64_t kMemory = int64_t{16} << 30;
   const Machine machine{.memory = {.total = kMemory, .available = kMemory}, .cpus = 2};

@@ -19,6 +19,7 @@
 #include "engine/scheduler/batch.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/speculative/drafter.h"
+#include "kernels/state_rule.h"
 
 namespace switchyard {
 
@@ -75,7 +76,10 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       vocab(model.vocab_size()),
       width(model.output_width()),
       cache(options.num_pages, options.page_size, options.enable_radix_cache, options.records,
-            {options.num_states, options.max_running_requests, options.state_chunk}),
+            {.slots = options.num_states,
+             .running = options.max_running_requests,
+             .chunk = options.state_chunk,
+             .drafts = options.drafter ? options.max_drafts : 0}),
       scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),
@@ -87,7 +91,9 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                       options.context_length) >=
         std::min<int64_t>(options.state_chunk, options.context_length));
-  CHECK(options.num_states == 0 || (!speculates() && options.max_forced == 0));
+  CHECK(options.num_states == 0 ||
+        (options.max_drafts <= kernels::kMaxStateCopies && options.tree_depth == 0 &&
+         options.max_forced == 0 && (!speculates() || model.passes_in_flight() == 1)));
   CHECK(!options.results_have_drafts ||
         (model.passes_in_flight() > 1 && max_forced == 0 && options.tree_depth == 0 &&
          (options.drafter != nullptr) == model.has_logits()));
@@ -219,7 +225,8 @@ StepCounts RankEngine::Impl::Plan() {
   reverts_states = !cache.has_states();
   if (cache.has_states())
     for (const ScheduledRows& part : plan)
-      cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache);
+      cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache,
+                          part.sequence->decoding() && !part.sequence->drafts.empty());
   BuildBatch(plan, options.page_size, batch);
   parts.clear();
   for (const ScheduledRows& part : plan) {

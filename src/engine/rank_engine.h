@@ -102,8 +102,9 @@ class RankEngine {
   struct Options {
     int32_t page_size = 16;
     int64_t num_pages = 0;
-    // Slots of recurrent states: two for each running request, the others for cached prefixes
-    // (StateSlots::TotalFor). 0: the model has no such states. They exclude drafts.
+    // Slots of recurrent states: those of running requests, the others for cached prefixes
+    // (StateSlots::TotalFor). 0: the model has no such states. They exclude trees of drafts, drafts
+    // of grammars, and drafts with several passes in flight.
     int64_t num_states = 0;
     // Rows of a chunk, if rows of prompts are chunked (KvCache). A step has room for a chunk. 0:
     // no.

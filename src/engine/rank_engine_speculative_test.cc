@@ -5,6 +5,7 @@
 
 #include "core/format.h"
 #include "core/test_effort.h"
+#include "engine/kv_cache/state_slots.h"
 #include "engine/sampler/random.h"
 #include "engine/speculative/ngram_drafter.h"
 #include "engine/speculative/test_drafters.h"
@@ -286,14 +287,15 @@ struct Workload {
   int32_t forced = 0;
   bool draws = false;  // the model samples tokens where the engine needs no logits
   int32_t depth = 0;   // drafts are trees of this depth; 0: chains
+  bool states = false;
 
   // The name of a test contains this text.
   friend void PrintTo(const Workload& w, std::ostream* out) {
     *out << fmt::format(
         "pages {} x {} chunk {} radix {} running {} drafts {} accuracy {} logit rows {} forced {} "
-        "draws {} depth {}",
+        "draws {} depth {} states {}",
         w.num_pages, w.page_size, w.chunk, w.radix, w.max_running, w.drafts, w.accuracy,
-        w.logit_rows, w.forced, w.draws, w.depth);
+        w.logit_rows, w.forced, w.draws, w.depth, w.states);
   }
 };
 
@@ -373,6 +375,7 @@ TEST_P(RandomDrafts, GiveTheOutputsWithoutDrafts) {
   alone_options.chunked_prefill_size = 1000;
   alone_options.max_logit_rows = 0;
   plain.max_forced = w.forced;
+  if (w.states) plain.num_states = StateSlots::TotalFor(w.max_running, w.radix, w.drafts);
   const int64_t tree_drafts = w.depth > 0 ? w.drafts : 0;
   plain.tree_depth = w.depth;
   plain.tree_slots = w.depth > 0 ? w.drafts + 2 : 0;
@@ -467,6 +470,13 @@ INSTANTIATE_TEST_SUITE_P(JumpForward, RandomDrafts,
                                            Workload{4, 30, 7, true, 16, 2, 0.7, 0, 8},
                                            Workload{16, 200, 32, true, 64, 8, 0.95, 0, 4},
                                            Workload{4, 40, 8, true, 9, 3, -1, 0, 8}));
+
+INSTANTIATE_TEST_SUITE_P(
+    States, RandomDrafts,
+    ::testing::Values(Workload{1, 130, 16, true, 8, 3, 0.6, 0, 0, false, 0, true},
+                      Workload{4, 33, 7, true, 16, 8, 0.8, 0, 0, false, 0, true},
+                      Workload{16, 12, 64, true, 5, 4, -1, 0, 0, false, 0, true},
+                      Workload{4, 40, 64, false, 8, 1, 0.5, 0, 0, false, 0, true}));
 
 }  // namespace
 }  // namespace switchyard

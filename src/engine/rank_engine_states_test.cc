@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
 
 #include "core/error.h"
 #include "engine/kv_cache/state_slots.h"
 #include "engine/sampler/random.h"
+#include "engine/speculative/test_drafters.h"
 #include "engine/test_rank_engine.h"
 
 namespace switchyard {
@@ -193,6 +195,57 @@ TEST(RankEngineStates, PassesEndBetweenChunks) {
   }
   EXPECT_EQ(passes, 6);  // each prompt: 16, 16 and 18 rows
   EXPECT_EQ(rig.model.most_rows, 18);
+}
+
+RankEngine::Options WithDrafts(RankEngine::Options options, int32_t running, Drafter* drafter,
+                               int32_t drafts) {
+  options.max_running_requests = running;
+  options.num_states = StateSlots::TotalFor(running, true, drafts);
+  options.drafter = drafter;
+  options.max_drafts = drafts;
+  return options;
+}
+
+// With aborted passes and retractions, for drafts of which none, some or all are accepted.
+TEST(RankEngineStates, DraftsKeepTheStateOfTheLastAcceptedRow) {
+  const auto requests = MixedRequests(7);
+  for (const double accuracy : {0.0, 0.6, 1.0}) {
+    SCOPED_TRACE(accuracy);
+    OracleDrafter oracle(accuracy, 61);
+    std::map<uint64_t, RequestOutput> want;
+    for (const EngineRequest& request : requests) {
+      want[request.id] = Rig(Roomy()).Run(request);
+      oracle.outputs[request.id] = want[request.id].new_tokens;
+    }
+    RankEngine::Options options = TightOptions();
+    options.num_pages = 24;
+    Rig rig(WithDrafts(options, 8, &oracle, 3));
+    rig.model.during = [&](uint64_t pass) {
+      const bool aborts = UniformDraw(9, static_cast<int64_t>(pass)) < 0.2;
+      EXPECT_EQ(aborts && rig.engine.AbortPass(pass), aborts);
+    };
+    for (const EngineRequest& request : requests) rig.Tell({request});
+    rig.RunOut();
+    EXPECT_GT(rig.model.state_copies, 10);
+    EXPECT_GT(rig.engine.Stats().drafted_tokens, 10);
+    EXPECT_TRUE(rig.engine.PoolIsWhole());
+    for (const EngineRequest& request : requests) {
+      SCOPED_TRACE(request.id);
+      EXPECT_EQ(rig.seen[request.id].new_tokens, want[request.id].new_tokens);
+    }
+  }
+}
+
+TEST(RankEngineStates, OutputsOfDraftsLeaveACheckpointAtTheirLastPage) {
+  const EngineRequest request = Greedy(1, Count(18), 9);
+  OracleDrafter oracle(1.0, 61);
+  oracle.outputs[1] = Alone(request);
+  Rig rig(WithDrafts(Roomy(), 4, &oracle, 3));
+  EXPECT_EQ(rig.Run(request).new_tokens, oracle.outputs[1]);
+  EXPECT_EQ(rig.model.passes, 3);  // after the prompt, the second pass goes past the end of a page
+  const EngineRequest next = Greedy(2, Joined(Joined(Count(18), oracle.outputs[1]), {1, 2, 3}), 5);
+  EXPECT_EQ(rig.Run(next).cached_tokens, 24);
+  EXPECT_EQ(rig.seen[2].new_tokens, Alone(next));
 }
 
 TEST(RankEngineStates, AFlushDropsAllCheckpoints) {

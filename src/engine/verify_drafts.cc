@@ -101,6 +101,7 @@ void RankEngine::Impl::Verify(Sequence& sequence, const Part& part, const Rows& 
   MoveKeptRows(sequence, path);
   sequence.kept_rows = std::move(path);
   sequence.computed = sequence.settled = kept.end;
+  if (cache.has_states()) cache.AdvanceStates(kept.end, sequence.cache);
   cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
   const DraftCounts step = {.steps = 1,
                             .drafted = static_cast<int32_t>(drafts.size()),

@@ -54,7 +54,7 @@ enum class Activation : uint8_t {
   // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
   kSwiGluClamped,
   // relu(up)². There is no gate: ExpertWeights::gate is the same matrix as `up`, and only one
-  // product is computed. On CPUs only.
+  // product is computed.
   kRelu2,
 };
 struct ExpertWeights {

@@ -39,15 +39,15 @@ struct StateSpan {
   struct Copy {
     int32_t rows = 0, slot = -1;
   };
-  Copy copies[2] = {};
+  Copy copies[kMaxStateCopies] = {};
   // This number of leading rows, a multiple of kDeltaChunk, may be computed in chunks. The first of
   // them is at a position that is a multiple too, and so are the rows of copies among them. CPUs
   // compute all rows one by one. Not 0: the span has a slot `to`.
   int32_t chunked = 0;
 };
 constexpr int32_t kDeltaChunk = 64;
-// Whether engines on Hopper GPUs compute prompts in chunks. The kernels of both forms are tested.
-// Their speed was not measured yet, so the form without chunks is the default.
+// Whether engines on Hopper GPUs compute prompts of kDelta in chunks. The kernels of both forms are
+// tested. Their speed was not measured yet, so the form without chunks is the default.
 constexpr bool kChunksPrompts = false;
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
@@ -93,11 +93,13 @@ struct GatedDeltaParams {
   const StateSpan* sequences = nullptr;  // [num_sequences]
   int64_t num_sequences = 0;
   int64_t m = 0;
-  float* gates = nullptr;  // scratch [m, value_heads, decays() + 1]: the decays, then the step
-  float* out = nullptr;    // [m, value_heads, value_dim], row stride ldo
+  // Scratch of m · value_heads · (decays() + 1) floats, for decays and steps; at a multiple of 16
+  // bytes on GPUs.
+  float* gates = nullptr;
+  float* out = nullptr;  // [m, value_heads, value_dim], row stride ldo
   int64_t ldo = 0;
-  // Whether a span may have chunked rows. If so, `chunk_scratch` has kDeltaChunkFloats floats for
-  // each row and value head, at a multiple of 16 bytes.
+  // Whether a span may have chunked rows, with kDelta only. If so, `chunk_scratch` has
+  // kDeltaChunkFloats floats for each row and value head, at a multiple of 16 bytes.
   bool chunked = false;
   float* chunk_scratch = nullptr;
 
@@ -107,8 +109,8 @@ struct GatedDeltaParams {
 constexpr int64_t kDeltaChunkFloats = 2 * kDeltaChunk + 2;
 constexpr int64_t kMaxChunkKeyDim = 128;  // the largest key_dim whose rows may be chunked
 // Whether engines let GPUs chunk the rows of prompts.
-constexpr bool ChunksPrompts(int64_t key_dim) {
-  return kChunksPrompts && key_dim <= kMaxChunkKeyDim;
+constexpr bool ChunksPrompts(StateRule rule, int64_t key_dim) {
+  return kChunksPrompts && rule == StateRule::kDelta && key_dim <= kMaxChunkKeyDim;
 }
 constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
 // The largest key_dim of GPUs, which keep whole columns of a state in registers.
@@ -136,13 +138,12 @@ struct GatedNormParams {
 };
 
 // Made by a device, for its thread. Memory and order of execution are as for Device; `sequences` of
-// Params are in the device's memory too. GPUs have the rule kDelta without a bias of the
-// convolution, and the gate kSilu with one weight for all heads; others are refused at startup
-// (Family::cpu_only).
+// Params are in the device's memory too.
 class RecurrentOps {
  public:
   virtual ~RecurrentOps() = default;
-  // Whether this device can compute rows in chunks. If not, it ignores StateSpan::chunked.
+  // Whether this device can compute rows of kDelta in chunks. If not, it ignores
+  // StateSpan::chunked.
   virtual bool ChunksRows(int64_t key_dim) const = 0;
   virtual void ShortConv(const ShortConvParams& p) = 0;
   virtual void GatedDelta(const GatedDeltaParams& p) = 0;

@@ -14,4 +14,7 @@ namespace switchyard::kernels {
 // The delta rules divide q and k by their norms first, and q by √key_dim.
 enum class StateRule : uint8_t { kDelta, kKeyDelta, kMamba2 };
 
+// States within the rows of a sequence that a pass may write (StateSpan::copies).
+constexpr int kMaxStateCopies = 8;
+
 }  // namespace switchyard::kernels

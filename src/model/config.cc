@@ -143,7 +143,8 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
     config.tensor_prefix = wrapper->prefix;
     config.tie_embeddings = file.BoolOr("tie_word_embeddings", config.tie_embeddings);
   }
-  config.mtp_layers = reader.IntOr({"num_nextn_predict_layers"}, 0, 0, kMaxMtpLayers);
+  config.mtp_layers = reader.IntOr({"num_nextn_predict_layers", "mtp_num_hidden_layers"},
+                                   config.mtp_layers, 0, kMaxMtpLayers);
   config.causal =
       reader.BoolOr("is_causal", true) && !reader.BoolOr("use_bidirectional_attention", false);
   if (config.architecture.ends_with(kClassifier)) config.pooling = ReadClassifier(reader);
@@ -223,6 +224,12 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
   mtp.layers = {target.layers.back()};
   mtp.first_layer = target.num_layers();
   mtp.is_mtp = true;
+  if (family->names(target).mtp.empty()) return mtp;
+  // Apart from the layers: attention with experts, whatever the last layer has.
+  mtp.first_layer = 0;
+  mtp.layers[0].linear = false;
+  mtp.layers[0].moe = target.has_moe();
+  mtp.linear.reset();
   return mtp;
 }
 

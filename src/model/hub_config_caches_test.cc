@@ -100,6 +100,17 @@ TEST(HubConfig, Qwen3Next) {
   EXPECT_TRUE(c.unknown_keys.empty());
 }
 
+// Its MTP layer has no state, also if the last layer of the model has one.
+TEST(HubConfig, Qwen3NextDraftsWithAttention) {
+  ModelConfig c = ParseModelConfig(kQwen3Next);
+  c.layers.back().linear = true;
+  const ModelConfig mtp = MtpConfigOf(c);
+  EXPECT_FALSE(mtp.has_states());
+  ASSERT_EQ(mtp.num_layers(), 1);
+  EXPECT_TRUE(mtp.layers[0].attends() && mtp.layers[0].moe);
+  EXPECT_EQ(LayerPrefix(NamesOf(mtp), mtp.first_layer), "mtp.layers.0.");
+}
+
 TEST(HubConfig, Qwen35Moe) {
   const ModelConfig c = ParseModelConfig(R"({
     "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
@@ -108,7 +119,8 @@ TEST(HubConfig, Qwen35Moe) {
     "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
-    "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "num_attention_heads": 16,
+    "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": false, "num_attention_heads": 16,
     "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
     "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {
       "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
@@ -121,6 +133,8 @@ TEST(HubConfig, Qwen35Moe) {
   const TensorNames names = NamesOf(c);
   EXPECT_EQ(names.layers, "model.language_model.layers.");
   EXPECT_EQ(names.head, "lm_head.weight");
+  EXPECT_EQ(NamesOf(MtpConfigOf(c)).layers, "mtp.layers.");
+  EXPECT_TRUE(c.unknown_keys.empty());
 }
 
 TEST(HubConfig, Qwen3NextRefusesLayersAndHeadsThatDoNotFit) {

@@ -181,7 +181,7 @@ struct Model::Impl {
     moe_backend->Observe(options.observer);
     moe_backend->ChooseReplicasBy(options.chooser);
     MoeLayerConfig layer_config{.hidden = config.expert_row_width(),
-                                .router_width = config.moe->latent > 0 ? config.hidden : 0,
+                                .router_width = moe_backend->shape().router_width,
                                 .router = config.moe->router,
                                 .activation = config.activation,
                                 .swiglu_alpha = config.swiglu_alpha,

@@ -56,6 +56,7 @@ size_t StageRowsBytes(const ModelConfig& config, const ModelOptions& options,
 
 MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
   return {.hidden = config.expert_row_width(),
+          .router_width = config.moe->latent > 0 ? config.hidden : 0,
           .intermediate = config.moe->intermediate,
           .num_experts = config.moe->router.num_experts,
           .top_k = config.moe->router.top_k,

@@ -235,10 +235,10 @@ class PassSizes {
            rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
     if (c_.has_states())
-      attention =
-          std::max(attention,
-                   LinearScratchFloats(*c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
-                                       o_.gpu && kernels::ChunksPrompts(c_.linear->key_dim)));
+      attention = std::max(
+          attention, LinearScratchFloats(
+                         *c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
+                         o_.gpu && kernels::ChunksPrompts(c_.linear->rule, c_.linear->key_dim)));
     return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
   }
 
@@ -283,6 +283,7 @@ class PassSizes {
     }
     if (dense_width_ > 0) use(dense_width_, fp8_attention_);
     if (c_.has_head) use(c_.hidden, false);
+    if (c_.activation == kernels::Activation::kRelu2) return all;
     // The up projection of dense layers (LinearOps::Mlp).
     return all + rows * static_cast<double>(dense_width_) * sizeof(float);
   }
@@ -351,7 +352,8 @@ class PassSizes {
     const cuda::GpuExpertSizes experts{
         .intermediate = CeilDiv(c_.moe->intermediate, mesh_.moe_tp()),
         .shared_intermediate = whole ? shared : CeilDiv(shared, mesh_.tp()),
-        .fp8 = moe.fp8_group_activations && o_.gpu->packs_experts};
+        .fp8 = moe.fp8_group_activations && o_.gpu->packs_experts,
+        .gated = c_.activation != kernels::Activation::kRelu2};
     const GpuMoeBackends builtin = BuiltinGpuBackends();
     return cuda::GpuPassBytes(moe, MoeShapeOf(c_, rows_), mesh_.shape(), experts,
                               o_.backends ? o_.backends->gpus : builtin);

@@ -69,7 +69,7 @@ struct LinearAttentionWeights {
   std::vector<LinearWeight> in, gates;
   // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
   // one projection, or if the device does not stack them.
-  WeightView stacked_in, stacked_gates;
+  LinearWeight stacked_in, stacked_gates;
   // kKeyDelta: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
   // [gate_rank, H] are whole on every rank.
   std::vector<LinearWeight> low_in;

@@ -114,12 +114,12 @@ TEST(GpuOptionsTest, LimitsOfTheKernels) {
   EXPECT_THAT(ErrorOf({}, shape), HasSubstr("512 experts and 257 experts without computation"));
   shape = kShape;
   shape.top_k = cuda::kMaxTopK + 1;
-  EXPECT_THAT(ErrorOf({}, shape), HasSubstr("top_k=17"));
+  EXPECT_THAT(ErrorOf({}, shape), HasSubstr("top_k=33"));
   shape.top_k = cuda::kMaxExchangeTopK;
   EXPECT_EQ(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape), "");
   shape.has_shared = true;
   EXPECT_THAT(ErrorOf({.a2a_backend = "deepep", .waterfill = true}, shape),
-              HasSubstr("--enable-deepep-waterfill: top_k=16"));
+              HasSubstr("--enable-deepep-waterfill: top_k=32"));
   EXPECT_THAT(ErrorOf({.num_redundant_experts = 2 * cuda::kMaxLocalExperts}),
               HasSubstr("at most 512 per GPU"));
   const int ranks = 2 * cuda::kMaxExchangeRanks;

@@ -18,11 +18,13 @@ int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 // Bytes of the rows of both products (CudaMoeBackend::BytesOf).
 struct Products {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;
-  Products(int64_t rows, int64_t hidden, int64_t intermediate, DType precision, bool fp8) {
+  Products(int64_t rows, int64_t hidden, int64_t intermediate, DType precision,
+           const GpuExpertSizes& experts) {
+    const bool fp8 = experts.fp8;
     const auto output = static_cast<int64_t>(SizeOf(precision));
     const int64_t input = fp8 ? 1 : output;
     a = rows * hidden * input;
-    gate_up = rows * 2 * intermediate * output;
+    gate_up = rows * (experts.gated ? 2 : 1) * intermediate * output;
     middle = rows * intermediate * input;
     if (!fp8) return;
     a_scales = rows * CeilDiv(hidden, kFp8Group) * kFloat;
@@ -71,18 +73,18 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
   if (shape.scales_input) bytes += round * hidden * kFloat;
   if (shape.zero_experts > 0) bytes += lane * kFloat;
   if (shared_dispatched) bytes += 2 * round * k * kInt + round * kFloat;
-  if (scatters && of_rank.moe_tp() > 1) bytes += 2 * lane * hidden * kFloat;
+  if (scatters && of_rank.moe_tp() > 1) bytes += lane * (2 * hidden + shape.router_width) * kFloat;
   if (gathers) bytes += 2 * arrived * hidden * kFloat + 3 * arrived * k * kInt;
   bytes += arrived * k * kInt;                               // the position of each slot
   bytes += RoundUp(ordered, chunk) / kBlockRows * kInt;      // the expert of each block
   bytes += CeilDiv(arrived * k, kTileSlots) * local * kInt;  // RowOrderScratch
 
-  Products products(chunk, hidden, experts.intermediate, options.row_dtype, experts.fp8);
+  Products products(chunk, hidden, experts.intermediate, options.row_dtype, experts);
   if (experts.shared_intermediate > 0) {
     const int64_t own = CeilDiv(shape.max_tokens, scatters ? of_rank.attn_tp() : 1);
     const auto of_shared = [&](int64_t rows) {
       return Products(RoundUp(rows, kBlockRows), hidden, experts.shared_intermediate,
-                      options.row_dtype, experts.fp8);
+                      options.row_dtype, experts);
     };
     products.Cover(of_shared(own));
     bytes += of_shared(std::min(own, kMaxTokensOnSideStream)).sum();

@@ -24,6 +24,7 @@ struct GpuExpertSizes {
   int64_t intermediate = 0;         // columns of a routed expert on this rank
   int64_t shared_intermediate = 0;  // the same of the shared expert; 0: there is none
   bool fp8 = false;                 // both products have FP8 rows, in groups of 128
+  bool gated = true;                // ExpertArithmetic::gated
 };
 
 // Bytes for one pass. `options` and `shape` as for MakeCudaMoe; options.row_dtype is the device's

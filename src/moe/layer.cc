@@ -76,8 +76,8 @@ void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& to
                        int64_t routed_before = 0) {
     if (IsEmpty(counts)) return;
     const int64_t skipped = first * parts_->config.hidden;
-    if (tokens.router_rows)
-      state.router_hidden = tokens.router_rows + first * parts_->config.router_width;
+    state.router_hidden =
+        tokens.router_rows ? tokens.router_rows + first * parts_->config.router_width : nullptr;
     Start(state, hidden + skipped, counts, decode, out + skipped);
     SetRecords(state, tokens, first);
     state.routed_before = routed_before;

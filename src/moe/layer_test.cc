@@ -92,6 +92,10 @@ TEST(MoeLayerTest, ExpertsWithoutComputationInSeveralRounds) {
   ExpectReference(TestLayer({.intermediate = 192, .zero_experts = 9}), DType::kF32, {21, 5},
                   /*capacity=*/2);
 }
+TEST(MoeLayerTest, MatchesReferenceWithoutGatesAndWithRowsOfTheRouter) {
+  ExpectReference(TestLayer({.intermediate = 192, .squared = true, .router_width = 200}),
+                  DType::kF32, {13, 6, 1});
+}
 TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});

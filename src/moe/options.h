@@ -71,6 +71,7 @@ struct MoeOptions {
 
 struct MoeShape {
   int64_t hidden = 0;
+  int64_t router_width = 0;  // MoeLayerConfig::router_width
   int64_t intermediate = 0;  // width of a routed expert before MoE-TP
   int num_experts = 0;       // logical experts
   int top_k = 0;

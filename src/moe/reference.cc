@@ -90,13 +90,16 @@ void RoutedReference(const MoeLayerConfig& config, const MoeLayerWeights& weight
 }
 
 void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, RowFormat format,
-                  const float* hidden, int64_t tokens, float* out, bool shared_dispatched) {
+                  const float* hidden, int64_t tokens, float* out, bool shared_dispatched,
+                  const float* router_rows) {
   const int64_t h = config.hidden;
   const auto token = [&](int64_t t) { return std::span(hidden + t * h, h); };
 
   std::vector<float> logits;
   for (int64_t t = 0; t < tokens; ++t) {
-    const Row row = Product(weights.router.w, token(t), weights.router.bias);
+    const int64_t width = config.router_width;
+    const auto read = router_rows ? std::span(router_rows + t * width, width) : token(t);
+    const Row row = Product(weights.router.w, read, weights.router.bias);
     logits.insert(logits.end(), row.begin(), row.end());
   }
   ThreadPool one_thread(1);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,9 +33,11 @@ struct TestLayer {
     int64_t hidden = 160, intermediate = 256;
     int num_experts = 10, top_k = 3;
     bool clamped_with_biases = false;  // activation and biases as in gpt-oss
+    bool squared = false;              // kRelu2: experts without a gate
     bool shared = false;               // a shared expert with a gate
     bool scales_input = false;         // routed as in Llama 4; top_k must be 1
     int zero_experts = 0;              // experts without computation
+    int64_t router_width = 0;          // MoeLayerConfig::router_width
     int hot_expert = -1;               // if not −1, the first choice of every token
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
@@ -42,6 +45,7 @@ struct TestLayer {
   };
   explicit TestLayer(Spec s) : spec(s), random(s.seed) {
     config.hidden = s.hidden;
+    config.router_width = s.router_width;
     config.router = {.num_experts = s.num_experts,
                      .top_k = s.top_k,
                      .zero_experts = s.zero_experts,
@@ -53,8 +57,9 @@ struct TestLayer {
                        .scoring = RouterConfig::Scoring::kTopKSigmoid,
                        .scales_input = true};
     if (s.clamped_with_biases) config.activation = kernels::Activation::kSwiGluClamped;
+    if (s.squared) config.activation = kernels::Activation::kRelu2;
     const int logits = config.router.num_logits();
-    whole.router.w = Weight(s.router, logits, s.hidden);
+    whole.router.w = Weight(s.router, logits, s.router_width > 0 ? s.router_width : s.hidden);
     std::vector<float> bias = random.Normal(logits, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
     whole.router.bias = Keep(bias);
@@ -70,6 +75,7 @@ struct TestLayer {
 
   MoeShape Shape(int64_t max_tokens) const {
     return {.hidden = spec.hidden,
+            .router_width = spec.router_width,
             .intermediate = spec.intermediate,
             .num_experts = spec.num_experts,
             .top_k = spec.top_k,
@@ -108,6 +114,17 @@ struct TestLayer {
   std::vector<float> Hidden(int64_t tokens, uint32_t seed = 7) const {
     return kernels::Random(seed).Normal(tokens * spec.hidden);
   }
+  // MoeTokens::router_rows for rows of Hidden; empty without router_width.
+  std::vector<float> RouterRows(std::span<const float> hidden) const {
+    const int64_t width = spec.router_width, tokens = std::ssize(hidden) / spec.hidden;
+    std::vector<float> rows(tokens * width);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* row = hidden.data() + t * spec.hidden;
+      for (int64_t i = 0; i < width; ++i)
+        rows[t * width + i] = row[(7 * i + 3) % spec.hidden] - 0.5f * row[i % spec.hidden];
+    }
+    return rows;
+  }
 
   Spec spec;
   MoeLayerConfig config;
@@ -117,7 +134,7 @@ struct TestLayer {
   kernels::ExpertWeights Expert(WeightFormat format, bool biases) {
     kernels::ExpertWeights w;
     w.gate = Weight(format, spec.intermediate, spec.hidden);
-    w.up = Weight(format, spec.intermediate, spec.hidden);
+    w.up = spec.squared ? w.gate : Weight(format, spec.intermediate, spec.hidden);
     w.down = Weight(format, spec.hidden, spec.intermediate);
     for (WeightView* view : {&w.gate, &w.up, &w.down}) view->activation = spec.activation;
     if (biases) {
@@ -229,8 +246,11 @@ inline std::vector<float> RunPassesOnRank(const TestLayer& layer, const MoeOptio
   for (const TestPass& pass : passes) {
     const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
     std::vector<float> out(pass.tokens[group] * layer.spec.hidden, NAN);
-    moe.Forward(*state, hidden.data() + pass.FirstOf(group) * layer.spec.hidden,
-                {pass.tokens, pass.decoding}, out.data());
+    const float* x = hidden.data() + pass.FirstOf(group) * layer.spec.hidden;
+    const std::vector<float> router_rows = layer.RouterRows({x, out.size()});
+    MoeTokens tokens = {pass.tokens, pass.decoding};
+    if (!router_rows.empty()) tokens.router_rows = router_rows.data();
+    moe.Forward(*state, x, tokens, out.data());
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;
@@ -316,9 +336,10 @@ inline std::vector<float> ReferencePasses(const TestLayer& layer, const MoeOptio
   std::vector<float> all;
   for (const TestPass& pass : passes) {
     const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
+    const std::vector<float> router_rows = layer.RouterRows(hidden);
     std::vector<float> out(hidden.size());
     MoeReference(layer.config, layer.whole, RowFormatOf(options), hidden.data(), pass.total(),
-                 out.data(), options.waterfill);
+                 out.data(), options.waterfill, router_rows.empty() ? nullptr : router_rows.data());
     all.insert(all.end(), out.begin(), out.end());
   }
   return all;

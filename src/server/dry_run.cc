@@ -6,6 +6,7 @@
 #include "comm/mesh.h"
 #include "core/dtype.h"
 #include "core/format.h"
+#include "engine/kv_cache/state_slots.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
@@ -113,9 +114,10 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
     const double slot_mib =
         static_cast<double>(StateStorage::BytesPerSlot(plan.model, Mesh(config.mesh, 0))) /
         (1 << 20);
+    const int64_t own = StateSlots::ForEach(plan.drafts.most);
     Line(&text, "states",
-         "{} slots of {:.2f} MiB on each rank, two for each running request ({:.2f} MiB)",
-         plan.num_states, slot_mib, 2 * slot_mib);
+         "{} slots of {:.2f} MiB on each rank, {} for each running request ({:.2f} MiB)",
+         plan.num_states, slot_mib, own, static_cast<double>(own) * slot_mib);
   }
   Line(&text, "limits", "context {}, {} running requests of each attention group",
        plan.context_length, plan.max_running_requests);

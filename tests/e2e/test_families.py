@@ -10,11 +10,11 @@ import shutil
 import pytest
 
 import check_reference
+from gguf_file import as_bfloat16, read_safetensors, write_safetensors
 from server import FIXTURES, ROOT, Server, fails_to_start
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
-ON_GPUS = [name for name in NAMES if not name.startswith(("kimi_linear", "nemotron_h"))]
 LAYOUTS = {
     "one": [],
     "tp2": ["--tp", 2],
@@ -31,12 +31,17 @@ SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages"}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
-def check(name, folder, *flags, env=None):
-    """Serves checkpoint `name` and compares it with its reference. In `folder` it makes a copy of the checkpoint with
-    empty lists of text cases."""
+def copied(name, folder):
+    """A copy of checkpoint `name` in `folder`, with empty lists of text cases."""
     model = folder / name
     shutil.copytree(FOLDER / name, model)
     (model / "reference.json").write_text(json.dumps({"encode": [], "encode_special": [], "chat": []}))
+    return model
+
+
+def check(name, folder, *flags, env=None):
+    """Serves checkpoint `name` and compares it with its reference."""
+    model = copied(name, folder)
     with Server(model, *FLAGS, *flags, env=env) as server:
         check_reference.check(server, model)
 
@@ -82,7 +87,42 @@ def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
 FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2]
 
 
+RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h"]
+
+
 @pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []),
                                          ("qwen3_next", ["--pp-size", 3])], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     check(name, tmp_path, *FEW_STATES, *flags)
+
+
+def add_mtp_layer(model, layers):
+    """Gives a checkpoint an MTP layer with the tensors of its last layer, of which `layers` is the prefix. The hidden input
+    is the mean of embedding and hidden row."""
+    stored = read_safetensors(model)
+    width = stored["lm_head.weight"][1][1]
+    own = {"mtp.layers.0." + name.removeprefix(layers): tensor for name, tensor in stored.items() if name.startswith(layers)}
+    halves = [0.5 * (j % width == i) for i in range(width) for j in range(2 * width)]
+    own["mtp.fc.weight"] = ("BF16", [width, 2 * width], as_bfloat16(halves))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):  # centred: 0 is a factor of 1
+        own[f"mtp.{name}.weight"] = ("BF16", [width], as_bfloat16([0.0] * width))
+    write_safetensors(model / "model.safetensors", {**stored, **own})
+
+
+NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
+DRAFTS = {
+    "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
+    "qwen3_next": ("model.layers.3.", [*NEXTN, *LAYOUTS["low_latency"]]),
+    "qwen3_5_moe": ("model.language_model.layers.3.", [*NEXTN, *FEW_STATES]),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_drafts_for_recurrent_states_equal_transformers(tmp_path, name):
+    model, (layers, flags) = copied(name, tmp_path), DRAFTS[name]
+    if layers:
+        add_mtp_layer(model, layers)
+    with Server(model, *FLAGS, *flags) as server:
+        check_reference.check(server, model)
+        states = server.request("/get_server_info")[1]["internal_states"]
+        assert sum(state["draft_tokens"] for state in states) > 0

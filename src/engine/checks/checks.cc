@@ -13,6 +13,7 @@
 #include "engine/expert_services.h"
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
+#include "engine/speculative/options.h"
 #include "eplb/manager.h"
 #include "kernels/recurrent.h"
 #include "model/stages.h"
@@ -125,8 +126,50 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
                   c.speculative.algorithm);
 }
 
-// Options that a model with recurrent states does not support. Drafts would need the states between
-// their rows, and other engines get keys and values, but not states.
+// The key of config.json that gives LinearAttentionConfig::key_dim.
+const char* KeyWidthName(kernels::StateRule rule) {
+  switch (rule) {
+    case kernels::StateRule::kKeyDelta:
+      return "linear_attn_config.head_dim";
+    case kernels::StateRule::kMamba2:
+      return "ssm_state_size";
+    case kernels::StateRule::kDelta:
+      break;
+  }
+  return "linear_key_head_dim";
+}
+
+// Drafts for a model with recurrent states, whose passes write the state after each draft.
+void CheckStatesOfDrafts(const EngineConfig& c, const ModelConfig& model, bool gpus) {
+  const SpeculativeOptions& options = c.speculative;
+  const DraftLimits limits = LimitsOf(options, c.mesh.pp);
+  if (limits.most == 0) return;
+  if (gpus)
+    throw Invalid(
+        "--speculative-algorithm {}: not supported on GPUs for {}, which has recurrent states; "
+        "leave the flag out",
+        options.algorithm, model.architecture);
+  if (c.mesh.pp > 1)
+    throw Invalid(
+        "--speculative-algorithm {}: not supported with --pp-size {} for {}, which has recurrent "
+        "states",
+        options.algorithm, c.mesh.pp, model.architecture);
+  if (limits.trees())
+    throw Invalid(
+        "--speculative-eagle-topk {}: not supported for {}, which has recurrent states; "
+        "want 1",
+        options.eagle_topk, model.architecture);
+  if (limits.most <= kernels::kMaxStateCopies) return;
+  const std::string given =
+      options.num_draft_tokens > 0
+          ? fmt::format("--speculative-num-draft-tokens {}", options.num_draft_tokens)
+          : fmt::format("--speculative-num-steps {}", options.num_steps);
+  throw Invalid("{}: {} has recurrent states, which allow at most {} drafts", given,
+                model.architecture, kernels::kMaxStateCopies);
+}
+
+// Options that a model with recurrent states does not support. The features pass keys and values
+// on, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {
@@ -134,11 +177,10 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
       throw Invalid("{}: not supported for {}, which has recurrent states; leave the flag out",
                     flag, model.architecture);
   };
-  refuse(!c.speculative.algorithm.empty(),
-         fmt::format("--speculative-algorithm {}", c.speculative.algorithm));
+  CheckStatesOfDrafts(c, model, gpus);
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
-  if (gpus && kernels::ChunksPrompts(model.linear->key_dim)) {
+  if (gpus && kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {
       if (rows > 0 && rows < kernels::kDeltaChunk)
         throw Invalid(
@@ -150,8 +192,8 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
     check(c.max_prefill_tokens, "--max-prefill-tokens");
   }
   if (gpus && model.linear->key_dim > kernels::kMaxGpuKeyDim)
-    throw Invalid("linear_key_head_dim={} exceeds the CUDA limit of {}; use --device cpu",
-                  model.linear->key_dim, kernels::kMaxGpuKeyDim);
+    throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu",
+                  KeyWidthName(model.linear->rule), model.linear->key_dim, kernels::kMaxGpuKeyDim);
 }
 
 // Chunks of equal time have equal numbers of rows if the cost of a row does not grow with its

@@ -362,7 +362,18 @@ TEST(ChecksTest, RecurrentStates) {
                   two(c);
                   c.speculative = {.algorithm = "NGRAM"};
                 },
-                "--speculative-algorithm NGRAM: not supported for Qwen3NextForCausalLM"},
+                ""},
+               {[&](auto& c) {
+                  two(c);
+                  c.speculative = {.algorithm = "NGRAM", .num_draft_tokens = 10};
+                },
+                "--speculative-num-draft-tokens 10: Qwen3NextForCausalLM has recurrent states, "
+                "which allow at most 8 drafts"},
+               {[&](auto& c) {
+                  two(c);
+                  c.speculative = {.algorithm = "NGRAM", .num_steps = "9"};
+                },
+                "--speculative-num-steps 9: Qwen3NextForCausalLM has recurrent states"},
                {[&](auto& c) {
                   two(c);
                   c.disaggregation_mode = "prefill";
@@ -389,8 +400,15 @@ TEST(ChecksTest, RecurrentStates) {
     c.model_override_args = R"({"linear_key_head_dim": 260})";
   };
   ExpectCases({{wide, ""}}, model);
-  ExpectCases({{two, ""}, {wide, "linear_key_head_dim=260 exceeds the CUDA limit of 256"}}, model,
-              {.gpus = true});
+  const auto drafts = [&](EngineConfig& c) {
+    two(c);
+    c.speculative = {.algorithm = "NGRAM"};
+  };
+  ExpectCases(
+      {{drafts, "--speculative-algorithm NGRAM: not supported on GPUs for Qwen3NextForCausalLM"},
+       {two, ""},
+       {wide, "linear_key_head_dim=260 exceeds the CUDA limit of 256"}},
+      model, {.gpus = true});
   const ModelConfig draft = LoadModelConfig(Fixture(model));
   EXPECT_THAT(ErrorOf([&] { CheckDraft(EngineConfig(), draft, {}); }),
               HasSubstr("a draft model with recurrent states is not supported"));

@@ -9,7 +9,6 @@
 #include "core/format.h"
 #include "kernels/cache_rows.h"
 #include "kernels/gpus.h"
-#include "model/families/family.h"
 #include "moe/backends.h"
 #include "moe/gpu_options.h"
 #include "quant/weight_view.h"
@@ -330,23 +329,6 @@ void AddServing(std::vector<Feature>& all) {
                  .on_gpus = "off, with equal outputs"});
 }
 
-// Families that do not run on GPUs.
-void AddFamilies(std::vector<Feature>& all) {
-  for (const Family& family : Families()) {
-    if (family.cpu_only.empty()) continue;
-    const std::string_view type = family.model_type;
-    if (!all.empty() && all.back().value.starts_with(fmt::format("{} (", type))) continue;
-    all.push_back({.section = kServing.name,
-                   .flag = "models:",
-                   .value = fmt::format("{} ({})", type, family.cpu_only),
-                   .reach = {.gpus = false},
-                   .requested = [type](const EngineConfig&, const ModelConfig& model) {
-                     const Family* of_model = FindFamily(model.architecture);
-                     return of_model != nullptr && of_model->model_type == type;
-                   }});
-  }
-}
-
 // Ranks on GPUs map the memory of all GPUs of their host, also if a launcher has started them.
 bool IsApart(RankPlaces places) {
   return places.several_hosts || (!places.gpus && !places.shared_memory);
@@ -401,7 +383,6 @@ std::vector<Feature> EngineFeatures(const MoeBackends* backends) {
   AddBalance(all);
   AddPrecision(all);
   AddServing(all);
-  AddFamilies(all);
   return all;
 }
 

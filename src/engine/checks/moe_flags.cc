@@ -4,7 +4,6 @@
 #include "core/error.h"
 #include "engine/checks/checks.h"
 #include "engine/speculative/draft_model.h"
-#include "model/families/family.h"
 #include "model/rank_device.h"
 #include "model/weights/expert_formats.h"
 #include "moe/check_options.h"
@@ -95,12 +94,6 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
     throw Invalid(
         "--speculative-draft-model-path {}: a draft model with recurrent states is not supported",
         config.speculative.draft_model_path);
-  const Family* const family = draft ? FindFamily(draft->architecture) : nullptr;
-  if (places.gpus && family != nullptr && !family->cpu_only.empty())
-    throw Invalid(
-        "--speculative-draft-model-path {}: {} ({}) is supported on CPUs only; want another draft "
-        "model, or --device cpu",
-        config.speculative.draft_model_path, draft->architecture, family->cpu_only);
   if (draft && draft->has_moe()) {
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);

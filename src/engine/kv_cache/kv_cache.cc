@@ -15,9 +15,9 @@ KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, Page
       chunk_(states.chunk),
       unit_(chunk_ > 0 ? std::lcm(page_size, chunk_) : page_size),
       records_(reuse_prefixes && states.slots == 0 ? records : nullptr),
-      states_(states.slots > 0
-                  ? std::make_optional<StateSlots>(states.slots, num_pages, states.running)
-                  : std::nullopt),
+      states_(states.slots > 0 ? std::make_optional<StateSlots>(states.slots, num_pages,
+                                                                states.running, states.drafts)
+                               : std::nullopt),
       allocator_(num_pages, records_, states_ ? &*states_ : nullptr) {
   if (reuse_prefixes) tree_.emplace(allocator_, page_size);
   if (records_) Restore();

@@ -16,8 +16,12 @@ namespace switchyard {
 // The recurrent states of one sequence (StateSlots); −1: no slot.
 struct SequenceStates {
   int32_t current = -1;  // after the computed tokens; none at the first position
-  int32_t next = -1;     // written by the planned pass
-  int32_t before = -1;   // after AdvanceStatesAhead: the state before this pass
+  int32_t next = -1;     // written by the planned pass, after its last row
+  // If its rows after the first are drafts: after each other row, in order. The state after the
+  // last accepted row becomes `current`.
+  std::vector<int32_t> rows;
+  int64_t planned = 0;  // tokens before the planned pass
+  int32_t before = -1;  // after AdvanceStatesAhead: the state before this pass
   // States at ends of pages. `branch`: where the sequence left a cached prefix that had no
   // checkpoint there, so that the next sequence with this prefix finds one. `boundary`: the last
   // end of a page. next_*: written by the planned pass. `ahead`: the last end of a page in passes
@@ -65,10 +69,11 @@ struct SequencePages {
 class KvCache {
  public:
   // Slots of recurrent states, and the maximum number of running sequences. 0 slots: the model has
-  // no such states. `chunk`: the rows of a chunk, if rows of prompts are chunked; else 0.
+  // no such states. `chunk`: the rows of a chunk, if rows of prompts are chunked; else 0. `drafts`:
+  // the maximum number of drafts of a sequence in a pass, at most kMaxStateCopies.
   struct StateCounts {
     int64_t slots = 0, running = 0;
-    int32_t chunk = 0;
+    int32_t chunk = 0, drafts = 0;
   };
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
           const StateCounts& states);
@@ -108,9 +113,9 @@ class KvCache {
   // Recurrent states, which a sequence takes for a pass and keeps after it.
   bool has_states() const { return states_.has_value(); }
   // Before a pass that computes the `rows` after `computed`: takes the slots that it writes. Call
-  // it again if the pass was aborted.
-  void PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence);
-  // After the pass: `computed` includes its rows.
+  // it again if the pass was aborted. `drafts`: whether the rows after the first are drafts.
+  void PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence, bool drafts = false);
+  // After the pass: `computed` includes its rows, of drafts the accepted ones.
   void AdvanceStates(int64_t computed, SequencePages& sequence);
   // The same for a pass that is launched, but has not ended. `decoding`: its token may end the
   // sequence. The rows of a further pass may be prepared before this one ends.
@@ -139,7 +144,11 @@ class KvCache {
   // Makes `next` the current state, and a mark of it in `boundary` at the end of a page. `keep`:
   // does not replace the mark that `boundary` is.
   void Advance(int64_t computed, bool keep, SequenceStates::Mark& boundary, SequenceStates& states);
+  // After a pass with drafts: makes the state after the last accepted row `next`, and a mark of the
+  // last end of a page before it.
+  void KeepRow(int64_t computed, SequenceStates& states);
   void DropSlot(int32_t& slot);
+  void DropRows(SequenceStates& states);
   void DropStates(SequenceStates& states);
   void DropPlanned(SequenceStates& states);
   void DropMark(SequenceStates::Mark& mark);

@@ -1,5 +1,7 @@
 // The recurrent states of sequences and of cached prefixes.
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "core/check.h"
@@ -31,8 +33,14 @@ void KvCache::DropSlot(int32_t& slot) {
   slot = -1;
 }
 
+void KvCache::DropRows(SequenceStates& states) {
+  for (int32_t& slot : states.rows) DropSlot(slot);
+  states.rows.clear();
+}
+
 void KvCache::DropPlanned(SequenceStates& states) {
   DropSlot(states.next);
+  DropRows(states);
   DropMark(states.next_branch);
   DropMark(states.next_boundary);
 }
@@ -50,12 +58,17 @@ void KvCache::TryMark(int64_t tokens, SequenceStates::Mark& mark) {
   if (states_->CanMark()) mark = {.tokens = tokens, .slot = states_->TakeMark()};
 }
 
-void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence) {
+void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& sequence, bool drafts) {
   SequenceStates& states = sequence.states;
   CHECK_EQ(states.current >= 0, computed > 0);
   DropPlanned(states);
   DropSlot(states.before);
   states.next = states_->Take();
+  states.planned = computed;
+  if (drafts) {  // no mark: the accepted rows are not known yet (KeepRow)
+    for (int64_t row = 1; row < rows; ++row) states.rows.push_back(states_->Take());
+    return;
+  }
   if (!tree_) return;
   const int64_t end = computed + rows;
   const int64_t boundary = Publishable(end, states) / unit_ * unit_;
@@ -70,12 +83,31 @@ void KvCache::PrepareStates(int64_t computed, int64_t rows, SequencePages& seque
 void KvCache::AdvanceStates(int64_t computed, SequencePages& sequence) {
   SequenceStates& states = sequence.states;
   DropSlot(states.current);
+  if (!states.rows.empty()) KeepRow(computed, states);
   Advance(computed, /*keep=*/false, states.boundary, states);
+}
+
+void KvCache::KeepRow(int64_t computed, SequenceStates& states) {
+  const int64_t kept = computed - states.planned;
+  CHECK(kept >= 1 && kept <= std::ssize(states.rows) + 1);
+  if (kept <= std::ssize(states.rows)) std::swap(states.next, states.rows[kept - 1]);
+  // A state at `computed` is that of `next` (Advance).
+  const int64_t boundary = Publishable(computed, states) / unit_ * unit_;
+  if (tree_ && boundary > states.planned && boundary < computed) {
+    if (!states_->CanMark()) DropMark(states.boundary);
+    if (states_->CanMark()) {
+      const int32_t slot = states.rows[boundary - states.planned - 1];
+      states_->ShareMark(slot);
+      states.next_boundary = {.tokens = boundary, .slot = slot};
+    }
+  }
+  DropRows(states);
 }
 
 void KvCache::AdvanceStatesAhead(int64_t computed, bool decoding, SequencePages& sequence) {
   SequenceStates& states = sequence.states;
   CHECK_EQ(states.before, -1);
+  CHECK(states.rows.empty());  // drafts are verified before the next pass
   states.before = states.current;
   // If the token of an earlier pass ends the sequence, a mark of this pass is lost. So it must not
   // replace a mark of that pass.
@@ -151,6 +183,11 @@ kernels::StateSpan KvCache::SpanOf(const SequencePages& sequence, int64_t comput
     if (mark->slot >= 0)
       span.copies[count++] = {.rows = static_cast<int32_t>(mark->tokens - computed),
                               .slot = mark->slot};
+  CHECK_LE(count + states.rows.size(), std::size(span.copies));
+  for (const int32_t slot : states.rows) {
+    span.copies[count] = {.rows = static_cast<int32_t>(count) + 1, .slot = slot};
+    ++count;
+  }
   return span;
 }
 

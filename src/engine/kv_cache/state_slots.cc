@@ -7,13 +7,14 @@
 
 namespace switchyard {
 
-int64_t StateSlots::TotalFor(int64_t running, bool reuses_prefixes) {
+int64_t StateSlots::TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts) {
   constexpr int64_t kFewCheckpoints = 8;
-  return reuses_prefixes ? 3 * running + std::max(running, kFewCheckpoints) : 2 * running;
+  const int64_t states = ForEach(drafts) * running;
+  return reuses_prefixes ? states + running + std::max(running, kFewCheckpoints) : states;
 }
 
-StateSlots::StateSlots(int64_t total, int64_t pages, int64_t running)
-    : most_marks_(total - 2 * running),
+StateSlots::StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts)
+    : most_marks_(total - ForEach(drafts) * running),
       references_(total, 0),
       page_of_(total, -1),
       last_use_(total, 0),

@@ -10,24 +10,27 @@ namespace switchyard {
 // is not changed after the pass that wrote it, so a sequence and the prefix cache may share it.
 //
 // Three kinds of references:
-//   states: a running sequence has the state before its next pass, and the one that this pass
-//     writes. So at most two slots for each running sequence.
+//   states: a running sequence has the state before its next pass, and the ones that this pass
+//     writes: after its last row and, if the others are drafts, after each row. So at most two
+//     slots for each running sequence, and one more for each of its drafts.
 //   marks: states of a sequence at ends of pages, until its pages are in the tree.
-//     There are at most `total` − 2 · `running` of them. While its output is computed, a sequence
-//     has one.
+//     There are at most as many as slots that are not states. While its output is computed, a
+//     sequence has one.
 //   checkpoints: the state at the end of a page of the tree. If no slot is free, the least recently
 //     used checkpoint that nothing else refers to is dropped.
 // These limits guarantee that Take always finds a slot. The order of uses is a counter and the free
 // list is LIFO, so that every rank gets the same slots. Used by the rank's thread only.
 class StateSlots {
  public:
-  // A suitable number of slots: two for the states of each running sequence. If prefixes are
-  // reused, also one for the mark of each, and as many again for checkpoints, at least 8. So the
-  // marks of outputs do not evict all checkpoints.
-  static int64_t TotalFor(int64_t running, bool reuses_prefixes);
+  // A suitable number of slots: those for the states of each running sequence, which has up to
+  // `drafts` drafts in a pass. If prefixes are reused, also one for the mark of each, and as many
+  // again for checkpoints, at least 8. So the marks of outputs do not evict all checkpoints.
+  static int64_t TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts = 0);
+  // Slots for the states of a running sequence.
+  static constexpr int64_t ForEach(int64_t drafts) { return 2 + drafts; }
 
   // `pages`: number of pages of the cache. `running`: maximum number of running sequences.
-  StateSlots(int64_t total, int64_t pages, int64_t running);
+  StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts = 0);
 
   int32_t Take();  // a slot with one reference
   void Share(int32_t slot);

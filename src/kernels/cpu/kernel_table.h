@@ -152,8 +152,9 @@ struct DeltaTask {
   const float* from;
   float* to;
   int64_t stride;
-  int64_t copy_rows[2];  // the state after this many rows is written to copy_to, unless it is null
-  float* copy_to[2];
+  // The state after copy_rows rows is written to copy_to. Null: no copy; such entries come last.
+  int64_t copy_rows[kMaxStateCopies];
+  float* copy_to[kMaxStateCopies];
   int64_t key_dim;
   int64_t columns;  // at most KernelTable::delta_columns
   float* out;       // row r at + r · ldo

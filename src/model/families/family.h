@@ -21,6 +21,9 @@ struct TensorNames {
   // Blocks of attention and feed-forward in a layer of the checkpoint. Each block is a layer here.
   // In names in a layer, "#" stands for the number of the block (NamesOfLayer).
   int blocks = 1;
+  // Prefix of the MTP layer, if it is not a further layer of `layers`: "mtp." of "mtp.fc",
+  // "mtp.layers.0." and "mtp.norm".
+  std::string mtp;
 
   // Norms of the input of attention and of the feed-forward, and of their output. Empty: none.
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";
@@ -101,9 +104,8 @@ struct Family {
   // Fills everything but architecture, end-of-sequence ids and quantization.
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
-  bool mtp = false;  // MTP layers have the tensor names of DeepSeek-V3's
-  // Why models of the family do not run on GPUs: "sparse attention". Empty: they do.
-  std::string_view cpu_only = {};
+  // MTP layers have the tensor names of DeepSeek-V3's or, with TensorNames::mtp, of Qwen3-Next's.
+  bool mtp = false;
   // Formats of tool calls and reasoning that the chat templates of published checkpoints use (names
   // of text/output). For the table of models; serving detects them from the template.
   std::string_view tool_parser = {}, reasoning_parser = {};

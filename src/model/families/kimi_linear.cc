@@ -122,7 +122,6 @@ constexpr Family kFamilies[] = {{.architecture = "KimiLinearForCausalLM",
                                  .model_type = "kimi_linear",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .cpu_only = "Kimi Delta Attention",
                                  .tool_parser = "kimi_k2"}};
 
 }  // namespace

@@ -147,7 +147,6 @@ constexpr Family kFamilies[] = {{.architecture = "NemotronHForCausalLM",
                                  .model_type = "nemotron_h",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .cpu_only = "Mamba-2",
                                  .tool_parser = "qwen3_coder"}};
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Qwen3-Next, and the text of Qwen3.5 and 3.6 MoE: three layers of gated DeltaNet for each layer of
-// gated attention, zero-centred norms, softmax router and a shared expert with a sigmoid gate.
+// gated attention, zero-centred norms, softmax router and a shared expert with a sigmoid gate. The
+// MTP layer is one of gated attention.
 #include "core/error.h"
 #include "kernels/recurrent.h"
 #include "model/families/common.h"
@@ -42,6 +43,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
 void ReadShared(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
   config->centred_norms = true;
+  config->mtp_layers = 1;  // the published config.json of Qwen3-Next does not tell
+  reader.Ignore({"mtp_use_dedicated_embeddings"});  // the tensors tell
   ReadAttention(reader, config);
   ReadLayers(reader, config);
   ReadLinearAttention(reader, config);
@@ -72,6 +75,7 @@ void ReadQwen35(const ConfigReader& reader, ModelConfig* config) {
 TensorNames Names(const ModelConfig&) {
   TensorNames names;
   names.shared = "shared_expert";
+  names.mtp = "mtp.";
   return names;
 }
 
@@ -79,12 +83,14 @@ constexpr Family kFamilies[] = {{.architecture = "Qwen3NextForCausalLM",
                                  .model_type = "qwen3_next",
                                  .read_config = ReadQwen3Next,
                                  .names = Names,
+                                 .mtp = true,
                                  .tool_parser = "qwen25",
                                  .reasoning_parser = "qwen3"},
                                 {.architecture = "Qwen3_5MoeForCausalLM",
                                  .model_type = "qwen3_5_moe_text",
                                  .read_config = ReadQwen35,
                                  .names = Names,
+                                 .mtp = true,
                                  .reasoning_parser = "qwen3"}};
 
 }  // namespace

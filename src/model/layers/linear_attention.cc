@@ -19,7 +19,7 @@ LinearAttention::LinearAttention(const LayerContext& context)
       l_(*context.config.linear),
       heads_(LinearKeyHeads(l_, context.mesh).size()),
       at_(l_, heads_),
-      chunks_(kernels::ChunksPrompts(l_.key_dim) && c_.device.recurrent() != nullptr &&
+      chunks_(kernels::ChunksPrompts(l_.rule, l_.key_dim) && c_.device.recurrent() != nullptr &&
               c_.device.recurrent()->ChunksRows(l_.key_dim)) {
   CHECK(c_.device.recurrent() != nullptr);
 }
@@ -104,9 +104,9 @@ void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAtt
                    .ldy = width,
                    .m = pass.rows.tokens});
   };
-  const auto add_all = [&](const std::vector<LinearWeight>& projections, const WeightView& stacked,
-                           float* y, int64_t width) {
-    if (stacked.defined()) return add(stacked, nullptr, y, width);
+  const auto add_all = [&](const std::vector<LinearWeight>& projections,
+                           const LinearWeight& stacked, float* y, int64_t width) {
+    if (stacked.w.defined()) return add(stacked.w, stacked.bias_data(), y, width);
     for (const LinearWeight& p : projections) {
       add(p.w, p.bias_data(), y, width);
       y += p.w.n;
@@ -114,7 +114,7 @@ void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAtt
   };
   add_all(w.in, w.stacked_in, a.projected, at_.width);
   add_all(w.gates, w.stacked_gates, a.ba, at_.gates_width);
-  add_all(w.low_in, WeightView(), a.low, at_.low_width);
+  add_all(w.low_in, LinearWeight(), a.low, at_.low_width);
   c_.device.LinearGroup(all);
   if (w.low_in.empty()) return;
   const auto second = [&](int64_t first, const LinearWeight& weight, float* y, int64_t ldy) {

@@ -102,7 +102,7 @@ Requests RequestsOf(const Checkpoint& checkpoint, const ModelConfig& config) {
   if (config.mtp_layers > 0 && family->mtp && !config.pooling) {
     const ModelConfig mtp = MtpConfigOf(config);
     // Some exporters drop the MTP layer but keep its key in config.json.
-    const std::string prefix = fmt::format("{}{}.", NamesOf(config).layers, mtp.first_layer);
+    const std::string prefix = LayerPrefix(NamesOf(mtp), mtp.first_layer);
     const auto first = checkpoint.tensors().lower_bound(prefix);
     if (first != checkpoint.tensors().end() && first->first.starts_with(prefix)) {
       Record(checkpoint, mtp, &requests);

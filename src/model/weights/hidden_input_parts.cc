@@ -1,6 +1,4 @@
 // Weights and names of models that take hidden rows of a target: MTP layers and EAGLE heads.
-#include <fmt/format.h>
-
 #include <initializer_list>
 
 #include "model/weights/parts.h"
@@ -22,6 +20,11 @@ void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* nam
   const auto replace = [&](std::string& name, const std::string& own) {
     if (parts.Has(own)) name = own;
   };
+  if (!names->mtp.empty()) {
+    replace(names->embedding, names->mtp + "embed_tokens.weight");
+    names->final_norm = names->mtp + "norm.weight";
+    return;
+  }
   replace(names->embedding, prefix + "embed_tokens.weight");
   replace(names->head, prefix + "shared_head.head.weight");
   names->final_norm = prefix + "shared_head.norm.weight";
@@ -57,13 +60,18 @@ HiddenInputWeights BuildHiddenInput(Parts& parts) {
   const ModelConfig& config = parts.config();
   const int64_t hidden = config.hidden;
   const std::string prefix = LayerPrefix(parts, 0);
-  const auto norm = [&](const char* name) {
-    return parts.Norm(fmt::format("{}{}.weight", prefix, name), hidden, "hidden_size");
+  const auto norm_of = [&](const std::string& name) {
+    return parts.Norm(name + ".weight", hidden, "hidden_size");
   };
+  const auto norm = [&](const char* name) { return norm_of(prefix + name); };
   const auto projection = [&](const std::string& name, int64_t width, bool bias,
                               std::string_view keys) {
     return parts.Rows(name, hidden, width, {0, hidden}, bias, keys);
   };
+  if (const std::string& apart = parts.names().mtp; config.is_mtp && !apart.empty())
+    return {.embedding_norm = norm_of(apart + "pre_fc_norm_embedding"),
+            .hidden_norm = norm_of(apart + "pre_fc_norm_hidden"),
+            .projection = projection(apart + "fc", 2 * hidden, false, "hidden_size")};
   if (config.is_mtp)
     return {.embedding_norm = norm("enorm"),
             .hidden_norm = norm("hnorm"),

@@ -60,12 +60,31 @@ WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) 
   return all;
 }
 
-// The projections of linear attention. They have no biases.
-WeightView Stack(kernels::Device& device, std::vector<LinearWeight>& parts) {
-  if (!device.fused() || parts.size() < 2) return {};
+// Places the projections of linear attention. Returns them as one, which is undefined if there is
+// only one of them, or if the device does not stack them.
+LinearWeight PlaceAndStack(kernels::Device& device, std::vector<LinearWeight>& parts) {
+  LinearWeight stacked;
   std::vector<LinearWeight*> all;
   for (LinearWeight& part : parts) all.push_back(&part);
-  return Stack(device, all);
+  const bool joins = device.fused() && parts.size() > 1 && JoinBiases(all, &stacked.bias);
+  for (LinearWeight& part : parts) Place(device, part);
+  if (joins) stacked.w = Stack(device, all);
+  if (!stacked.w.defined()) return {};
+  Place(device, stacked.bias);
+  return stacked;
+}
+
+// Without a gate (kernels::Activation::kRelu2), gate and up are one matrix.
+void PlaceFeedForward(kernels::Device& device, kernels::ExpertWeights& w) {
+  const bool gated =
+      w.gate.data != w.up.data || w.gate.row0 != w.up.row0 || w.gate.row_step != w.up.row_step;
+  Place(device, w.up);
+  Place(device, w.down);
+  if (gated) {
+    Place(device, w.gate);
+  } else {
+    w.gate = w.up;
+  }
 }
 
 // Collects arrays in the formats of a GPU (kernels::GpuFormat).
@@ -127,19 +146,19 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
                       &layer.linear.conv, &layer.linear.conv_bias, &layer.linear.rate,
                       &layer.linear.bias, &layer.linear.skip, &layer.linear.norm})
       Place(device, *t);
-    for (LinearWeight* w : {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
-                            &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a,
-                            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.o, &layer.linear.o,
-                            &layer.linear.low_a, &layer.linear.low_z})
+    for (LinearWeight* w :
+         {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
+          &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a, &layer.latent.q_b,
+          &layer.latent.kv_a, &layer.latent.o, &layer.linear.o, &layer.linear.low_a,
+          &layer.linear.low_z, &layer.latent_in, &layer.latent_out})
       Place(device, *w);
-    for (auto* projections : {&layer.linear.in, &layer.linear.gates, &layer.linear.low_in})
-      for (LinearWeight& w : *projections) Place(device, w);
+    for (LinearWeight& w : layer.linear.low_in) Place(device, w);
     if (joins) {
       LinearWeight* const parts[] = {&grouped.q, &grouped.k, &grouped.v};
       grouped.qkv.w = Stack(device, parts);
     }
-    layer.linear.stacked_in = Stack(device, layer.linear.in);
-    layer.linear.stacked_gates = Stack(device, layer.linear.gates);
+    layer.linear.stacked_in = PlaceAndStack(device, layer.linear.in);
+    layer.linear.stacked_gates = PlaceAndStack(device, layer.linear.gates);
     if (layer.latent.index) {
       IndexWeights& index = *layer.latent.index;
       Place(device, index.q);
@@ -151,7 +170,7 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
       // The shard of one head may start inside a block of scales, and the shard of another at a
       // block's start. Ops need one format for all heads.
       for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
-    for (WeightView* w : {&layer.dense.gate, &layer.dense.up, &layer.dense.down}) Place(device, *w);
+    PlaceFeedForward(device, layer.dense);
   }
 }
 
@@ -166,8 +185,12 @@ std::vector<kernels::DeviceArray> PlacedArrays(const ModelWeights& weights) {
     list.Add(name + "attention_output_norm", layer.attention_output_norm);
     list.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
     AddAttention(name + "attention.", layer, &list);
-    // The rows of qkv are those of q, k and v; only its bias is an array of its own.
+    // Stacked matrices have the rows of their parts; only their biases are arrays of their own.
     list.Add(name + "attention.qkv.bias", layer.grouped.qkv.bias);
+    list.Add(name + "attention.in.bias", layer.linear.stacked_in.bias);
+    list.Add(name + "attention.gates.bias", layer.linear.stacked_gates.bias);
+    list.Add(name + "latent_in", layer.latent_in);
+    list.Add(name + "latent_out", layer.latent_out);
     list.Add(name + "dense.gate", layer.dense.gate);
     list.Add(name + "dense.up", layer.dense.up);
     list.Add(name + "dense.down", layer.dense.down);

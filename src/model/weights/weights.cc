@@ -17,7 +17,7 @@
 namespace switchyard {
 namespace {
 
-// Layers past the last one are multi-token-prediction layers, in checkpoints of DeepSeek and GLM.
+// Layers past the last one are multi-token prediction layers, in checkpoints of DeepSeek and GLM.
 bool IsExtraLayer(std::string_view name, const std::string& layers, int64_t num_layers) {
   if (!name.starts_with(layers)) return false;
   name.remove_prefix(layers.size());
@@ -33,7 +33,8 @@ void LogUnused(const Checkpoint& checkpoint, const ModelConfig& config,
   size_t extra = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(name) || name.ends_with("rotary_emb.inv_freq")) continue;
-    if (IsExtraLayer(name, names.layers, config.num_layers() / names.blocks)) {
+    if (IsExtraLayer(name, names.layers, config.num_layers() / names.blocks) ||
+        (!names.mtp.empty() && name.starts_with(names.mtp))) {
       ++extra;
     } else {
       LOG_DEBUG("{}: tensor \"{}\" is not used", tensor.file, name);

@@ -236,6 +236,7 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   }
   if (scatters_ && mesh_.moe_tp() > 1) {
     b.gathered = Memory(lane * hidden * 4);
+    b.gathered_router = Memory(lane * shape_.router_width * 4);
     b.lane_sums = Memory(lane * hidden * 4);
   }
   if (gathers()) {
@@ -287,7 +288,7 @@ ProductBytes CudaMoeBackend::BytesOf(const DeviceExperts& experts, int64_t rows)
   const bool fp8 = experts.arithmetic.input == ElementType::kFp8;
   return {.a = rows * hidden * input,
           .a_scales = fp8 ? rows * CeilDiv(hidden, kFp8BlockSize) * 4 : 0,
-          .gate_up = rows * 2 * intermediate * ElementBytes(experts.arithmetic.output),
+          .gate_up = rows * experts.gate_up.n * ElementBytes(experts.arithmetic.output),
           .middle = rows * intermediate * input,
           .middle_scales = fp8 ? rows * CeilDiv(intermediate, kFp8BlockSize) * 4 : 0};
 }
@@ -299,6 +300,7 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   CHECK_LE(router.num_groups, kMaxRouterGroups);
   CHECK(!router.scales_input || (shape_.scales_input && router.top_k == 1));
   CHECK_EQ(router.zero_experts, shape_.zero_experts);
+  CHECK_EQ(config.router_width, shape_.router_width);
   layers_.push_back(config.layer);
   auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this,
                                               static_cast<int>(layers_.size()) - 1);

@@ -41,6 +41,7 @@ struct MoeBuffers {
   DeviceMemory scaled;                  // [round, H] rows times their weights
   DeviceMemory zero_weights;            // [lane] weights of experts without computation
   DeviceMemory gathered;                // [lane, H] if a lane's tokens are not contiguous
+  DeviceMemory gathered_router;         // [lane, router_width] the same, if the router has own rows
   DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
   DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
@@ -184,6 +185,7 @@ class CudaMoeBackend : public MoeBackend {
   void SelectExchange(int64_t longest, MoeState& state) override;
   float* GatheredRows(MoeState& state) override;
   float* LaneSums(MoeState& state) override;
+  float* GatheredRouterRows(MoeState& state) override;
 
   void Start(const MoeLayerParts& parts, MoeState& state) override;
   void Route(const MoeLayerParts& parts, MoeState& state) override;

@@ -17,7 +17,13 @@ std::span<const float> Floats(const float* data, int64_t count) {
   return {data, static_cast<size_t>(data ? count : 0)};
 }
 
-DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend& backend) {
+ExpertArithmetic WithActivation(ExpertArithmetic arithmetic, kernels::Activation activation) {
+  arithmetic.gated = activation != kernels::Activation::kRelu2;
+  return arithmetic;
+}
+
+DeviceExperts PlaceExperts(const MoeLayerConfig& config, const MoeLayerWeights& weights,
+                           const CudaMoeBackend& backend) {
   std::vector<kernels::ExpertWeights> experts(weights.experts.begin(), weights.experts.end());
   if (backend.shared_dispatched()) {
     CHECK(weights.has_shared);
@@ -26,8 +32,9 @@ DeviceExperts PlaceExperts(const MoeLayerWeights& weights, const CudaMoeBackend&
   }
   CHECK_EQ(static_cast<int>(experts.size()), backend.local_experts());
   const kernels::CudaDeviceOptions& device = backend.device().options();
-  return DeviceExperts(experts,
-                       backend.runner().Arithmetic(experts, device.dtype, device.packs_experts));
+  return DeviceExperts(experts, WithActivation(backend.runner().Arithmetic(experts, device.dtype,
+                                                                           device.packs_experts),
+                                               config.activation));
 }
 
 void AddExpert(const DeviceExperts& experts, int expert, const std::string& name,
@@ -50,7 +57,7 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
       index(layer_index),
       places(config.router.num_experts * sizeof(int32_t)),
       physical_of(places.bytes()),
-      experts(PlaceExperts(weights, moe_backend)) {
+      experts(PlaceExperts(config, weights, moe_backend)) {
   const int64_t count = config.router.num_logits();
   if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
   if (weights.router.correction_bias)
@@ -58,7 +65,9 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);
   if (!backend.shared_dispatched())
-    shared.emplace(one, ChooseArithmetic(one, backend.device().options().dtype, IsHopper()));
+    shared.emplace(
+        one, WithActivation(ChooseArithmetic(one, backend.device().options().dtype, IsHopper()),
+                            config.activation));
   if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
 }
 

@@ -92,14 +92,14 @@ RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeS
 }
 
 RouterLogitsParams CudaMoeBackend::Logits(const CudaMoeParts& parts, const CudaMoeState& s) {
-  return {.x = s.round_x(),
+  return {.x = s.round_router_x(),
           .w = parts.router.data.data(),
           .w_is_bf16 = parts.router.type == ElementType::kBF16,
           .bias = parts.router_bias.as<float>(),
           .y = s.buffers.logits.as<float>(),
           .m = s.round.size(),
           .n = parts.config.router.num_logits(),
-          .k = s.width};
+          .k = s.router_width};
 }
 
 // With a chooser, the selected ids stay logical; ChooseReplicas maps them to physical ids and

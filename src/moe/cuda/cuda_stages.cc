@@ -17,9 +17,7 @@ namespace switchyard::cuda {
 namespace {
 
 ExpertActivation ActivationOf(const MoeLayerConfig& config) {
-  return {.clamped = config.activation == kernels::Activation::kSwiGluClamped,
-          .alpha = config.swiglu_alpha,
-          .limit = config.swiglu_limit};
+  return {.kind = config.activation, .alpha = config.swiglu_alpha, .limit = config.swiglu_limit};
 }
 
 ElementType TypeOf(RowFormat format) {
@@ -41,6 +39,9 @@ float* CudaMoeBackend::GatheredRows(MoeState& state) {
 }
 float* CudaMoeBackend::LaneSums(MoeState& state) {
   return Own(state).buffers.lane_sums.as<float>();
+}
+float* CudaMoeBackend::GatheredRouterRows(MoeState& state) {
+  return Own(state).buffers.gathered_router.as<float>();
 }
 
 void CudaMoeBackend::Start(const MoeLayerParts& layer, MoeState& state) {

@@ -14,9 +14,10 @@ namespace {
 
 std::vector<float> Reference(const TestLayer& layer, RowFormat format, int64_t tokens,
                              uint32_t seed = 7) {
-  const auto hidden = layer.Hidden(tokens, seed);
+  const auto hidden = layer.Hidden(tokens, seed), router_rows = layer.RouterRows(hidden);
   std::vector<float> out(hidden.size());
-  MoeReference(layer.config, layer.whole, format, hidden.data(), tokens, out.data());
+  MoeReference(layer.config, layer.whole, format, hidden.data(), tokens, out.data(),
+               /*shared_dispatched=*/false, router_rows.empty() ? nullptr : router_rows.data());
   return out;
 }
 
@@ -114,6 +115,37 @@ TEST(CudaMoeLayer, Bf16IsNearTheReference) {
   SKIP_WITHOUT_GPU();
   ExpectNear(Bf16Layer(), {}, {DType::kBF16}, 1e-2);
   ExpectNear(Bf16Layer(/*clamped_with_biases=*/true), {}, {DType::kBF16}, 1e-2);
+}
+
+// As in Nemotron-H: relu², and a router that reads wider rows than the experts.
+TEST(CudaMoeLayer, ExpertsWithoutAGateAndRowsOfTheRouter) {
+  SKIP_WITHOUT_GPU();
+  ExpectExact(TestLayer({.squared = true, .shared = true}));
+  ExpectExact(TestLayer({.hidden = 60, .intermediate = 92, .squared = true, .router_width = 164}));
+  for (const WeightFormat format :
+       {WeightFormat::kBF16, WeightFormat::kMxfp4, WeightFormat::kInt4Group})
+    for (const bool own_rows : {false, true})
+      ExpectNear(TestLayer({.format = format,
+                            .hidden = 256,
+                            .intermediate = 384,
+                            .squared = true,
+                            .shared = !own_rows,
+                            .router_width = own_rows ? 448 : 0,
+                            .router = WeightFormat::kBF16}),
+                 {}, {DType::kBF16}, 1e-2);
+  ExpectExact(TestLayer({.hidden = 64,
+                         .intermediate = 32,
+                         .num_experts = 512,
+                         .top_k = 22,
+                         .squared = true,
+                         .router_width = 128}));
+  ExpectNear(TestLayer({.format = WeightFormat::kFp8Block,
+                        .activation = ActivationFormat::kFp8Group,
+                        .hidden = 512,
+                        .intermediate = 256,
+                        .squared = true,
+                        .router_width = 320}),
+             Fp8Options(), {DType::kBF16, true}, 3e-2);
 }
 
 TEST(CudaMoeLayer, ScaledInputs) {

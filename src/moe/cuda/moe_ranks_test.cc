@@ -34,7 +34,7 @@ struct Ranks {
     }
     const int group = comm.mesh.dp_rank();
     std::vector<std::vector<float>> outs;
-    std::vector<std::shared_ptr<void>> xs, ys;
+    std::vector<std::shared_ptr<void>> xs, ys, routers;
     for (const TestPass& pass : passes) {
       const auto hidden = layer.Hidden(pass.total(), pass.seed);
       const float* x = hidden.data() + pass.FirstOf(group) * layer.spec.hidden;
@@ -43,6 +43,9 @@ struct Ranks {
       rank.device->CopyIn(xs.emplace_back(rank.device->Allocate(bytes + 16)).get(), x, bytes);
       rank.device->CopyIn(ys.emplace_back(rank.device->Allocate(bytes + 16)).get(),
                           outs.back().data(), bytes);
+      const std::vector<float> rows = layer.RouterRows({x, outs.back().size()});
+      rank.device->CopyIn(routers.emplace_back(rank.device->Allocate(rows.size() * 4 + 16)).get(),
+                          rows.data(), rows.size() * sizeof(float));
     }
     rank.device->Synchronize();
     comm.tp->Barrier("before the passes");
@@ -52,7 +55,9 @@ struct Ranks {
         const TestPass& pass = passes[i + slot];
         const auto* x = static_cast<const float*>(xs[i + slot].get());
         auto* y = static_cast<float*>(ys[i + slot].get());
-        const MoeTokens tokens = {pass.tokens, pass.decoding};
+        MoeTokens tokens = {pass.tokens, pass.decoding};
+        if (layer.spec.router_width > 0)
+          tokens.router_rows = static_cast<const float*>(routers[i + slot].get());
         if (states.size() > 1 && moe.StartOneRound(*states[slot], x, tokens, y))
           staged.push_back(states[slot].get());
         else
@@ -211,6 +216,26 @@ TEST(CudaMoeRanks, ExpertsWithoutComputationChangeNoBitAndAreNearTheReference) {
   ExpectNearTheReference(layer, {.tp = 2, .ep = 2});
   ExpectNearTheReference(layer, {.tp = 2, .ep = 1});
   ExpectNearTheReference(layer, {.tp = 2, .ep = 2, .dp = 2});
+}
+
+TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  const TestLayer layer({.hidden = 128,
+                         .intermediate = 128,
+                         .num_experts = 40,
+                         .top_k = 20,
+                         .squared = true,
+                         .router_width = 300});
+  const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});
+  for (const char* mode : {"normal", "low_latency"}) {
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2});
+    ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2, .dp = 2});
+  }
+  const Ranks gathered{layer, DType::kF32, DeepEp("auto"), Passes(1)};  // with MoE-TP
+  EXPECT_LT(RelativeError(gathered.On({.tp = 4, .ep = 2}), want), 1e-5);
+  for (const MeshShape& mesh :
+       {MeshShape{.tp = 2}, {.tp = 2, .ep = 2}, {.tp = 2, .ep = 2, .dp = 2}})
+    ExpectNearTheReference(layer, mesh);
 }
 
 // The shared expert is dispatched like a routed expert, to a rank with little load.

@@ -61,22 +61,27 @@ class SingleMember : public Collectives {
 };
 
 // Runs one pass on a rank that is the only one of its attention group. Input and output are in host
-// memory. `before_pass` is called when the input is on the GPU. Ranks that share a GPU meet there:
-// an allocation would wait for kernels of the others, which may wait for this rank.
+// memory, also the router's rows, if it has any (MoeTokens::router_rows). `before_pass` is called
+// when the input is on the GPU. Ranks that share a GPU meet there: an allocation would wait for
+// kernels of the others, which may wait for this rank.
 inline std::vector<float> ForwardOnce(const MoeLayer& moe, MoeState& state, kernels::Device& device,
                                       const std::vector<float>& hidden, int64_t tokens,
                                       int64_t decoding = 0,
-                                      const std::function<void()>& before_pass = {}) {
+                                      const std::function<void()>& before_pass = {},
+                                      const std::vector<float>& router_rows = {}) {
   const std::vector<int64_t> counts = {tokens}, decode = {decoding};
   std::vector<float> out(hidden.size(), NAN);
   const auto x = device.Allocate(hidden.size() * sizeof(float) + 16);
   const auto y = device.Allocate(hidden.size() * sizeof(float) + 16);
   device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
   device.CopyIn(y.get(), out.data(), out.size() * sizeof(float));
+  const auto router = device.Allocate(router_rows.size() * sizeof(float) + 16);
+  device.CopyIn(router.get(), router_rows.data(), router_rows.size() * sizeof(float));
+  MoeTokens rows = {counts, decode};
+  if (!router_rows.empty()) rows.router_rows = static_cast<const float*>(router.get());
   device.Synchronize();
   if (before_pass) before_pass();
-  moe.Forward(state, static_cast<const float*>(x.get()), {counts, decode},
-              static_cast<float*>(y.get()));
+  moe.Forward(state, static_cast<const float*>(x.get()), rows, static_cast<float*>(y.get()));
   device.CopyOut(out.data(), y.get(), out.size() * sizeof(float));
   return out;
 }
@@ -101,7 +106,8 @@ struct OnGpu {
     state = moe->MakeState();
   }
   std::vector<float> Forward(const TestLayer& layer, int64_t tokens, uint32_t seed = 7) {
-    return ForwardOnce(*moe, *state, *device, layer.Hidden(tokens, seed), tokens);
+    const std::vector<float> hidden = layer.Hidden(tokens, seed);
+    return ForwardOnce(*moe, *state, *device, hidden, tokens, 0, {}, layer.RouterRows(hidden));
   }
 
   std::unique_ptr<kernels::Device> device;

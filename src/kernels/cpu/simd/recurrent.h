@@ -116,8 +116,8 @@ void DeltaRows(const DeltaTask& t) {
                                last ? t.stride : kStride);
     from = t.scratch;
     from_stride = kStride;
-    for (int copy = 0; copy < 2; ++copy) {
-      if (t.copy_to[copy] == nullptr || t.copy_rows[copy] != row + 1) continue;
+    for (int copy = 0; copy < kMaxStateCopies && t.copy_to[copy] != nullptr; ++copy) {
+      if (t.copy_rows[copy] != row + 1) continue;
       for (int64_t i = 0; i < t.key_dim; ++i)
         ForVectors<V>(t.columns, [&](int64_t c, auto load, auto store) {
           store(t.copy_to[copy] + i * t.stride + c, load(t.scratch + i * kStride + c));

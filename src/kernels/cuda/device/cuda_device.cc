@@ -217,17 +217,15 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
     return hopper_ && key_dim <= kernels::kMaxChunkKeyDim;
   }
   void ShortConv(const kernels::ShortConvParams& p) override {
-    CHECK(p.width >= 1 && p.width <= kernels::kMaxConvWidth && p.bias == nullptr);
+    CHECK(p.width >= 1 && p.width <= kernels::kMaxConvWidth);
     Check(ops::ShortConv(p, chain()), "ShortConv");
   }
   void GatedDelta(const kernels::GatedDeltaParams& p) override {
     CHECK_LE(p.key_dim, kernels::kMaxGpuKeyDim);  // CheckOptions rejects larger ones
-    CHECK(!p.chunked || ChunksRows(p.key_dim));
-    CHECK(p.rule == kernels::StateRule::kDelta);  // Family::cpu_only
+    CHECK(!p.chunked || (p.rule == kernels::StateRule::kDelta && ChunksRows(p.key_dim)));
     Check(ops::GatedDelta(p, chain()), "GatedDelta");
   }
   void GatedNorm(const kernels::GatedNormParams& p) override {
-    CHECK(p.gate == kernels::OutputGate::kSilu && p.weight_stride == 0);  // Family::cpu_only
     Check(ops::GatedNorm(p, chain()), "GatedNorm");
   }
 

@@ -234,14 +234,15 @@ void LinearOps::Mlp(const kernels::GroupedMlpParams& p, cudaStream_t stream) {
   const kernels::ExpertWeights& w = p.experts[0];
   const int64_t m = p.offsets[1] - p.offsets[0], middle = w.gate.n;
   if (m == 0) return;
-  auto* up = static_cast<float*>(up_.Get(Capacity(m) * middle * 4));
+  const bool gated = p.activation != kernels::Activation::kRelu2;
+  float* const up = gated ? static_cast<float*>(up_.Get(Capacity(m) * middle * 4)) : p.scratch;
   const auto product = [&](const WeightView& weight, const float* bias, float* y) {
     return kernels::LinearParams{
         .x = p.x, .ldx = p.ldx, .w = weight, .bias = bias, .y = y, .ldy = middle, .m = m};
   };
   const kernels::LinearParams first[] = {product(w.gate, w.gate_bias, p.scratch),
                                          product(w.up, w.up_bias, up)};
-  LinearGroup(first, stream);
+  LinearGroup(std::span(first).first(gated ? 2 : 1), stream);
   // The activation writes directly in the input form of `down`, without a round trip through
   // p.scratch.
   const kernels::LinearParams down = {.x = p.scratch,

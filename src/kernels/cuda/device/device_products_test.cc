@@ -108,6 +108,8 @@ TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
 }
 
 TEST_F(ProductsTest, MlpMatchesTheCpu) {
+  constexpr Activation kActivations[] = {Activation::kSwiGluClamped, Activation::kSwiGlu,
+                                         Activation::kRelu2};
   for (int round = 0; round < 24; ++round) {
     Device& device = round % 2 == 0 ? *exact_ : *fast_;
     const WeightFormat format = random_.Pick({WeightFormat::kF32, WeightFormat::kBF16});
@@ -127,26 +129,28 @@ TEST_F(ProductsTest, MlpMatchesTheCpu) {
                        .gate_bias = gate_bias.data(),
                        .up_bias = up_bias.data(),
                        .down_bias = down_bias.data()};
+    const bool gated = kActivations[round % 3] != Activation::kRelu2;
+    if (!gated) w.up = w.gate, w.up_bias = w.gate_bias;
     std::vector<float> scratch(m * middle), expected(m * hidden);
     const int32_t offsets[] = {0, static_cast<int32_t>(m)};
-    GroupedMlpParams p = {
-        .x = x.data(),
-        .ldx = hidden,
-        .experts = {&w, 1},
-        .offsets = offsets,
-        .activation = round % 3 == 0 ? Activation::kSwiGluClamped : Activation::kSwiGlu,
-        .scratch = scratch.data(),
-        .out = expected.data(),
-        .ldo = hidden};
+    GroupedMlpParams p = {.x = x.data(),
+                          .ldx = hidden,
+                          .experts = {&w, 1},
+                          .offsets = offsets,
+                          .activation = kActivations[round % 3],
+                          .scratch = scratch.data(),
+                          .out = expected.data(),
+                          .ldo = hidden};
     cpu_->Mlp(p);
     const DeviceVector device_x(device, x), device_scratch(device, scratch), out(device, expected);
     const DeviceVector<float> biases[] = {
         {device, gate_bias}, {device, up_bias}, {device, down_bias}};
-    ExpertWeights placed = {.gate = device.Place(w.gate),
-                            .up = device.Place(w.up),
+    const WeightView gate = device.Place(w.gate);
+    ExpertWeights placed = {.gate = gate,
+                            .up = gated ? device.Place(w.up) : gate,
                             .down = device.Place(w.down),
                             .gate_bias = biases[0].data(),
-                            .up_bias = biases[1].data(),
+                            .up_bias = biases[gated ? 1 : 0].data(),
                             .down_bias = biases[2].data()};
     p.x = device_x.data();
     p.experts = {&placed, 1};

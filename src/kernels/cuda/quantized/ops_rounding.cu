@@ -17,8 +17,9 @@ namespace switchyard::cuda::ops {
 __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 __device__ __forceinline__ float Activated(const ActivationArg& act, float gate, float up) {
+  // The comparisons propagate NaN.
+  if (act.kind == kernels::Activation::kRelu2) return up < 0.0f ? 0.0f : up * up;
   if (act.kind == kernels::Activation::kSwiGlu) return gate * Sigmoid(gate) * up;
-  // These comparisons propagate NaN.
   const float g = gate > act.limit ? act.limit : gate;
   const float u = up > act.limit ? act.limit : up < -act.limit ? -act.limit : up;
   return g * Sigmoid(act.alpha * g) * (u + 1.0f);

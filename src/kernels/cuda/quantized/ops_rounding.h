@@ -19,7 +19,7 @@ struct ActivationArg {
   float alpha = 0, limit = 0;
 };
 
-// Rows x, or act(x, up) if `up` is not null.
+// Rows x, or act(x, up) if `up` is not null. kRelu2 reads `up` only, and x may be the same rows.
 struct RowSource {
   const float* x = nullptr;   // [m, k], row stride ldx
   const float* up = nullptr;  // [m, k], row stride ldx

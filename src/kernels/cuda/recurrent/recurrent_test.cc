@@ -12,9 +12,11 @@
 namespace switchyard::kernels {
 namespace {
 
+constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2};
+
 class GpuRecurrentTest : public DeviceTest {
  protected:
-  RecurrentLayer RandomLayer(int64_t rows) {
+  RecurrentLayer RandomLayer(int64_t rows, StateRule rule) {
     const bool aligned = random_.Below(2) == 0;
     return {random_,
             {.rows = rows,
@@ -23,7 +25,8 @@ class GpuRecurrentTest : public DeviceTest {
              .value_dim = aligned ? random_.Pick<int64_t>({4, 32, 100, 128})
                                   : random_.Pick<int64_t>({1, 7, 33, 130}),
              .width = random_.Pick<int64_t>({1, 2, 4, 4, 7}),
-             .spare = aligned ? 4 : 3}};
+             .spare = aligned ? 4 : 3,
+             .rule = rule}};
   }
   std::vector<float> Run(const RecurrentLayer& layer, std::span<const StateSpan> spans,
                          std::vector<float>& states) {
@@ -34,7 +37,8 @@ class GpuRecurrentTest : public DeviceTest {
 // Ragged batches: decode rows and prompts, new ones and ones with a state, with and without copies.
 TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
   ReferenceRecurrentOps reference;
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 120; ++round) {
+    const StateRule rule = kRules[round % 3];
     std::vector<StateSpan> spans;
     int32_t rows = 0;
     const auto add = [&](int32_t count, int32_t from, int32_t to) {
@@ -42,7 +46,7 @@ TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
       rows += count;
     };
     add(1, 3, 0);
-    if (round % 3 > 0) add(1, -1, 1);
+    if (round % 4 > 0) add(1, -1, 1);
     if (round % 2 > 0) add(1 + static_cast<int32_t>(random_.Below(30)), 7, 2);
     const auto longest = static_cast<int32_t>(2 + random_.Below(20));
     add(longest, round % 5 == 0 ? 3 : -1, 4);
@@ -50,11 +54,12 @@ TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
                               .slot = 5};
     if (spans.back().copies[0].rows + 1 < longest)
       spans.back().copies[1] = {.rows = spans.back().copies[0].rows + 1, .slot = 6};
-    const RecurrentLayer layer = RandomLayer(rows);
+    const RecurrentLayer layer = RandomLayer(rows, rule);
     std::vector<float> want = random_.Normal(8 * layer.slot_floats), got = want;
     const std::vector<float> outputs = layer.Run(reference, spans, want);
-    SCOPED_TRACE(::testing::Message() << "key_dim " << layer.key_dim << " value_dim "
-                                      << layer.value_dim << " width " << layer.width);
+    SCOPED_TRACE(::testing::Message()
+                 << "rule " << round % 3 << " key_dim " << layer.key_dim << " value_dim "
+                 << layer.value_dim << " width " << layer.width);
     ExpectNear(Run(layer, spans, got), outputs, 2e-4);  // the norm enlarges errors of small rows
     ExpectNear(got, want, 5e-5);
     for (const int64_t slot : {3, 7})
@@ -65,8 +70,8 @@ TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
 // One chunk of more rows than ShortConv computes one by one.
 TEST_F(GpuRecurrentTest, ChunksDoNotChangeABit) {
   constexpr int32_t kRows = 1100;
-  for (int round = 0; round < 4; ++round) {
-    const RecurrentLayer layer = RandomLayer(kRows);
+  for (int round = 0; round < 9; ++round) {
+    const RecurrentLayer layer = RandomLayer(kRows, kRules[round % 3]);
     std::vector<float> whole = layer.States(), states = whole, got;
     const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 40, .slot = 1}}}};
     const std::vector<float> want = Run(layer, all, whole);
@@ -89,8 +94,8 @@ TEST_F(GpuRecurrentTest, ChunksDoNotChangeABit) {
 
 // A decode batch that is padded: rows without slots, and spans without rows.
 TEST_F(GpuRecurrentTest, PaddingLeavesNoStateAndChangesNoBit) {
-  for (int round = 0; round < 8; ++round) {
-    const RecurrentLayer layer = RandomLayer(8);
+  for (int round = 0; round < 18; ++round) {
+    const RecurrentLayer layer = RandomLayer(8, kRules[round % 3]);
     const std::vector<StateSpan> batch = {{.row_begin = 0, .rows = 1, .from = 4, .to = 0},
                                           {.row_begin = 1, .rows = 3, .from = -1, .to = 1},
                                           {.row_begin = 4, .rows = 1, .from = 5, .to = 2}};
@@ -109,29 +114,33 @@ TEST_F(GpuRecurrentTest, PaddingLeavesNoStateAndChangesNoBit) {
 
 TEST_F(GpuRecurrentTest, ACapturedPassReadsTheSpansThatWereUploadedLast) {
   constexpr int32_t kRows = 4;
-  const RecurrentLayer layer = RandomLayer(kRows);
-  RecurrentOps& ops = *exact_->recurrent();
-  ArrayCopies copies(exact_.get());
-  std::vector<float> want = random_.Normal(8 * layer.slot_floats);
-  float* const states = copies.Of(want);
-  StateSpan* const spans = copies.Of(std::vector<StateSpan>(kRows));
-  const RecurrentLayer::Arrays arrays = layer.Place(copies, 0, kRows);
-  for (int32_t step = 0; step < 6; ++step) {
-    std::vector<StateSpan> now;
-    for (int32_t row = 0; row < kRows; ++row)
-      now.push_back({.row_begin = row,
-                     .rows = 1,
-                     .from = step == 0 ? -1 : 2 * row + step % 2,
-                     .to = 2 * row + (step + 1) % 2});
-    if (step % 2 == 0) now.back().from = now.back().to = -1;  // a padding row
-    exact_->CopyIn(spans, now.data(), now.size() * sizeof(StateSpan));
-    exact_->Run(7, [&] { layer.Start(ops, arrays, spans, kRows, kRows, states); });
-    const std::vector<float> outputs = Run(layer, now, want);
-    std::vector<float> got(outputs.size()), got_states(want.size());
-    copies.Read(arrays.out, got);
-    copies.Read(states, got_states);
-    EXPECT_TRUE(SameBits(got, outputs)) << step;
-    EXPECT_TRUE(SameBits(got_states, want)) << step;
+  uint64_t key = 7;
+  for (const StateRule rule : kRules) {
+    const RecurrentLayer layer = RandomLayer(kRows, rule);
+    RecurrentOps& ops = *exact_->recurrent();
+    ArrayCopies copies(exact_.get());
+    std::vector<float> want = random_.Normal(8 * layer.slot_floats);
+    float* const states = copies.Of(want);
+    StateSpan* const spans = copies.Of(std::vector<StateSpan>(kRows));
+    const RecurrentLayer::Arrays arrays = layer.Place(copies, 0, kRows);
+    ++key;
+    for (int32_t step = 0; step < 6; ++step) {
+      std::vector<StateSpan> now;
+      for (int32_t row = 0; row < kRows; ++row)
+        now.push_back({.row_begin = row,
+                       .rows = 1,
+                       .from = step == 0 ? -1 : 2 * row + step % 2,
+                       .to = 2 * row + (step + 1) % 2});
+      if (step % 2 == 0) now.back().from = now.back().to = -1;  // a padding row
+      exact_->CopyIn(spans, now.data(), now.size() * sizeof(StateSpan));
+      exact_->Run(key, [&] { layer.Start(ops, arrays, spans, kRows, kRows, states); });
+      const std::vector<float> outputs = Run(layer, now, want);
+      std::vector<float> got(outputs.size()), got_states(want.size());
+      copies.Read(arrays.out, got);
+      copies.Read(states, got_states);
+      EXPECT_TRUE(SameBits(got, outputs)) << step;
+      EXPECT_TRUE(SameBits(got_states, want)) << step;
+    }
   }
 }
 

@@ -80,6 +80,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weights[j] = weight(j);
   }
+  const float4 bias = p.bias == nullptr
+                          ? float4{0, 0, 0, 0}
+                          : LoadRow4<kAligned>(p.bias + group * p.channels, column, p.channels);
 
   int64_t index = SpanAt(p.sequences, p.num_sequences, begin);
   for (int64_t row = begin; row < end && index < p.num_sequences; ++index) {
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t stop = min(end, int64_t{span.row_begin} + span.rows);
     for (; row < stop; ++row) {
       const int64_t at = row - span.row_begin;
-      float4 sum = {0, 0, 0, 0};
+      float4 sum = bias;
       if constexpr (kStatic) {
         const float4 x = inputs.At(at);
 #pragma unroll
@@ -113,8 +116,10 @@ __global__ void __launch_bounds__(kThreads)
       }
       StoreRow4<kAligned>(p.y + row * p.ldy + group * p.channels, column, p.channels,
                           {Silu(sum.x), Silu(sum.y), Silu(sum.z), Silu(sum.w)});
-      for (const StateSpan::Copy& copy : span.copies)
-        if (copy.slot >= 0 && copy.rows == at + 1) store(copy.rows, copy.slot);
+      for (const StateSpan::Copy& copy : span.copies) {
+        if (copy.slot < 0) break;
+        if (copy.rows == at + 1) store(copy.rows, copy.slot);
+      }
       if (at + 1 == span.rows && span.to >= 0) store(span.rows, span.to);
     }
   }
@@ -122,7 +127,8 @@ __global__ void __launch_bounds__(kThreads)
 
 bool Aligned(const ShortConvParams& p) {
   return RowsAligned(p.x, p.ldx, p.channels) && p.group_stride % 4 == 0 && Aligned16(p.weight) &&
-         RowsAligned(p.states, p.state_stride, p.channels) && RowsAligned(p.y, p.ldy, p.channels);
+         Aligned16(p.bias) && RowsAligned(p.states, p.state_stride, p.channels) &&
+         RowsAligned(p.y, p.ldy, p.channels);
 }
 
 }  // namespace

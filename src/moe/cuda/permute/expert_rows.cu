@@ -55,7 +55,7 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxSlots = 16;
+constexpr int kMaxSlots = 32;
 
 // Number of valid rows among the kGroupBlockRows rows of the chunk from `begin` on; padding rows
 // are not valid. `begin` is a multiple of kGroupBlockRows.
@@ -213,19 +213,28 @@ __device__ __forceinline__ float Swish(float x, float slope) {
 }
 template <typename From>
 __device__ __forceinline__ float SwiGlu(const ActivateParams& p, float gate, float up) {
-  if (!p.clamped) return Swish<From>(gate, 1.0f) * up;
+  if (p.kind == kernels::Activation::kSwiGlu) return Swish<From>(gate, 1.0f) * up;
   const float g = fminf(gate, p.limit);
   const float u = fminf(fmaxf(up, -p.limit), p.limit);
   return Swish<From>(g, p.alpha) * (u + 1.0f);
 }
 
-template <typename From>
+// NaN stays NaN.
+__device__ __forceinline__ float SquarePositive(float x) { return x < 0.0f ? 0.0f : x * x; }
+
+template <typename From, bool kGated>
 __device__ __forceinline__ float4 Activated(const ActivateParams& p, const From* gate_up,
                                             int64_t i) {
   if (i >= p.intermediate) return {};
-  const float4 gate = LoadFour(gate_up + i), up = LoadFour(gate_up + p.intermediate + i);
-  return {SwiGlu<From>(p, gate.x, up.x), SwiGlu<From>(p, gate.y, up.y),
-          SwiGlu<From>(p, gate.z, up.z), SwiGlu<From>(p, gate.w, up.w)};
+  const float4 first = LoadFour(gate_up + i);
+  if constexpr (kGated) {
+    const float4 up = LoadFour(gate_up + p.intermediate + i);
+    return {SwiGlu<From>(p, first.x, up.x), SwiGlu<From>(p, first.y, up.y),
+            SwiGlu<From>(p, first.z, up.z), SwiGlu<From>(p, first.w, up.w)};
+  } else {
+    return {SquarePositive(first.x), SquarePositive(first.y), SquarePositive(first.z),
+            SquarePositive(first.w)};
+  }
 }
 
 // Stores a warp's 128 elements, which are group `g` of a row.
@@ -248,9 +257,11 @@ __device__ __forceinline__ void StoreActivated(const ActivateParams& p, int64_t 
 // blockIdx.x selects kGroupBlockRows rows, all of one expert. blockIdx.y selects a share of the
 // groups of 128 elements of these rows. Valid rows come first and padding rows are skipped, so
 // padding costs nothing. A warp processes kAtOnce groups at a time.
-template <typename From>
+// kGated: the rows have gate and up.
+template <typename From, bool kGated>
 __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams p) {
   constexpr int kAtOnce = 4;
+  const int64_t width = (kGated ? 2 : 1) * p.intermediate;
   LaunchDependents();
   const int64_t begin = int64_t{blockIdx.x} * kGroupBlockRows;
   // Read before WaitForPriorKernels: the order was final before the preceding GEMM launched this
@@ -265,8 +276,9 @@ __global__ void __launch_bounds__(kThreads) ActivateKernel(const ActivateParams 
     for (int j = 0; j < kAtOnce; ++j) {
       const int unit = first + j * step;
       const int64_t row = begin + unit / groups;
-      const From* gate_up = static_cast<const From*>(p.gate_up) + row * 2 * p.intermediate;
-      y[j] = unit < all ? Activated(p, gate_up, unit % groups * 128 + lane * 4) : float4{};
+      const From* gate_up = static_cast<const From*>(p.gate_up) + row * width;
+      y[j] = unit < all ? Activated<From, kGated>(p, gate_up, unit % groups * 128 + lane * 4)
+                        : float4{};
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -375,9 +387,12 @@ cudaError_t Activate(const ActivateParams& p, const PdlStream& chain) {
   const int64_t groups =
       std::min<int64_t>(p.chunk.most_valid, kGroupBlockRows) * ((p.intermediate + 127) / 128);
   const int64_t shares = std::clamp<int64_t>(wave / blocks, 1, (groups + kWarps - 1) / kWarps);
-  return LaunchWithPdl(p.from == ElementType::kF32 ? ActivateKernel<float> : ActivateKernel<Bf16>,
-                       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)), kThreads,
-                       0, chain, p);
+  const bool gated = p.kind != kernels::Activation::kRelu2;
+  const auto kernel = p.from == ElementType::kF32
+                          ? (gated ? ActivateKernel<float, true> : ActivateKernel<float, false>)
+                          : (gated ? ActivateKernel<Bf16, true> : ActivateKernel<Bf16, false>);
+  return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)),
+                       kThreads, 0, chain, p);
 }
 
 cudaError_t UnpermuteRows(const UnpermuteRowsParams& p, const PdlStream& chain) {

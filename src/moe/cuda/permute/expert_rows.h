@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/launch.h"
+#include "kernels/ops.h"
 #include "moe/cuda/dispatchers/token_addend.h"
 #include "moe/gpu_limits.h"
 
@@ -90,14 +91,15 @@ struct PermuteRowsParams {
 };
 cudaError_t PermuteRows(const PermuteRowsParams& p, const PdlStream& chain);
 
-// middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`.
+// middle[r] = act(gate_up[r, 0 .. I), gate_up[r, I .. 2I)), rounded to `to`. With kRelu2 the rows
+// have only the part of `up`: middle[r] = act(gate_up[r, 0 .. I)).
 struct ActivateParams {
-  const void* gate_up = nullptr;         // [chunk rows, 2 I]
+  const void* gate_up = nullptr;         // [chunk rows, 2 I], or [chunk rows, I] with kRelu2
   ElementType from = ElementType::kF32;  // kF32 or kBF16
   int64_t intermediate = 0;              // I, a multiple of 4
   RowChunk chunk;
-  bool clamped = false;  // kernels::Activation::kSwiGluClamped
-  float alpha = 1.0f, limit = 0.0f;
+  kernels::Activation kind = kernels::Activation::kSwiGlu;
+  float alpha = 1.0f, limit = 0.0f;  // of kSwiGluClamped
   ElementType to = ElementType::kF32;
   void* middle = nullptr;   // [chunk rows, I]
   float* scales = nullptr;  // kFp8: [I / 128, chunk rows]

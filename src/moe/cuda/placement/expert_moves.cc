@@ -150,13 +150,14 @@ OwnedExpert ExpertMover::Download(const DeviceExperts& layer, int slot) {
   OwnedExpert expert{.owner = host};
   kernels::ExpertWeights& w = expert.weights;
   const int64_t rows = layer.intermediate;
+  const int64_t up_row = layer.arithmetic.gated ? rows : 0;  // else gate is the same matrix
   w.gate = View(layer.gate_up, to[kGateUp], to[kGateUpScales], 0, rows);
-  w.up = View(layer.gate_up, to[kGateUp], to[kGateUpScales], rows, rows);
+  w.up = View(layer.gate_up, to[kGateUp], to[kGateUpScales], up_row, rows);
   w.down = View(layer.down, to[kDown], to[kDownScales], 0, layer.hidden);
   for (WeightView* view : {&w.gate, &w.up, &w.down}) view->owner = host;
   if (to[kGateUpBias]) {
     w.gate_bias = reinterpret_cast<const float*>(to[kGateUpBias]);
-    w.up_bias = w.gate_bias + rows;
+    w.up_bias = w.gate_bias + up_row;
   }
   if (to[kDownBias]) w.down_bias = reinterpret_cast<const float*>(to[kDownBias]);
   return expert;

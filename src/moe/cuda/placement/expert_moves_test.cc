@@ -44,6 +44,8 @@ std::vector<Case> Cases() {
        .intermediate = 256,
        .shared = true},
       DType::kBF16);
+  add({.format = WeightFormat::kBF16, .hidden = 256, .intermediate = 384, .squared = true},
+      DType::kBF16);
   for (const WeightFormat packed :
        {WeightFormat::kMxfp4, WeightFormat::kNvfp4, WeightFormat::kInt4Group})
     add({.format = packed, .hidden = 256, .intermediate = 384}, DType::kBF16);

@@ -23,7 +23,6 @@ constexpr int kBlocks = 8;                     // blocks of the cluster
 constexpr int kTiles = kOrderWarps / kSlices;  // tiles of 8 columns that a block computes at a time
 constexpr int kRows = 16, kColumns = 8;        // rows and columns of a tile
 static_assert(kMaxTokensToRoute <= kRows && kMaxTokensToRoute <= kOrderWarps);
-static_assert(kMaxTokensToRoute * kMaxTopK <= order::kFewSlots);
 
 // One warp's share of a tile: the products over one of kSlices slices of K, as in router_logits.cu.
 // Loads kBatch steps at a time. If kHalves is 1, the tile has rows 0 to 7 only.
@@ -164,7 +163,8 @@ cudaError_t Start(const RouterLogitsParams& logits, const SelectExpertsParams& c
 
 bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain) {
   return chain.early && logits.m > 0 && logits.m <= kMaxTokensToRoute && logits.w_is_bf16 &&
-         logits.k % 4 == 0 && logits.n <= kMaxLogitsToOrder && top_k <= kMaxTopK;
+         logits.k % 4 == 0 && logits.n <= kMaxLogitsToOrder && top_k <= kMaxTopK &&
+         logits.m * top_k <= order::kFewSlots;
 }
 
 cudaError_t RouteFewTokens(const RouterLogitsParams& logits, const SelectExpertsParams& choice,

@@ -43,8 +43,9 @@ TEST(RouteFewTokens, HasTheBitsOfTheTwoKernels) {
     const int experts = round % 4 == 0
                             ? 128
                             : num_groups * static_cast<int>(2 + random.Below(512 / num_groups - 1));
-    const int top_k = static_cast<int>(1 + random.Below(std::min(16, experts)));
     const int64_t tokens = random.Pick<int64_t>({1, 2, 7, 8, 9, 15, 16});
+    const int most = tokens > 8 ? 16 : 32;  // slots of a token
+    const int top_k = static_cast<int>(1 + random.Below(std::min(most, experts)));
     const int64_t k = random.Pick<int64_t>({4, 60, 64, 516, 2048, 2880, 7168});
     const int zero_experts =
         num_groups == 1 && round % 3 == 1 ? std::min(experts, 512 - experts) : 0;
@@ -122,6 +123,9 @@ TEST(RouteFewTokens, RefusesWhatItDoesNotSupport) {
   EXPECT_TRUE(RoutesFewTokens(logits, 2, early));
   EXPECT_FALSE(RoutesFewTokens(logits, 2, nullptr));
   EXPECT_FALSE(RoutesFewTokens(logits, kMaxTopK + 1, early));
+  logits.m = 9;
+  EXPECT_FALSE(RoutesFewTokens(logits, kMaxTopK, early));  // too many slots
+  EXPECT_TRUE(RoutesFewTokens(logits, kMaxTopK / 2, early));
   logits.m = kMaxTokensToRoute + 1;
   EXPECT_FALSE(RoutesFewTokens(logits, 2, early));
   logits.m = 2;

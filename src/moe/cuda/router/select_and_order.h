@@ -30,9 +30,9 @@ cudaError_t SelectAndOrder(const SelectExpertsParams& choice, const RowOrderPara
 
 constexpr int64_t kMaxTokensToRoute = 16;
 
-// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens, and bfloat16 router
-// weights. The kernel needs thread-block clusters, so `chain` must have early launch, which only
-// Hopper GPUs support.
+// Whether RouteFewTokens supports the sizes: at most kMaxTokensToRoute tokens, which have at most
+// order::kFewSlots slots (row_order.cuh), and bfloat16 router weights. The kernel needs
+// thread-block clusters, so `chain` must have early launch, which only Hopper GPUs support.
 bool RoutesFewTokens(const RouterLogitsParams& logits, int top_k, const PdlStream& chain);
 // The results equal those of RouterLogits followed by SelectAndOrder, bit for bit, but the logits
 // are not written. `logits.y` and `choice.logits` are ignored. Returns cudaErrorInvalidValue for

@@ -104,7 +104,7 @@ RouterConfig RandomRouter(kernels::Random& random) {
   config.num_experts =
       config.num_groups * static_cast<int>(1 + random.Below(512 / config.num_groups));
   config.topk_groups = static_cast<int>(1 + random.Below(config.num_groups));
-  config.top_k = static_cast<int>(1 + random.Below(std::min(16, config.num_experts)));
+  config.top_k = static_cast<int>(1 + random.Below(std::min(32, config.num_experts)));
   config.scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid,
                                 RouterConfig::Scoring::kTopKSoftmax});
   config.renormalize = random.Below(2) == 0;
@@ -174,8 +174,8 @@ TEST(SelectExpertsOnDevice, ExpertsWithoutComputationHaveNoSlots) {
   kernels::Random random(9);
   for (int round = 0; round < 40; ++round) {
     RouterConfig config = {
-        .num_experts = static_cast<int>(16 + random.Below(497)),
-        .top_k = static_cast<int>(1 + random.Below(16)),
+        .num_experts = static_cast<int>(32 + random.Below(481)),
+        .top_k = static_cast<int>(1 + random.Below(32)),
         .zero_experts = static_cast<int>(1 + random.Below(256)),
         .scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid}),
         .renormalize = random.Below(2) == 0,

@@ -121,7 +121,7 @@ void ActivateRows(const DeviceExperts& experts, const ExpertActivation& activati
                   .from = experts.arithmetic.output,
                   .intermediate = experts.intermediate,
                   .chunk = chunk,
-                  .clamped = activation.clamped,
+                  .kind = activation.kind,
                   .alpha = activation.alpha,
                   .limit = activation.limit,
                   .to = experts.arithmetic.input,

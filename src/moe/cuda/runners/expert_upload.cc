@@ -75,7 +75,8 @@ std::byte* ExpertUploader::Staging(int64_t bytes) {
 
 void ExpertUploader::Upload(const kernels::ExpertWeights& expert,
                             const ExpertArithmetic& arithmetic, const ExpertSlot& slot) {
-  const std::array upper = {&expert.gate, &expert.up};
+  const std::array gate_and_up = {&expert.gate, &expert.up};
+  const auto upper = std::span(gate_and_up).last(arithmetic.upper_parts());
   const std::array lower = {&expert.down};
   std::optional<W4A16Format> packed_upper, packed_lower;
   if (arithmetic.packed) {
@@ -84,9 +85,9 @@ void ExpertUploader::Upload(const kernels::ExpertWeights& expert,
   }
   UploadMatrix(upper, arithmetic.weights, packed_upper, slot[kGateUp], slot[kGateUpScales]);
   UploadMatrix(lower, arithmetic.weights, packed_lower, slot[kDown], slot[kDownScales]);
-  const std::array upper_bias = {expert.gate_bias, expert.up_bias};
+  const std::array biases = {expert.gate_bias, expert.up_bias};
   const std::array lower_bias = {expert.down_bias};
-  UploadBias(upper_bias, expert.gate.n, slot[kGateUpBias]);
+  UploadBias(std::span(biases).last(arithmetic.upper_parts()), expert.gate.n, slot[kGateUpBias]);
   UploadBias(lower_bias, expert.down.n, slot[kDownBias]);
 }
 

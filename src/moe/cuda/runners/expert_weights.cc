@@ -101,13 +101,14 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
         hidden, intermediate);
   const auto& packed = arithmetic.packed;
   using Format = std::optional<W4A16Format>;
-  gate_up = Allocate(experts, 2, intermediate, hidden, arithmetic.weights,
+  const int64_t parts = arithmetic.upper_parts();
+  gate_up = Allocate(experts, parts, intermediate, hidden, arithmetic.weights,
                      packed ? Format(packed->gate_up) : Format());
   down = Allocate(experts, 1, hidden, intermediate, arithmetic.weights,
                   packed ? Format(packed->down) : Format());
   const auto float_bytes = static_cast<int64_t>(experts * sizeof(float));
   if (std::ranges::any_of(from, HasUpperBias))
-    gate_up_bias = Memory(float_bytes * 2 * intermediate);
+    gate_up_bias = Memory(float_bytes * parts * intermediate);
   if (std::ranges::any_of(from, HasLowerBias)) down_bias = Memory(float_bytes * hidden);
   ExpertUploader uploader(Copy, std::clamp(AllowedCpuCount(), 1, 8));
   for (int i = 0; i < experts; ++i) uploader.Upload(from[i], arithmetic, Slot(i));

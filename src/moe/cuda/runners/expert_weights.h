@@ -42,11 +42,16 @@ struct ExpertArithmetic {
   bool tensor_cores = false;
   ElementType weights = ElementType::kF32;
   std::optional<PackedExperts> packed;  // if set, GroupedGemmW4A16 replaces GroupedGemmBf16
+  // Whether `gate_up` has the rows of `gate`. False with kernels::Activation::kRelu2: it has the
+  // rows of `up` only. Set by the layer, not by the runner.
+  bool gated = true;
+
+  int64_t upper_parts() const { return gated ? 2 : 1; }
 };
 
 // The arrays of an expert.
 enum ExpertArray : uint8_t {
-  kGateUp,  // gate rows, then up rows
+  kGateUp,  // gate rows if ExpertArithmetic::gated, then up rows
   kGateUpScales,
   kDown,
   kDownScales,
@@ -69,7 +74,8 @@ using ExpertSlotBytes = std::array<int64_t, kExpertArrays>;
 ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> experts, DType dtype,
                                   bool hopper, bool packs = false);
 
-// Weights of all experts of a layer, contiguous; gate rows precede up rows. Owns its memory.
+// Weights of all experts of a layer, contiguous; gate rows precede up rows. U: upper_parts() · I.
+// Owns its memory.
 struct DeviceExperts {
   // Copies the experts from the host and converts them to the arithmetic's types.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
@@ -83,9 +89,9 @@ struct DeviceExperts {
   ExpertArithmetic arithmetic;
   int experts = 0;
   int64_t hidden = 0, intermediate = 0;
-  DeviceMatrix gate_up;                  // [experts, 2 I, H]
+  DeviceMatrix gate_up;                  // [experts, U, H]
   DeviceMatrix down;                     // [experts, H, I]
-  DeviceMemory gate_up_bias, down_bias;  // [experts, 2 I], [experts, H] float32, or empty
+  DeviceMemory gate_up_bias, down_bias;  // [experts, U], [experts, H] float32, or empty
 };
 
 // Uploads one weight matrix: as bfloat16 if it is stored as bfloat16, otherwise as float32.

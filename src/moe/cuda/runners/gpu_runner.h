@@ -21,13 +21,13 @@ namespace switchyard::cuda {
 // intermediate size.
 struct ProductBuffers {
   DeviceMemory a, a_scales;            // [rows, H] input of the first GEMM
-  DeviceMemory gate_up;                // [rows, 2 I] output of the first GEMM
+  DeviceMemory gate_up;                // [rows, DeviceExperts::gate_up.n] output of the first GEMM
   DeviceMemory middle, middle_scales;  // [rows, I] the activated rows
 };
 
 struct ExpertActivation {
-  bool clamped = false;  // kernels::Activation::kSwiGluClamped
-  float alpha = 1.0f, limit = 0.0f;
+  kernels::Activation kind = kernels::Activation::kSwiGlu;
+  float alpha = 1.0f, limit = 0.0f;  // of kSwiGluClamped
 };
 
 // A chunk of rows grouped by expert, the output of pre-permute and input of a runner. The host does
