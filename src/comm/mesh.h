@@ -31,6 +31,8 @@ struct MeshShape {
   int world() const { return pp * tp; }
   // Number of attention groups that have requests.
   int attention_groups() const { return dp - expert_ranks; }
+  // Number of EP ranks, the first ones, that may have tokens.
+  int token_ranks() const { return expert_ranks > 0 ? tp - expert_ranks : ep; }
 };
 
 // One rank's coordinates. Value type, no communication. Groups list world ranks in ascending order;

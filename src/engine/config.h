@@ -25,8 +25,10 @@ namespace switchyard {
 struct EngineConfig {
   std::filesystem::path model_path;
   std::string model_override_args;  // --json-model-override-args: replaces keys of config.json
-  // --device: auto (cuda if a GPU is found) | cpu | cuda
+  // --device: auto (cuda if a GPU is found) | cpu | cuda | cuda,cpu (ranks with experts only, as
+  // of MeshShape::expert_ranks, on CPUs and the others on GPUs)
   std::string device = "auto";
+  bool host_experts() const { return device == "cuda,cpu"; }
   // Rank r of a host computes on GPU base_gpu_id + r · gpu_id_step (--base-gpu-id, --gpu-id-step).
   // Step 0: all ranks on one GPU, for tests.
   int32_t base_gpu_id = 0, gpu_id_step = 1;
@@ -134,7 +136,8 @@ struct EnginePlan {
   DraftExperts draft_experts;
   DraftLimits drafts;
   int32_t max_forced = 0;        // RankEngine::Options::max_forced
-  bool cuda = false;             // ranks compute on GPUs
+  bool cuda = false;             // ranks with attention compute on GPUs
+  bool host_experts = false;     // ranks with experts only compute on CPUs, the others on GPUs
   bool packs_experts = false;    // GPUs keep 4-bit experts packed
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs
   DType dtype = DType::kBF16;    // format of exchanged token rows
@@ -150,6 +153,10 @@ struct EnginePlan {
   size_t weight_bytes_per_rank = 0, kv_bytes_per_rank = 0, symmetric_bytes_per_rank = 0;
   std::vector<schedule::LayerRange> stages;  // the layers of each pipeline stage
 
+  // Whether the rank computes on a GPU.
+  bool OnGpu(const MeshShape& mesh, int rank) const {
+    return cuda && (!host_experts || rank < mesh.tp - mesh.expert_ranks);
+  }
   // RankEngine::Options::state_chunk
   int32_t state_chunk() const {
     return cuda && model.has_states() &&

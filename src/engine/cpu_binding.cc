@@ -117,6 +117,25 @@ PlaceAmongEqual FindPlace(std::span<const uint64_t> keys, int self) {
   return place;
 }
 
+namespace {
+
+CpuList WithoutFirst(const CpuList& cpus, int count) {
+  if (std::ssize(cpus) <= count) return cpus;
+  return {cpus.begin() + count, cpus.end()};
+}
+
+// The host thread of a GPU runs on any CPU. The ranks on CPUs leave one CPU to each of these
+// threads, which launch kernels while the CPUs compute experts.
+CpuBinding BindBesideGpus(const EngineConfig& config, const EnginePlan& plan,
+                          const CpuList& allowed, int rank) {
+  const MeshShape& mesh = config.mesh;
+  if (plan.OnGpu(mesh, rank)) return {.threads = plan.threads_per_rank};
+  return BindToShare(WithoutFirst(allowed, mesh.token_ranks()), rank - mesh.token_ranks(),
+                     mesh.expert_ranks, config.threads_per_rank);
+}
+
+}  // namespace
+
 CpuBinding BindRank(const EngineConfig& config, const EnginePlan& plan, Communicator& all) {
   const CpuList allowed = AllowedCpus();
   const uint64_t mine = KeyOf(allowed);
@@ -127,6 +146,8 @@ CpuBinding BindRank(const EngineConfig& config, const EnginePlan& plan, Communic
   CpuBinding binding{.threads = plan.threads_per_rank};
   if (!parts.empty()) {
     binding = BindToList(parts[all.rank() % plan.ranks_of_host], allowed, config.threads_per_rank);
+  } else if (config.cpu_bind == "auto" && plan.host_experts) {
+    binding = BindBesideGpus(config, plan, allowed, all.rank());
   } else if (config.cpu_bind == "auto" && !plan.cuda) {
     const PlaceAmongEqual place = FindPlace(keys, all.rank());
     binding = BindToShare(allowed, place.index, place.count, config.threads_per_rank);

@@ -14,8 +14,9 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // assumed to use the GPU.
 constexpr double kMinFreeFraction = 0.9;
 
-std::set<int> Taken(const EngineConfig& config, int ranks) {
+std::set<int> Taken(const EngineConfig& config, int ranks_of_host) {
   std::set<int> taken;
+  const int ranks = GpuRanksOfHost(config, ranks_of_host);
   for (int r = 0; r < ranks; ++r) taken.insert(config.base_gpu_id + r * config.gpu_id_step);
   return taken;
 }
@@ -42,7 +43,7 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
   CHECK(config.base_gpu_id >= 0 && config.gpu_id_step >= 0);
   if (config.device == "cpu" || (config.device == "auto" && gpus.empty())) return false;
   if (gpus.empty())
-    throw Invalid("--device cuda: {}",
+    throw Invalid("--device {}: {}", config.host_experts() ? config.device : "cuda",
                   "no GPU was found, or this build of switchyard has no CUDA (it is included if "
                   "nvcc is found)");
   const std::set<int> taken = Taken(config, ranks_of_host);
@@ -50,7 +51,7 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
     throw Error(
         ErrorKind::kInvalid,
         fmt::format("the {} ranks of this host use GPU numbers up to {}, but there are {} GPUs",
-                    ranks_of_host, *taken.rbegin(), gpus.size()),
+                    GpuRanksOfHost(config, ranks_of_host), *taken.rbegin(), gpus.size()),
         "lower --tp-size, --base-gpu-id or --gpu-id-step, or use --device cpu");
   CheckBalancedMemory(taken, gpus);
   return true;
@@ -59,6 +60,11 @@ bool ChooseGpus(const EngineConfig& config, int ranks_of_host, const std::vector
 bool ChooseGpus(const EngineConfig& config, int ranks_of_host) {
   static const std::vector<GpuInfo> kNotAsked;
   return ChooseGpus(config, ranks_of_host, config.device == "cpu" ? kNotAsked : FindGpus());
+}
+
+int GpuRanksOfHost(const EngineConfig& config, int ranks_of_host) {
+  return config.host_experts() ? std::max(1, ranks_of_host - config.mesh.expert_ranks)
+                               : ranks_of_host;
 }
 
 GpuInfo SmallestGpu(const EngineConfig& config, int ranks_of_host) {

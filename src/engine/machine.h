@@ -10,11 +10,12 @@ namespace switchyard {
 
 // Properties of a host that MakePlan uses.
 struct Machine {
-  bool cuda = false;          // ranks compute on GPUs
+  bool cuda = false;          // ranks with attention compute on GPUs
   bool hopper = false;        // the GPUs keep 4-bit experts packed
   HostMemory memory;          // the host's memory, or one rank's share of its GPU's memory
   int cpus = 1;               // CPUs available to ranks of this host
   bool shared_memory = true;  // the ranks of a host map one arena (RankPlaces)
+  HostMemory host;            // of the host, if ranks on CPUs hold experts beside GPUs
 };
 
 // The machine of this process for these flags. Errors as from MakePlan.

@@ -89,7 +89,8 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
 double WeightsOfRanks(const EngineConfig& config, const EnginePlan& plan, const RankMemory& rank,
                       int count) {
   const MeshShape& mesh = config.mesh;
-  if (mesh.expert_ranks == 0 && mesh.expert_slots.empty()) return rank.weights.total() * count;
+  const bool equal = mesh.expert_ranks == 0 && mesh.expert_slots.empty();
+  if (equal || plan.host_experts) return rank.weights.total() * count;
   const ModelOptions options = MakeModelOptions(config, plan);
   double bytes = 0;
   for (int i = 0; i < mesh.tp; ++i)

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/check.h"
 #include "moe/router/router_fault.h"
 
 namespace switchyard {
@@ -43,12 +44,18 @@ std::span<const float> ModelForward::Forward(const ForwardBatch& batch) {
 
 void ModelForward::Launch(const ForwardBatch& batch) {
   BeginPass(batch);
-  model_.Launch(batch, kv_);
+  if (beside_gpus_) {
+    CHECK(batch.draws.empty());
+    model_.Forward(batch, kv_);
+  } else {
+    model_.Launch(batch, kv_);
+  }
   launched_.push_back(batch.pass);
 }
 
 std::span<const int32_t> ModelForward::Collect() {
-  const std::span<const int32_t> tokens = model_.Collect();
+  const std::span<const int32_t> tokens =
+      beside_gpus_ ? std::span<const int32_t>() : model_.Collect();
   EndPasses(launched_.front());
   launched_.pop_front();
   return tokens;

@@ -17,11 +17,17 @@ namespace switchyard {
 // recorder, all ranks must run the same passes in the same order, and launch the same ones. The
 // manager and the recorder count a launched pass when it is collected. The manager may switch the
 // placement while a launched pass is in flight. The device executes pass, switch and next pass in
-// this order.
+// this order. `beside_gpus`: the rank computes experts on CPUs for ranks on GPUs. It then launches
+// passes too: Launch runs the pass, and Collect counts its routing, which all ranks do in the same
+// order.
 class ModelForward : public ForwardFunction {
  public:
-  ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts)
-      : model_(model), kv_(kv), recorder_(experts.recorder.get()), eplb_(experts.manager.get()) {}
+  ModelForward(Model& model, KvStorage& kv, const ExpertServices& experts, bool beside_gpus = false)
+      : model_(model),
+        kv_(kv),
+        recorder_(experts.recorder.get()),
+        eplb_(experts.manager.get()),
+        beside_gpus_(beside_gpus) {}
 
   std::span<const float> Forward(const ForwardBatch& batch) override;
   int64_t vocab_size() const override { return model_.config().vocab_size; }
@@ -34,7 +40,7 @@ class ModelForward : public ForwardFunction {
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
   void AbortPass(uint64_t pass) override;
   bool aborted() const override { return model_.aborted(); }
-  bool launches() const override { return model_.draws(); }
+  bool launches() const override { return model_.draws() || beside_gpus_; }
   bool launches_together() const override { return recorder_ || eplb_; }
   void Launch(const ForwardBatch& batch) override;
   std::span<const int32_t> Collect() override;
@@ -60,8 +66,9 @@ class ModelForward : public ForwardFunction {
   KvStorage& kv_;
   ExpertRecorder* const recorder_;  // or null
   EplbManager* const eplb_;         // or null
-  std::deque<OpenPass> open_;       // oldest first; empty without recorder and manager
-  std::deque<uint64_t> launched_;   // numbers of the passes to collect
+  const bool beside_gpus_;
+  std::deque<OpenPass> open_;      // oldest first; empty without recorder and manager
+  std::deque<uint64_t> launched_;  // numbers of the passes to collect
 };
 
 }  // namespace switchyard

@@ -77,7 +77,13 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                        .rank_costs = RankCostsOf(config),
                        .page_size = config.page_size};
   options.moe.nodes = NumExpertNodes(config, plan);
-  if (plan.cuda) {
+  if (plan.host_experts) {
+    options.moe.host_experts = true;
+    // The exchange of GPUs with CPUs has one mode, and a combine in each round.
+    options.moe.deepep_mode = "normal";
+    options.moe.combine_long_seq = true;
+  }
+  if (plan.OnGpu(config.mesh, rank)) {
     // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
     const int64_t recorded =
         std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,

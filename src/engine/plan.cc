@@ -50,7 +50,12 @@ int64_t MaxBatchTokens(const EngineConfig& config, const EnginePlan& plan) {
 
 // The number of ranks that share a GPU, and thus its memory (--gpu-id-step 0).
 int64_t RanksOfGpu(const EngineConfig& config, const EnginePlan& plan) {
-  return config.gpu_id_step == 0 ? plan.ranks_of_host : 1;
+  return config.gpu_id_step == 0 ? GpuRanksOfHost(config, plan.ranks_of_host) : 1;
+}
+
+// Of `count` ranks of a stage that share memory, those with attention. A GPU has no others.
+int AttendingOf(const EngineConfig& config, const EnginePlan& plan, int count) {
+  return plan.host_experts ? count : count - config.mesh.expert_ranks;
 }
 
 // Sets the prefill chunk, and from it the maximum rows of a pass.
@@ -148,11 +153,11 @@ Need FixedNeed(const EngineConfig& config, const EnginePlan& plan,
   int ranks = 0;
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     const RankMemory& rank = stages[stage];
-    const int attending = counts[stage] - config.mesh.expert_ranks;
+    const int attending = AttendingOf(config, plan, counts[stage]);
     need.weights += WeightsOfRanks(config, plan, rank, counts[stage]);
     need.states += rank.states * attending;
     need.activations +=
-        (rank.passes() + rank.scratch) * attending + rank.moe * config.mesh.expert_ranks;
+        (rank.passes() + rank.scratch) * attending + rank.moe * (counts[stage] - attending);
     need.symmetric += rank.exchange * counts[stage];
     ranks += counts[stage];
   }
@@ -241,7 +246,7 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
   int64_t page_bytes = 0;
   for (size_t stage = 0; stage < stages.size(); ++stage)
     page_bytes += static_cast<int64_t>(stages[stage].kv_per_token) * config.page_size *
-                  (counts[stage] - config.mesh.expert_ranks);
+                  AttendingOf(config, plan, counts[stage]);
   return {.memory = machine.memory,
           .need = FixedNeed(config, plan, stages, counts),
           // A stage may have layers with recurrent states only.
@@ -290,6 +295,7 @@ int32_t DefaultGpuChunk(double most_bytes, const std::function<double(int32_t)>&
 
 Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
   Machine machine{.cuda = ChooseGpus(config, ranks_of_host), .cpus = AllowedCpuCount()};
+  if (config.host_experts()) machine.host = ReadHostMemory();
   EnginePlan places;
   places.ranks_of_host = ranks_of_host;
   machine.hopper = machine.cuda && SmallestGpu(config, ranks_of_host).hopper;
@@ -298,6 +304,40 @@ Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
 }
 
 namespace {
+
+// The host must hold the experts of its ranks on CPUs, their rows, and the arena of all ranks.
+// GPUs pin their part of the arena, so all of it counts.
+void CheckHostExperts(const Machine& machine, const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.host_experts) return;
+  const MeshShape& mesh = config.mesh;
+  double weights = 0;
+  for (int rank = mesh.token_ranks(); rank < mesh.tp; ++rank)
+    weights += static_cast<double>(
+        WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
+  const RankMemory of_rank =
+      MemoryOfRank(plan.model, MakeModelOptions(config, plan, mesh.tp - 1), mesh, {});
+  const double rows = of_rank.moe * mesh.expert_ranks;
+  const double arena = static_cast<double>(plan.symmetric_bytes_per_rank) * mesh.tp;
+  const auto budget = static_cast<double>(Budget(machine.host, config, /*cuda=*/false));
+  if (weights + rows + arena <= budget) return;
+  throw Error(
+      ErrorKind::kResource,
+      fmt::format("not enough memory of the host for experts on CPUs: needed {:.2f} GiB (weights "
+                  "{:.2f}, experts' rows {:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
+                  "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
+                  (weights + rows + arena) / kGiB, weights / kGiB, rows / kGiB, arena / kGiB,
+                  budget / kGiB, config.mem_fraction_static, machine.host.total / kGiB,
+                  machine.host.available / kGiB),
+      "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
+      "--mem-fraction-static");
+}
+
+// Threads of a rank on CPUs: an equal part of the CPUs. One CPU is left to the host thread of each
+// GPU if there is a second one.
+int ThreadsPerRank(const Machine& machine, const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.host_experts) return std::max(1, machine.cpus / plan.ranks_of_host);
+  return std::max(1, (machine.cpus - config.mesh.token_ranks()) / config.mesh.expert_ranks);
+}
 
 // Whether the rows of every linear of a layer are rounded by default, to bfloat16 or int8 groups.
 bool RoundsAllRows(const QuantizationConfig& quantization) {
@@ -333,12 +373,14 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   EnginePlan plan;
   plan.ranks_of_host = ranks_of_host;
   plan.cuda = machine.cuda;
+  plan.host_experts = machine.cuda && config.host_experts();
   plan.model = model;
   if (plan.cuda) {
     plan.model.quantization.int8_group_rows = false;
     plan.model.quantization.fp8_bfloat16_rows = false;
   }
   const RankPlaces places = {.gpus = plan.cuda,
+                             .host_experts = plan.host_experts,
                              .several_hosts = ranks_of_host < config.mesh.world(),
                              .shared_memory = machine.shared_memory};
   CheckOptions(config, plan, places);
@@ -353,6 +395,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     plan.max_forced = kMostForcedDrafts;
   plan.stages = StagesOf(config, plan.model);
   plan.dtype = Chosen(config.dtype, IsRowDType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);
+  // A GPU sends rows of float16 models as bfloat16, and ranks on CPUs must expect these.
+  if (plan.host_experts && plan.dtype == DType::kF16) plan.dtype = DType::kBF16;
   // A bfloat16 cache has the precision of the matrix products at half the size of float32. On CPUs,
   // 8-bit weights have float32 rows, so the cache stays float32.
   const bool rounds =
@@ -367,11 +411,13 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   ChooseChunk(machine, config, plan);
   ChooseStates(machine, config, plan);
   ParseCpuBind(config.cpu_bind, config.threads_per_rank, plan.ranks_of_host);
-  plan.threads_per_rank = config.threads_per_rank ? config.threads_per_rank
-                                                  : std::max(1, machine.cpus / plan.ranks_of_host);
+  plan.threads_per_rank =
+      config.threads_per_rank ? config.threads_per_rank : ThreadsPerRank(machine, config, plan);
 
   const std::vector<RankMemory> stages = StageMemories(config, plan);
   const ModelOptions options = MakeModelOptions(config, plan);
+  // The arena has buffers of rows if any rank computes on CPUs, such as the last one.
+  const ModelOptions of_arena = MakeModelOptions(config, plan, config.mesh.tp - 1);
   double kv_per_token = 0;
   for (int stage = 0; stage < config.mesh.pp; ++stage) {
     const RankMemory& memory = stages[stage];
@@ -379,15 +425,17 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     kv_per_token = std::max(kv_per_token, memory.kv_per_token);
     plan.weight_bytes_per_rank = std::max(
         plan.weight_bytes_per_rank, static_cast<size_t>(std::llround(memory.weights.total())));
-    plan.symmetric_bytes_per_rank = std::max(
-        plan.symmetric_bytes_per_rank, SymmetricBytesPerRank(model_of_stage, options, config.mesh));
+    plan.symmetric_bytes_per_rank =
+        std::max(plan.symmetric_bytes_per_rank,
+                 SymmetricBytesPerRank(model_of_stage, of_arena, config.mesh));
   }
   // Of unequal ranks, the largest one.
   if (config.mesh.expert_ranks > 0 || !config.mesh.expert_slots.empty())
     for (int rank = 0; rank < config.mesh.tp; ++rank)
       plan.weight_bytes_per_rank =
           std::max(plan.weight_bytes_per_rank,
-                   WeightBytesPerRank(plan.model, options, Mesh(config.mesh, rank)));
+                   WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank),
+                                      Mesh(config.mesh, rank)));
   plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=
@@ -396,6 +444,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   if (config.elastic_ep_backend != "none")
     plan.symmetric_bytes_per_rank =
         std::max(plan.symmetric_bytes_per_rank, SymmetricBytesWithoutARank(config, plan));
+  CheckHostExperts(machine, config, plan);
   plan.num_pages = std::numeric_limits<int64_t>::max();
   for (const std::vector<int>& counts : RanksOfHosts(config, plan))
     plan.num_pages =
@@ -415,7 +464,7 @@ EnginePlan MakePlanHere(const EngineConfig& config, int ranks_of_host, bool shar
   Machine machine = ThisMachine(config, ranks);
   machine.shared_memory = shared_memory;
   EnginePlan plan = MakePlanOn(machine, ReadModelConfig(config), config, ranks);
-  if (!plan.cuda) CheckBackends(config, plan);
+  if (!plan.cuda || plan.host_experts) CheckBackends(config, plan);
   if (plan.num_pages * config.page_size < plan.context_length)
     LOG_WARNING("the cache holds {} tokens, less than the context of {}: longer requests end early",
                 plan.num_pages * config.page_size, plan.context_length);

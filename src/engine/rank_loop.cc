@@ -186,7 +186,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
   kv.SetStates(model.MakeStates(plan.num_states));
   const ExpertServices::Attached attached(experts, model);
-  ModelForward forward(model, kv, experts);
+  ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
   ForwardFunction& chosen = config.check_batches ? static_cast<ForwardFunction&>(checked) : forward;
   std::optional<StagedForward> staged;

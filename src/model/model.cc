@@ -207,7 +207,7 @@ struct Model::Impl {
       if (moe[i]) layers[static_cast<int>(i)] = moe[i].get();
     movable = std::make_unique<MovableLayers>(
         std::move(layers), std::make_unique<ExpertLoader>(dir, config, comm.mesh, options.load),
-        comm.mesh);
+        comm.mesh, /*same_formats=*/!options.moe.host_experts);
   }
 
   // The logits of a batch on the device: of `rows` rows, then of `more` rows of a second
@@ -422,10 +422,12 @@ struct Model::Impl {
     if (sends) decoder.RunLink(list.back(), *parts[0], watch);
   }
 
-  // Maximum rows of a recorded pass; 0: recording is disabled.
+  // Maximum rows of a recorded pass; 0: recording is disabled. Ranks on CPUs do not pad. So beside
+  // them, a padded pass has one round of exchange, as the pass without padding has.
   int64_t RecordedTokens() const {
     if (!options.gpu || !options.gpu->graphs) return 0;
-    return std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
+    const int64_t most = std::min(options.gpu->graph_max_tokens, options.max_pass_tokens);
+    return options.moe.host_experts ? std::min(most, options.moe.long_seq_per_round_tokens) : most;
   }
 
   // Buffers are sized by the rows of the largest group, so all groups record in the same pass, as

@@ -21,7 +21,7 @@ std::vector<int> MovableLayers::layers() const {
 }
 
 bool MovableLayers::sends() const {
-  return loader_->Converts() &&
+  return same_formats_ && loader_->Converts() &&
          std::ranges::all_of(layers_, [](const auto& entry) { return entry.second->readable(); });
 }
 

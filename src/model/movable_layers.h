@@ -11,11 +11,15 @@
 namespace switchyard {
 
 // Borrows layers, whose addresses must be stable. Has the threading rules of MovableExperts.
+// `same_formats`: whether all ranks hold experts in the same formats, so that they may send them.
 class MovableLayers : public MovableExperts {
  public:
   MovableLayers(std::map<int, MoeLayer*> layers, std::unique_ptr<const ExpertLoader> loader,
-                const Mesh& mesh)
-      : layers_(std::move(layers)), loader_(std::move(loader)), mesh_(mesh) {}
+                const Mesh& mesh, bool same_formats)
+      : layers_(std::move(layers)),
+        loader_(std::move(loader)),
+        mesh_(mesh),
+        same_formats_(same_formats) {}
 
   std::vector<int> layers() const override;
   const ExpertPlacement& PlacementOf(int layer) const override {
@@ -31,6 +35,7 @@ class MovableLayers : public MovableExperts {
   const std::map<int, MoeLayer*> layers_;
   const std::unique_ptr<const ExpertLoader> loader_;
   const Mesh mesh_;
+  const bool same_formats_;
 };
 
 }  // namespace switchyard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string_view>
 
 #include "kernels/cache_rows.h"
@@ -25,9 +26,11 @@
 namespace switchyard {
 namespace {
 
-// Maximum number of physical experts on a rank.
+// Maximum number of physical experts on a rank; of ranks with attention, if only these are on GPUs.
 int64_t LocalExperts(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& shape) {
+  if (!shape.expert_slots.empty() && options.moe.host_experts && options.gpu)
+    return std::ranges::max(std::span(shape.expert_slots).first(shape.token_ranks()));
   if (!shape.expert_slots.empty()) return std::ranges::max(shape.expert_slots);
   return CeilDiv(config.moe->router.num_experts + options.moe.num_redundant_experts, shape.ep);
 }

@@ -19,8 +19,9 @@ namespace kernels {
 class Device;
 }
 namespace cuda {
+class HostLink;
 class PeerMemory;
-}
+}  // namespace cuda
 
 // Placement of ranks on hosts, and the limit of captured passes; the same on all ranks. If the
 // world spans hosts, rows are sent over NCCL.
@@ -36,6 +37,8 @@ struct DeviceMoeContext {
   RankGroups groups;  // collectives on device memory; groups of one member may be null
   // Null if no rows are exchanged: an EP group of one rank, or --moe-a2a-backend none.
   cuda::PeerMemory* peers = nullptr;
+  // With MoeOptions::host_experts: the arena that the GPU shares with the ranks on CPUs. Else null.
+  cuda::HostLink* link = nullptr;
   kernels::Device* device = nullptr;  // a GPU
   DeviceMoeHosts hosts;               // if there are several hosts, groups.ep uses NCCL
   // Number of parts of the down projection in single-batch overlap; 0: chosen by size
@@ -45,9 +48,9 @@ struct DeviceMoeContext {
   std::shared_ptr<const MoeBackends> backends = nullptr;
 };
 
-// Returns the backend of a rank. It allocates peer memory, so all ranks call this in the same
-// order. Error kInvalid names the flag that requests a feature without GPU support, or says that
-// this build has no CUDA.
+// Returns the backend of a rank. It allocates peer memory, or symmetric memory of `link`, so all
+// ranks call this in the same order; with `link`, ranks on CPUs call MakeCpuMoe. Error kInvalid
+// names the flag that requests a feature without GPU support, or says that this build has no CUDA.
 std::shared_ptr<MoeBackend> MakeCudaMoe(const MoeOptions& options, const MoeShape& shape,
                                         const DeviceMoeContext& context);
 // Bytes of peer memory that MakeCudaMoe allocates per rank. `dtype`: CudaDeviceOptions::dtype.

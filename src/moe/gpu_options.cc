@@ -1,5 +1,9 @@
 #include "moe/gpu_options.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
 #include "core/error.h"
 #include "core/parallel.h"
 #include "moe/runners/runner_names.h"
@@ -37,8 +41,12 @@ void CheckSizes(const MoeOptions& options, const MoeShape& shape, const MeshShap
         "--enable-deepep-waterfill: top_k={} plus the shared expert's slot exceeds the limit of "
         "{}; leave out the flag",
         shape.top_k, kMaxExchangeTopK);
-  if (CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep) + shared >
-      kMaxLocalExperts)
+  const int64_t even = CeilDiv(shape.num_experts + options.num_redundant_experts, mesh.ep);
+  const int64_t local =
+      mesh.expert_slots.empty()
+          ? even
+          : std::ranges::max(std::span(mesh.expert_slots).first(mesh.token_ranks()));
+  if (local + shared > kMaxLocalExperts)
     throw Invalid("{} experts and {} redundant experts on {} ranks: at most {} per GPU{}",
                   shape.num_experts, options.num_redundant_experts, mesh.ep,
                   kMaxLocalExperts - shared,

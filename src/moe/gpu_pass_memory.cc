@@ -57,14 +57,18 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
   const bool low_latency = exchanged && modes.low_latency_tokens > 0;
   const int64_t normal_tokens = modes.normal_tokens > 0 ? modes.normal_tokens : exchange.max_tokens;
 
-  const int64_t k = exchange.k, ep = mesh.ep, local = exchange.local_experts;
+  const int64_t k = exchange.k, ep = mesh.ep;
+  // With experts on CPUs, rows come from ranks on GPUs only, and this rank has its own slots.
+  const int64_t sources = options.host_experts ? mesh.token_ranks() : ep;
+  const bool own_slots = options.host_experts && !mesh.expert_slots.empty();
+  const int64_t local = own_slots ? mesh.expert_slots.front() : exchange.local_experts;
   const int64_t round = std::max(normal || !low_latency ? normal_tokens : 0,
                                  low_latency ? modes.low_latency_tokens : 0);
-  const int64_t arrived = gathers || normal || low_latency ? ep * round : round;
+  const int64_t arrived = gathers || normal || low_latency ? sources * round : round;
   const int64_t slots = arrived * std::min<int64_t>(k, local);
   const int64_t ordered =
       RoundUp(slots + std::min(slots, local) * (kBlockRows - 1), kBlockRows);  // MaxOrderedRows
-  const int64_t usual = 2 * CeilDiv((scatters ? ep : 1) * round * k, ep) + local * kBlockRows;
+  const int64_t usual = 2 * CeilDiv((scatters ? sources : 1) * round * k, ep) + local * kBlockRows;
   const int64_t chunk = std::min(ordered, RoundUp(std::max(usual, kMinChunkRows), kBlockRows));
 
   const int64_t hidden = exchange.hidden, lane = exchange.max_tokens;

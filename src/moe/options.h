@@ -62,6 +62,9 @@ struct MoeOptions {
   // Number of hosts if each has the same number of consecutive EP ranks, otherwise 1. Derived from
   // the launch configuration.
   int nodes = 1;
+  // Whether ranks with experts only (MeshShape::expert_ranks) compute on CPUs and the other ranks
+  // on GPUs. Derived from --device. Rows then go through the shared arena of the ranks.
+  bool host_experts = false;
   // Type of dispatched and combined rows: the model's dtype.
   DType row_dtype = DType::kF32;
   // Whether experts quantize their input rows to FP8 in groups of 128. Resolves

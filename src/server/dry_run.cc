@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "comm/mesh.h"
+#include "core/cpus.h"
 #include "core/dtype.h"
 #include "core/format.h"
 #include "engine/kv_cache/state_slots.h"
+#include "engine/host_memory.h"
 #include "engine/machine.h"
 #include "kernels/gpus.h"
 #include "model/decoder.h"
@@ -31,7 +33,11 @@ void Line(std::string* text, const char* name, fmt::format_string<Args...> forma
 // GPUs for --device cuda where there are none. The memory is larger than that of any GPU.
 Machine AnyGpus() {
   constexpr int64_t kBytes = int64_t{1} << 40;
-  return {.cuda = true, .hopper = true, .memory = {.total = kBytes, .available = kBytes}};
+  return {.cuda = true,
+          .hopper = true,
+          .memory = {.total = kBytes, .available = kBytes},
+          .cpus = AllowedCpuCount(),
+          .host = ReadHostMemory()};
 }
 
 std::string ModelText(const EngineConfig& config, const ModelConfig& model) {
@@ -79,7 +85,8 @@ std::string RanksText(const Launch& launch, int ranks) {
 std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   const EngineConfig& config = args.engine;
   CheckWeights(args, [] { return false; });
-  const bool described = config.device == "cuda" && FindGpus().empty();
+  const bool on_gpus = config.device == "cuda" || config.host_experts();
+  const bool described = on_gpus && FindGpus().empty();
   const EnginePlan plan =
       described ? MakePlanOn(AnyGpus(), ReadModelConfig(config), config, launch.ranks_of_host)
                 : MakePlanHere(config, launch.ranks_of_host, launch.shares_memory());
@@ -94,7 +101,11 @@ std::string ServeLayoutText(const ServerArgs& args, const Launch& launch) {
   Line(&text, "layout", "{}", LayoutText(config, plan.model));
   Line(&text, "ranks", "{}", RanksText(launch, config.mesh.world()));
   if (plan.cuda) {
-    Line(&text, "device", "cuda{}",
+    const std::string cpus =
+        plan.host_experts ? fmt::format(", and cpu, {} threads of each rank with experts only",
+                                        plan.threads_per_rank)
+                          : "";
+    Line(&text, "device", "cuda{}{}", cpus,
          described ? "; no GPU was found here, so GPU memory is not checked" : "");
   } else {
     Line(&text, "device", "cpu, {} threads of each rank", plan.threads_per_rank);

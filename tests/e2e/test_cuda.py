@@ -107,7 +107,9 @@ def test_shortcut_layers_equal_transformers(tmp_path, layout):
 @pytest.mark.parametrize("name", RECURRENT)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     device, env = where(2 if "--pp-size" in flags else 1)
-    check_family(name, tmp_path, *device, *FEW_STATES, *flags, env=env)
+    # GPUs compute the delta rule in chunks of 64 rows, so passes are at least as long.
+    chunk = ["--chunked-prefill-size", 64] if name == "qwen3_next" else []
+    check_family(name, tmp_path, *device, *FEW_STATES, *chunk, *flags, env=env)
 
 
 # Chunks of four tokens, and contexts with more tokens than index_topk.

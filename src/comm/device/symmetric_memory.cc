@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,11 @@ constexpr auto kYieldTime = std::chrono::microseconds(200);
 // rank.
 constexpr std::chrono::nanoseconds kMaxSleep = std::chrono::milliseconds(100);
 constexpr auto kNoTimeout = std::chrono::milliseconds::max();
+// The stages of Poll: the time in which it keeps its core, the time in which it only yields it, and
+// the sleep between two polls after that. A pass of a GPU is usually shorter than kPollTime.
+constexpr auto kPollSpinTime = std::chrono::microseconds(50);
+constexpr auto kPollTime = std::chrono::milliseconds(20);
+constexpr auto kPollSleep = std::chrono::microseconds(50);
 
 bool AtOrPast(uint32_t flag, uint32_t value) { return static_cast<int32_t>(flag - value) >= 0; }
 
@@ -117,6 +123,13 @@ struct SymmetricMemory::Impl {
   void Beat() const {
     const uint64_t beats = shared.Beat(rank);
     if (beats != 0 && shared.remote != nullptr) shared.remote->SendBeats(beats);
+  }
+
+  [[noreturn]] void ThrowTimeout(int peer, const char* stage, uint32_t value) const {
+    throw Error(ErrorKind::kTimeout,
+                fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", rank,
+                            std::chrono::duration<double>(options.timeout).count(),
+                            members.at(peer), stage, value));
   }
 
   Peer& PeerOf(int r) {
@@ -254,16 +267,40 @@ void SymmetricMemory::Wait(size_t flag_offset, uint32_t value, int peer, const c
                            bool idle) {
   const auto timeout = impl_->options.timeout;
   if (WaitFor(flag_offset, value, idle ? kNoTimeout : timeout)) return;
-  throw Error(ErrorKind::kTimeout,
-              fmt::format("rank {} waited {:g} s for rank {} in {} (round {})", impl_->rank,
-                          std::chrono::duration<double>(timeout).count(), impl_->members.at(peer),
-                          stage, value));
+  impl_->ThrowTimeout(peer, stage, value);
+}
+
+void SymmetricMemory::Poll(size_t flag_offset, uint32_t value, int peer, const char* stage) {
+  Impl& my = *impl_;
+  const auto start = steady_clock::now();
+  while (true) {
+    if (my.shared.aborted()) my.shared.ThrowAborted();
+    my.Beat();
+    if (Reached(flag_offset, value)) return;
+    for (int i = 0; i < my.spins; ++i) {
+      Pause();
+      if (Reached(flag_offset, value)) return;
+    }
+    const auto waited = steady_clock::now() - start;
+    if (waited >= my.options.timeout) my.ThrowTimeout(peer, stage, value);
+    if (waited < kPollSpinTime) continue;
+    if (waited < kPollTime) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(kPollSleep);
+    }
+  }
 }
 
 bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
 
 void SymmetricMemory::CheckAborted() const {
   if (impl_->shared.aborted()) impl_->shared.ThrowAborted();
+}
+
+const uint32_t* SymmetricMemory::abort_word() const {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && ArenaHeader::kRunning == 0);
+  return reinterpret_cast<const uint32_t*>(&impl_->shared.header().abort_state);
 }
 
 void SymmetricMemory::StartHeartbeat() {

@@ -256,6 +256,34 @@ void CheckGgufDevice(const EngineConfig& c, bool gpus) {
           path.string());
 }
 
+// Experts on CPUs beside one GPU (MoeOptions::host_experts). `flag`: --expert-ranks or
+// --expert-slots with its value.
+void CheckHostExperts(const EngineConfig& c, const EnginePlan& plan, const std::string& flag) {
+  if (plan.cuda && !plan.host_experts)
+    throw Invalid(
+        "{}: supported on CPUs, and on one GPU with experts on CPUs; want --device cpu, or "
+        "--device cuda,cpu with --expert-ranks",
+        flag);
+  if (!plan.host_experts) return;
+  const MeshShape& mesh = c.mesh;
+  if (mesh.token_ranks() > 1)
+    throw Invalid(
+        "--device {}: --tp-size {} and --expert-ranks {} leave {} ranks with attention; want one, "
+        "on one GPU",
+        c.device, mesh.tp, mesh.expert_ranks, mesh.token_ranks());
+  const auto refuse = [&](bool given, const std::string& other, const std::string& want) {
+    if (given) throw Invalid("--device {}: not supported with {}; want {}", c.device, other, want);
+  };
+  const MoeOptions& moe = c.moe;
+  refuse(moe.a2a_backend != "deepep", fmt::format("--moe-a2a-backend {}", moe.a2a_backend),
+         "deepep");
+  refuse(moe.deepep_mode == "low_latency", "--deepep-mode low_latency", "normal or auto");
+  refuse(moe.combine_rows != "slot", fmt::format("--moe-combine-rows {}", moe.combine_rows),
+         "slot");
+  refuse(c.two_batch_overlap, "--enable-two-batch-overlap", "to leave it out");
+  refuse(moe.single_batch_overlap, "--enable-single-batch-overlap", "to leave it out");
+}
+
 // Ranks with experts only, and ranks with their own numbers of experts.
 void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
   const MeshShape& mesh = c.mesh;
@@ -267,6 +295,7 @@ void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
   const auto refuse = [&](bool given, const std::string& other) {
     if (given) throw Invalid("{}: not supported with {}", flag, other);
   };
+  CheckHostExperts(c, plan, flag);
   refuse(mesh.pp > 1, fmt::format("--pp-size {}", mesh.pp));
   refuse(c.elastic_ep_backend != "none",
          fmt::format("--elastic-ep-backend {}", c.elastic_ep_backend));
@@ -390,6 +419,7 @@ void CheckOptions(const EngineConfig& config, const EnginePlan& plan, const Rank
   CheckModelPairs(config, plan);
   CheckFeatures(config, plan.model, places);
   CheckMoeFlags(config, plan.model, places.gpus);
+  if (places.host_experts) CheckMoeFlags(config, plan.model, /*gpus=*/false);
 }
 
 }  // namespace switchyard

@@ -23,6 +23,8 @@ namespace switchyard {
 // Where the ranks of an engine compute.
 struct RankPlaces {
   bool gpus = false;
+  // With `gpus`: only ranks with attention compute on GPUs, and those with experts only on CPUs.
+  bool host_experts = false;
   bool several_hosts = false;
   // Whether the ranks of a host map one arena. Ranks that a launcher (mpirun, srun) starts do not:
   // each is a process with an arena of its own.

@@ -37,6 +37,7 @@ std::string RefusalOf(const EngineConfig& config, RankPlaces places = {}) {
     CheckFlags(config);
     EnginePlan plan;
     plan.cuda = places.gpus;
+    plan.host_experts = places.host_experts;
     plan.ranks_of_host = places.several_hosts ? 1 : config.mesh.world();
     plan.model = ReadModelConfig(config);
     CheckOptions(config, plan, places);
@@ -125,6 +126,49 @@ TEST(ChecksTest, Disaggregation) {
   });
 }
 
+TEST(ChecksTest, ExpertsOnCpusBesideAGpu) {
+  const auto with = [](auto change) {
+    return [change](EngineConfig& c) {
+      c.device = "cuda,cpu";
+      c.mesh.expert_ranks = 3;
+      change(c);
+    };
+  };
+  ExpectCases(
+      {
+          {with([](auto&) {}), ""},
+          {with([](auto& c) {
+             c.mesh.expert_slots = {4, 5, 6, 7};
+             c.moe.num_redundant_experts = 6;
+             c.eplb.enable = true;
+           }),
+           ""},
+          {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
+          {with([](auto& c) { c.moe.deepep_mode = "auto"; }), ""},
+          {with([](auto& c) { c.mesh.expert_ranks = 2; }),
+           "--device cuda,cpu: --tp-size 4 and --expert-ranks 2 leave 2 ranks with attention"},
+          {with([](auto& c) { c.mesh.expert_ranks = 0; }),
+           "--device cuda,cpu: ranks with experts only compute on CPUs: want --expert-ranks"},
+          {with([](auto& c) { c.moe.a2a_backend = "flashinfer"; }),
+           "--device cuda,cpu: not supported with --moe-a2a-backend flashinfer; want deepep"},
+          {with([](auto& c) { c.moe.a2a_backend = "none"; }),
+           "--device cuda,cpu: not supported with --moe-a2a-backend none; want deepep"},
+          {with([](auto& c) { c.moe.deepep_mode = "low_latency"; }),
+           "--device cuda,cpu: not supported with --deepep-mode low_latency; want normal or auto"},
+          {with([](auto& c) { c.moe.combine_rows = "rank"; }),
+           "--device cuda,cpu: not supported with --moe-combine-rows rank; want slot"},
+          {with([](auto& c) { c.two_batch_overlap = true; }),
+           "--device cuda,cpu: not supported with --enable-two-batch-overlap"},
+          {with([](auto& c) { c.moe.single_batch_overlap = true; }),
+           "--device cuda,cpu: not supported with --enable-single-batch-overlap"},
+          {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }),
+           "--expert-ranks 3: not supported with --speculative-algorithm NEXTN"},
+          {with([](auto& c) { c.quantization.layout = "panels"; }),
+           "--cpu-weight-layout panels: supported on CPUs only"},
+      },
+      "qwen3_moe", {.gpus = true, .host_experts = true});
+}
+
 TEST(ChecksTest, RanksWithExpertsOnly) {
   const auto with = [](auto change) {
     return [change](EngineConfig& c) {
@@ -182,8 +226,8 @@ TEST(ChecksTest, RanksWithExpertsOnly) {
   ExpectCases({{waterfill, "--expert-ranks 2: not supported with --enable-deepep-waterfill"}},
               "deepseek_v3");
   ExpectCases({{with([](auto&) {}), "--expert-ranks 2: this model has no experts"}}, "llama");
-  ExpectCases({{with([](auto&) {}), "--expert-ranks 2: supported on CPUs only"}}, "qwen3_moe",
-              {.gpus = true});
+  ExpectCases({{with([](auto&) {}), "--expert-ranks 2: supported on CPUs, and on one GPU"}},
+              "qwen3_moe", {.gpus = true});
 }
 
 TEST(ChecksTest, ExpertsOfTheModel) {
@@ -321,14 +365,15 @@ TEST(ChecksTest, APlanRefusesExpertsThatTheRunnerDoesNotSupport) {
 }
 
 TEST(ChecksTest, ValuesOutOfRangeAreRefusedByName) {
-  ExpectCases({{[](auto& c) { c.device = "tpu"; }, "--device tpu: want auto, cpu or cuda"},
-               {[](auto& c) { c.gpu_id_step = -1; }, "--gpu-id-step -1"},
-               {[](auto& c) { c.dtype = "int8"; }, "--dtype int8"},
-               {[](auto& c) { c.dtype = "float16"; }, ""},
-               {[](auto& c) { c.kv_cache_dtype = "fp8_e5m2"; }, "--kv-cache-dtype fp8_e5m2"},
-               {[](auto& c) { c.context_length = 1; }, "--context-length 1: want 2 to"},
-               {[](auto& c) { c.max_total_tokens = int64_t{1} << 60; }, "--max-total-tokens"},
-               {[](auto& c) { c.speculative.num_steps = "17"; }, "--speculative-num-steps 17"}});
+  ExpectCases(
+      {{[](auto& c) { c.device = "tpu"; }, "--device tpu: want auto, cpu, cuda or cuda,cpu"},
+       {[](auto& c) { c.gpu_id_step = -1; }, "--gpu-id-step -1"},
+       {[](auto& c) { c.dtype = "int8"; }, "--dtype int8"},
+       {[](auto& c) { c.dtype = "float16"; }, ""},
+       {[](auto& c) { c.kv_cache_dtype = "fp8_e5m2"; }, "--kv-cache-dtype fp8_e5m2"},
+       {[](auto& c) { c.context_length = 1; }, "--context-length 1: want 2 to"},
+       {[](auto& c) { c.max_total_tokens = int64_t{1} << 60; }, "--max-total-tokens"},
+       {[](auto& c) { c.speculative.num_steps = "17"; }, "--speculative-num-steps 17"}});
 }
 
 TEST(ChecksTest, WeightLayouts) {

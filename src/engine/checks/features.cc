@@ -256,16 +256,20 @@ void AddParallelism(std::vector<Feature>& all) {
   add(
       "--pp-size", [](EngineConfig& c) -> int& { return c.mesh.pp; }, 2);
   all.back().reach = {.one_gpu = false, .gpu_hosts = false};
-  constexpr Reach kUnequal{.gpus = false, .hosts = false, .one_gpu = false};
+  // On GPUs, CheckHostExperts (checks.cc) checks the layout.
+  constexpr Reach kUnequal{.hosts = false};
+  constexpr const char* kWithCpus = "one GPU with experts on CPUs: `--device cuda,cpu`";
   add(
       "--expert-ranks", [](EngineConfig& c) -> int& { return c.mesh.expert_ranks; }, 1);
   all.back().reach = kUnequal;
+  all.back().on_gpus = kWithCpus;
   all.back().request = [](EngineConfig& c) {
     c.mesh = {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1};
   };
   all.push_back(Setting<std::vector<int32_t>>(
       kRanks, "--expert-slots",
       [](EngineConfig& c) -> std::vector<int32_t>& { return c.mesh.expert_slots; }, {}, kUnequal));
+  all.back().on_gpus = kWithCpus;
   all.back().number = [](const EngineConfig& config) {
     return Joined(config.mesh.expert_slots, ",");
   };

@@ -21,8 +21,12 @@ constexpr int32_t kLargestPage = 1024;
 constexpr int64_t kMaxBatchTokens = 1 << 20;
 
 void CheckDevice(const EngineConfig& c) {
-  if (c.device != "auto" && c.device != "cpu" && c.device != "cuda")
-    throw Invalid("--device {}: want auto, cpu or cuda", c.device);
+  if (c.device != "auto" && c.device != "cpu" && c.device != "cuda" && !c.host_experts())
+    throw Invalid("--device {}: want auto, cpu, cuda or cuda,cpu", c.device);
+  if (c.host_experts() && c.mesh.expert_ranks == 0)
+    throw Invalid(
+        "--device {}: ranks with experts only compute on CPUs: want --expert-ranks, their number",
+        c.device);
   if (c.base_gpu_id < 0 || c.gpu_id_step < 0)
     throw Invalid("--base-gpu-id {} and --gpu-id-step {}: want 0 or more", c.base_gpu_id,
                   c.gpu_id_step);

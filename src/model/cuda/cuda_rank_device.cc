@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/device/cuda/collectives.h"
+#include "comm/device/cuda/host_link.h"
 #include "comm/device/cuda/row_ring.h"
 #include "comm/device/message_lane.h"
 #include "core/check.h"
@@ -84,6 +85,12 @@ class CudaStageRows final : public StageRows {
   const cudaStream_t stream_;
 };
 
+// The ranks whose GPUs map each other's memory: those of the stage. With experts on CPUs, the ranks
+// of the attention group, because the others have no GPU.
+Communicator& PeersOf(RankComm& comm, const ModelOptions& options) {
+  return options.moe.host_experts ? *comm.attn_tp : *comm.tp;
+}
+
 // The groups of a rank are within its stage, so all but the ring see the stage as the world.
 class CudaRankDevice : public RankDevice {
  public:
@@ -91,15 +98,15 @@ class CudaRankDevice : public RankDevice {
       : mesh_(comm.mesh.Stage()),
         device_(kernels::MakeCudaDevice(DeviceOptions(options))),
         cuda_(cuda::CudaDevice::From(*device_)),
-        peers_(comm, CudaPeerBytes(config, options, comm.mesh.shape()), options.gpu->timeout,
-               options.gpu->ranks_per_host),
+        peers_(comm, PeersOf(comm, options), CudaPeerBytes(config, options, comm.mesh.shape()),
+               options.gpu->timeout, options.gpu->ranks_per_host),
         watch_(std::make_shared<cuda::NcclWatch>(comm, options.gpu->timeout)),
         hosts_(HostsOf(options, comm.mesh.shape())) {
-    cuda::CollectiveOptions collectives = CollectivesOf(options);
-    collectives.watch = watch_;
-    for (auto [name, group] : GroupsOf(mesh_))
-      collectives_.push_back(
-          cuda::MakeCollectives(comm, peers_, std::move(group), name, cuda_.stream(), collectives));
+    if (options.moe.host_experts) {
+      JoinHosts(comm, options);
+    } else {
+      MakeGroups(comm, options);
+    }
     groups_ = {.tp = collectives_[0].get(),
                .ep = collectives_[1].get(),
                .moe_tp = collectives_[2].get(),
@@ -110,8 +117,10 @@ class CudaRankDevice : public RankDevice {
                     options.gpu->timeout);
       cuda_.AddCheck([this] { ring_->CheckTimeouts(); });
     }
-    cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
-    watch_->BeforeAbort([this] { cuda_.ClearGraphs(); });
+    if (!link_) {
+      cuda_.SetWait([this](cudaEvent_t event) { watch_->Wait(event); });
+      watch_->BeforeAbort([this] { cuda_.ClearGraphs(); });
+    }
     LOG_INFO("computes on {}", device_->Describe());
   }
 
@@ -133,17 +142,43 @@ class CudaRankDevice : public RankDevice {
                        {.mesh = mesh_,
                         .groups = groups_,
                         .peers = ScattersTokens(options.moe, mesh_.shape()) ? &peers_ : nullptr,
+                        .link = link_ ? &*link_ : nullptr,
                         .device = device_.get(),
                         .hosts = hosts_,
                         .backends = options.backends});
   }
 
  private:
+  void MakeGroups(RankComm& comm, const ModelOptions& options) {
+    cuda::CollectiveOptions collectives = CollectivesOf(options);
+    collectives.watch = watch_;
+    for (auto [name, group] : GroupsOf(mesh_))
+      collectives_.push_back(
+          cuda::MakeCollectives(comm, peers_, std::move(group), name, cuda_.stream(), collectives));
+  }
+  // Each GPU has whole attention, dense layers and head, so its collectives have one member. Rows
+  // for experts on CPUs go through the arena.
+  void JoinHosts(RankComm& comm, const ModelOptions& options) {
+    CHECK_EQ(peers_.world(), 1);
+    const std::vector<int> alone = {0};
+    for (size_t i = 0; i < GroupsOf(mesh_).size(); ++i)
+      collectives_.push_back(
+          std::make_unique<cuda::PeerCollectives>(peers_, alone, cuda_.stream()));
+    link_.emplace(*comm.memory, options.gpu->timeout);
+    cuda_.AddCheck([this] { link_->CheckTimeouts(); });
+    cuda_.SetWait([this](cudaEvent_t event) { link_->Wait(event); });
+    LOG_INFO(
+        "ranks {} to {} compute experts on CPUs; the last bits of an output depend on the device "
+        "of its experts",
+        mesh_.shape().token_ranks(), mesh_.tp() - 1);
+  }
+
   const Mesh mesh_;  // of the stage
   std::unique_ptr<kernels::Device> device_;
   cuda::CudaDevice& cuda_;
   cuda::PeerMemory peers_;
-  std::optional<cuda::RowRing> ring_;  // with several stages
+  std::optional<cuda::RowRing> ring_;   // with several stages
+  std::optional<cuda::HostLink> link_;  // with experts on CPUs
   const std::shared_ptr<cuda::NcclWatch> watch_;
   const DeviceMoeHosts hosts_;
   std::vector<std::unique_ptr<Collectives>> collectives_;
@@ -162,6 +197,7 @@ size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
   constexpr size_t kSlack = 4096;  // bytes that alignment may add
   const Mesh mesh(shape, 0);
   size_t bytes = kSlack;
+  if (options.moe.host_experts) return bytes;  // rows go through the arena
   for (const auto& [name, group] : GroupsOf(mesh))
     bytes += cuda::CollectiveBytes(CollectivesOf(options), static_cast<int>(group.size()));
   if (config.has_moe())

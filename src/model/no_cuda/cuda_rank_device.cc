@@ -15,7 +15,7 @@ std::unique_ptr<RankDevice> MakeCudaRankDevice(const ModelConfig&, const ModelOp
 // These are a segment of rows from each source, and one output row for each slot of a token.
 size_t CudaPeerBytes(const ModelConfig& config, const ModelOptions& options,
                      const MeshShape& mesh) {
-  if (!config.has_moe()) return 0;
+  if (!config.has_moe() || options.moe.host_experts) return 0;
   MoeOptions moe = options.moe;
   moe.row_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
   const MoeShape shape = MoeShapeOf(config, options.max_pass_tokens);

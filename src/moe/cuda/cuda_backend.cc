@@ -1,13 +1,18 @@
 #include "moe/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "kernels/cuda/gemm/gemm.h"
+#include "moe/cuda/dispatchers/arena_exchange.h"
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/cuda/router/select_experts.h"
+#include "moe/dispatchers/builtin.h"
+#include "moe/dispatchers/rounds.h"
 #include "moe/dispatchers/token_partition.h"
 #include "moe/gpu_options.h"
 #include "moe/gpu_pass_memory.h"
@@ -58,6 +63,12 @@ ExchangeConfig ConfigOf(const ExchangeShape& shape, const DeviceMoeHosts& hosts,
           .recorded_tokens = hosts.recorded_tokens};
 }
 
+DeviceMemory ToDevice(int32_t value) {
+  DeviceMemory memory(sizeof value);
+  CopyToDevice(memory.data(), &value, sizeof value, "number of rows");
+  return memory;
+}
+
 DeviceMemory Memory(int64_t bytes) {
   return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes)) : DeviceMemory();
 }
@@ -87,7 +98,7 @@ size_t CudaMoeBackend::PeerBytes(const MoeOptions& options_in, const MoeShape& s
   CheckGpuOptions(options, shape, mesh, backends);
   const ExchangeShape exchange = ExchangeShapeOf(options, shape, mesh);
   const GpuExchangeBackend& backend = backends.exchanges.Find(options.a2a_backend);
-  if (!RowsAreExchanged(backend, exchange)) return 0;
+  if (!RowsAreExchanged(backend, exchange) || options.host_experts) return 0;
   const ExchangeModes modes = ModesOf(backend, options, exchange);
   const auto bytes = [&](bool low_latency, int64_t tokens) {
     if (tokens == 0) return size_t{0};
@@ -160,11 +171,18 @@ void CudaMoeBackend::MakeExchanges() {
 }
 
 std::unique_ptr<RowExchange> CudaMoeBackend::MakeExchange(bool low_latency, int64_t tokens) const {
-  CHECK(context_.peers != nullptr);
   ExchangeConfig config =
       ConfigOf(exchange_shape_, context_.hosts, options_.passes, low_latency, tokens);
   config.rank = mesh_.ep_rank();
   config.world_ranks = ep_group_.data();
+  if (options_.host_experts) {
+    CHECK(context_.link != nullptr && !low_latency);
+    const PassRounds rounds = RoundsOfPass(options_, exchange_shape_);
+    CHECK_EQ(rounds.combine_tokens, tokens);
+    return std::make_unique<ArenaExchange>(config, ArenaOfDeepEpNormal(rounds, exchange_shape_),
+                                           experts_, *context_.link);
+  }
+  CHECK(context_.peers != nullptr);
   return exchange_.make({.config = config,
                          .experts = experts_,
                          .peers = *context_.peers,
@@ -203,7 +221,7 @@ int64_t CudaMoeBackend::RoundCapacity() const {
 }
 
 int64_t CudaMoeBackend::ArrivedCapacity() const {
-  return gathers() || normal_ || low_latency_ ? mesh_.ep() * RoundCapacity() : RoundCapacity();
+  return gathers() || normal_ || low_latency_ ? sources() * RoundCapacity() : RoundCapacity();
 }
 
 void CudaMoeBackend::PlanChunks() {
@@ -212,7 +230,7 @@ void CudaMoeBackend::PlanChunks() {
   ordered_rows_ = MaxOrderedRows(slots, local_experts());
   // Under even load, each rank receives 1 / ep of all slots. A chunk has space for twice that
   // number. The host also launches the kernels of further chunks, but these usually have no rows.
-  const int64_t usual = 2 * CeilDiv((scatters_ ? ep : 1) * RoundCapacity() * k, ep) +
+  const int64_t usual = 2 * CeilDiv((scatters_ ? sources() : 1) * RoundCapacity() * k, ep) +
                         local_experts() * kGroupBlockRows;
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
 }
@@ -258,6 +276,10 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
     const int64_t own = CeilDiv(shape_.max_tokens, scatters_ ? mesh_.attn_tp() : 1);
     b.shared_y = Memory(own * hidden * 4);
     b.shared_gate = Memory(own * 4);
+  }
+  if (options_.host_experts) {
+    state->pass_rows = ToDevice(std::numeric_limits<int32_t>::max());
+    state->device = context_.device;
   }
   if (chooser_)
     state->choice = std::make_unique<HostChoice>(*chooser_, round, shape_.top_k, stream());
@@ -326,7 +348,7 @@ void CudaMoeBackend::PlanRound(const CudaMoeParts& parts, CudaMoeState& s) const
   int64_t tokens = s.round.size();
   if (s.exchange || gathers()) {
     tokens = 0;
-    for (const int64_t lane : s.lanes) tokens += s.InRound(lane);
+    for (int source = 0; source < sources(); ++source) tokens += s.InRound(s.lanes[source]);
   }
   s.slots = tokens * std::min(k, local_experts());
   s.expected_slots = CeilDiv(tokens * k, mesh_.ep());

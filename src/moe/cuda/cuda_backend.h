@@ -84,9 +84,16 @@ struct CudaMoeState : MoeState {
 
   Event sent{cudaEventDisableTiming};  // marks the end of the last sends of an overlapped exchange
 
+  // With experts on CPUs: the number of rows of the pass without padding, on the device, where
+  // captured passes read it. `device` uploads it.
+  DeviceMemory pass_rows;
+  kernels::Device* device = nullptr;
+
   std::unique_ptr<HostChoice> choice;  // null: no chooser
   std::unique_ptr<RoutingLog> log;     // null: no observer
   void BeginPass(int64_t rows, int64_t first) override {
+    const auto count = static_cast<int32_t>(rows);
+    if (device) device->CopyIn(pass_rows.data(), &count, sizeof count);
     if (choice) choice->Begin(pass, micro_batch);
     if (log) log->Begin(pass, rows, first);
     clocked = log && log->clocks(pass);
@@ -162,6 +169,9 @@ class CudaMoeBackend : public MoeBackend {
   // expert of each rank, and each token has one more slot for it.
   bool shared_dispatched() const { return options_.waterfill && shape_.has_shared; }
   int slots_per_token() const { return exchange_shape_.k; }
+  // Number of ranks from which rows arrive (DispatchedRows). Over a HostLink, ranks without tokens
+  // have no segment.
+  int sources() const { return options_.host_experts ? mesh_.shape().token_ranks() : mesh_.ep(); }
   // Rows per chunk. One run of the GEMMs processes one chunk.
   int64_t chunk_rows() const { return chunk_rows_; }
   // Whether ranks gather the tokens of all ranks for their experts (backend `none` with DP

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/cuda_backend.h"
+#include "moe/cuda/dispatchers/arena_exchange_launch.h"
 #include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/select_and_order.h"
@@ -55,6 +56,14 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
   CudaMoeState& s = Own(state);
   if (s.exchange || gathers()) s.MarkStage(&MoeTimes::dispatch);
   if (s.exchange) {
+    if (s.device)  // CPUs would read experts' weights for rows that pad the batch
+      Check(DropPaddingIds({.ids = s.buffers.ids.as<int32_t>(),
+                            .tokens = s.round.size(),
+                            .first = s.round.begin,
+                            .k = slots_per_token(),
+                            .rows = s.pass_rows.as<int32_t>()},
+                           stream()),
+            "rows of padding");
     s.exchange->BeginDispatch(s.slot,
                               {.x = DispatchedRowsOf(s),
                                .dtype = DType::kF32,
@@ -131,7 +140,7 @@ void CudaMoeBackend::EndDispatch(const MoeLayerParts& /*layer*/, MoeState& state
     s.MarkStage(&MoeTimes::dispatch);
     AwaitSent(s);
     const DispatchedRows rows = s.exchange->EndDispatch(s.slot, stream());
-    arrived.in = {.segments = mesh_.ep(),
+    arrived.in = {.segments = sources(),
                   .capacity = s.max_round_tokens,
                   .tokens = s.LongestInRound(),
                   .counts = rows.counts};

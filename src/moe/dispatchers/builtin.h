@@ -36,6 +36,25 @@ std::unique_ptr<Dispatcher> MakeDeepEpNormal(SymmetricMemory& memory, std::vecto
 // Bytes of symmetric memory that it allocates on each rank.
 size_t DeepEpNormalBytes(const PassRounds& rounds, const ExchangeShape& shape, int slots);
 
+// Where deepep's normal mode has its buffers in the arenas, for a rank whose GPU takes part with
+// its own kernels (moe/cuda/dispatchers/arena_exchange.h). Offsets in bytes from the begin of a
+// slot; the slots of an exchange are adjacent. P: ranks of the group, k: slots of a token.
+struct DeepEpArena {
+  size_t counts = 0;   // [P sources] i32, at the destination: rows of the source
+  size_t rows = 0;     // [P sources, capacity, row_bytes], at the source: its rows by token
+  size_t tags = 0;     // [P sources, capacity, 1 + k] i32, at the destination: token, local ids
+  size_t outputs = 0;  // [tokens, k, H], at the source
+  size_t flags = 0;    // [stages, P sources] u32, one in each flag_stride bytes
+  size_t flag_stride = 0;
+  size_t slot_bytes = 0;
+  size_t bytes = 0;      // of all slots
+  int64_t capacity = 0;  // maximum tokens of a source in a round
+  int64_t row_bytes = 0;
+  int rows_flag = 0, outputs_flag = 0;  // stages
+};
+// `shape`: with combine by slot and one part. `rounds`: with a combine in each round.
+DeepEpArena ArenaOfDeepEpNormal(const PassRounds& rounds, const ExchangeShape& shape);
+
 // flashinfer: one-sided exchange.
 //
 // A rank writes nothing but flags to another rank's arena. It publishes data in its own arena and

@@ -35,7 +35,11 @@ class DeepEpMode : public Dispatcher {
   explicit DeepEpMode(const DispatcherContext& context)
       : DeepEpMode(*context.comm.memory, context.comm.mesh.EpGroup(),
                    Layout::Rounds(context.options, context.shape), context.shape, context.experts,
-                   context.pool, {.elastic = context.elastic}) {}
+                   context.pool,
+                   {.elastic = context.elastic,
+                    .device_ranks = context.options.host_experts
+                                        ? context.comm.mesh.shape().attention_groups()
+                                        : 0}) {}
   DeepEpMode(SymmetricMemory& memory, std::vector<int> group, const PassRounds& rounds,
              const ExchangeShape& shape, const ExpertMap& experts, ThreadPool& pool,
              const ExchangeSlots::Options& options)
@@ -48,6 +52,23 @@ class DeepEpMode : public Dispatcher {
   static size_t Bytes(const PassRounds& rounds, const ExchangeShape& shape, int slots) {
     return ExchangeSlots::Bytes(shape.ep, kOutputs + shape.combine_parts,
                                 Buffers(rounds, shape).plan.bytes(), slots);
+  }
+  // The place of each buffer, for a rank that takes part with kernels of its GPU.
+  static DeepEpArena Arena(const PassRounds& rounds, const ExchangeShape& shape, int slots) {
+    const Buffers buffers(rounds, shape);
+    CHECK(shape.combine_rows == CombineRows::kSlot && shape.combine_parts == 1);
+    return {.counts = buffers.plan.OffsetOf("counts"),
+            .rows = buffers.plan.OffsetOf("rows"),
+            .tags = buffers.plan.OffsetOf("tags"),
+            .outputs = buffers.plan.OffsetOf("outputs"),
+            .flags = buffers.plan.bytes(),
+            .flag_stride = BufferPlan::kLine,
+            .slot_bytes = ExchangeSlots::Bytes(shape.ep, kOutputs + 1, buffers.plan.bytes(), 1),
+            .bytes = Bytes(rounds, shape, slots),
+            .capacity = buffers.sent.capacity(),
+            .row_bytes = shape.row_format.Bytes(shape.hidden),
+            .rows_flag = kRows,
+            .outputs_flag = kOutputs};
   }
   static ExchangeMemory Memory(const MoeOptions& options, const ExchangeShape& shape) {
     return ExchangeSlots::Memory(Layout::kName, shape.ep, kOutputs + shape.combine_parts,
@@ -291,6 +312,10 @@ std::unique_ptr<Dispatcher> MakeDeepEpNormal(SymmetricMemory& memory, std::vecto
 
 size_t DeepEpNormalBytes(const PassRounds& rounds, const ExchangeShape& shape, int slots) {
   return DeepEpNormal::Bytes(rounds, shape, slots);
+}
+
+DeepEpArena ArenaOfDeepEpNormal(const PassRounds& rounds, const ExchangeShape& shape) {
+  return DeepEpNormal::Arena(rounds, shape, ExchangeSlots::kSlots);
 }
 
 DispatcherBackend DeepEpBackend() {

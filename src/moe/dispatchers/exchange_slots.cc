@@ -14,6 +14,16 @@ size_t FlagBytes(int ep, int num_stages) { return size_t{BufferPlan::kLine} * nu
 
 }  // namespace
 
+size_t BufferPlan::OffsetOf(std::string_view name) const {
+  size_t offset = 0;
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.name == name) return offset;
+    offset += buffer.bytes;
+  }
+  CHECK(false);
+  return 0;
+}
+
 size_t ExchangeSlots::Bytes(int ep, int num_stages, size_t payload_bytes, int slots) {
   return static_cast<size_t>(slots) * (payload_bytes + FlagBytes(ep, num_stages));
 }
@@ -41,10 +51,12 @@ ExchangeSlots::ExchangeSlots(SymmetricMemory& memory, std::vector<int> group, st
       all_mapped_(std::ranges::all_of(peers_, [&](int peer) { return memory_.Mapped(peer); })),
       pairwise_(options.pairwise),
       elastic_(options.elastic),
+      device_ranks_(options.device_ranks),
       commits_(static_cast<size_t>(options.slots) * num_stages) {
   CHECK_LT(rank_, ranks());
   CHECK_GE(options.slots, 1);
   CHECK(!pairwise_ || elastic_ == nullptr);
+  CHECK(device_ranks_ == 0 || (!pairwise_ && elastic_ == nullptr && all_mapped_));
   CHECK_EQ(payload_bytes % BufferPlan::kLine, 0u);
 }
 
@@ -114,8 +126,13 @@ void ExchangeSlots::RaiseAll(const SlotUse& use, int stage) {
 
 void ExchangeSlots::WaitAll(const SlotUse& use, int stage, const char* what) {
   if (elastic_) return WaitForActive(use, stage, what);
-  for (int source = 0; source < ranks(); ++source)
-    memory_.Wait(FlagOffset(use.slot, stage, source), use.round, peers_[source], what);
+  for (int source = 0; source < ranks(); ++source) WaitFor(use, stage, source, what);
+}
+
+void ExchangeSlots::WaitFor(const SlotUse& use, int stage, int source, const char* what) {
+  const size_t flag = FlagOffset(use.slot, stage, source);
+  if (source < device_ranks_) return memory_.Poll(flag, use.round, peers_[source], what);
+  memory_.Wait(flag, use.round, peers_[source], what);
 }
 
 void ExchangeSlots::WaitForActive(const SlotUse& use, int stage, const char* what) {

@@ -31,6 +31,7 @@ class BufferPlan {
     return offset;
   }
   size_t bytes() const { return end_; }
+  size_t OffsetOf(std::string_view name) const;  // of a buffer that was added
   const std::vector<Buffer>& buffers() const { return buffers_; }
 
   static constexpr size_t kLine = 64;
@@ -82,6 +83,8 @@ class ExchangeSlots {
     bool pairwise = false;
     // If set, ranks may be lost, and waits skip lost ranks. Must outlive the slots.
     MaskedRanks* elastic = nullptr;
+    // Number of members, the first ones, whose GPUs raise their flags. Waits for them poll.
+    int device_ranks = 0;
   };
   // `group`: the world ranks of the members, including this one. Allocates Bytes(…) of symmetric
   // memory. `name` is for messages.
@@ -135,6 +138,7 @@ class ExchangeSlots {
     return base_ + use.slot * slot_bytes_ + offset;
   }
   size_t FlagOffset(int slot, int stage, int source) const;
+  void WaitFor(const SlotUse& use, int stage, int source, const char* what);
   void WaitForActive(const SlotUse& use, int stage, const char* what);
   void RaisePairwise(const SlotUse& use, int stage);
 
@@ -148,6 +152,7 @@ class ExchangeSlots {
   std::vector<uint32_t> rounds_;  // [slots]
   const bool all_mapped_, pairwise_;
   MaskedRanks* const elastic_;
+  const int device_ranks_;
   // [stages, slots] number of the last commit in `elastic_`.
   std::vector<uint64_t> commits_;
 };

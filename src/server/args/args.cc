@@ -106,8 +106,8 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
       .NonNegative();
   AddExpertRankFlags(app, a, kParallel);
   app.Flag("--device", e.device, kParallel,
-           "Device of the ranks: auto (cuda if there is a GPU), cpu or cuda")
-      .OneOf({"auto", "cpu", "cuda"});
+           "auto (cuda if there is a GPU), cpu, cuda, or cuda,cpu (--expert-ranks on CPUs)")
+      .OneOf({"auto", "cpu", "cuda", "cuda,cpu"});
   app.Flag("--base-gpu-id", e.base_gpu_id, kParallel, "GPU of the first rank on this host")
       .NonNegative();
   app.Flag("--gpu-id-step", e.gpu_id_step, kParallel,

@@ -38,14 +38,15 @@ void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group) {
   MeshShape& mesh = args.engine.mesh;
   app.Flag(
          "--expert-ranks", mesh.expert_ranks, group,
-         "CPUs: number of the --tp-size ranks, the last ones, that hold routed experts only. Each "
-         "other rank has attention, dense layers, routers, shared experts and head. Sets --ep-size "
-         "to --tp-size and --moe-dense-tp-size to 1")
+         "Number of the --tp-size ranks, the last ones, that hold routed experts only. Each other "
+         "rank has attention, dense layers, routers, shared experts and head. Sets --ep-size to "
+         "--tp-size and --moe-dense-tp-size to 1. On CPUs, or with --device cuda,cpu")
       .NonNegative();
   app.Flag(
       "--expert-slots", args.expert_slots, group,
-      "CPUs: number of experts that each EP rank holds in each layer, such as 96,160; default: "
-      "equal parts. The sum is the number of experts and --ep-num-redundant-experts");
+      "Number of experts that each EP rank holds in each layer, such as 96,160; default: equal "
+      "parts. The sum is the number of experts and --ep-num-redundant-experts. On CPUs, or with "
+      "--device cuda,cpu");
   app.Flag("--eplb-rank-costs", args.engine.eplb.rank_costs, group,
            "For each EP rank the time of a row, and after a colon that of reading an expert's "
            "weights, in any unit, such as 1:40,20:900. Placements then minimize the time of the "

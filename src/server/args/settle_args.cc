@@ -215,6 +215,8 @@ void SetExpertRanks(const CommandLine& app, ServerArgs& a) {
   mesh.dp = mesh.tp;
   if (!app.Given("--ep-size")) mesh.ep = mesh.tp;
   if (!app.Given("--moe-dense-tp-size")) mesh.dense_tp = 1;
+  if (a.engine.host_experts() && !app.Given("--moe-a2a-backend"))
+    a.engine.moe.a2a_backend = "deepep";
 }
 
 // Replaces a Hugging Face id by the directory of its local snapshot. The id remains the served

@@ -64,6 +64,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   RankJob job;
   job.config = DecodeConfig(r.GetString());
   job.plan.cuda = r.Get<bool>();
+  job.plan.host_experts = job.plan.cuda && job.config.host_experts();
   job.plan.ranks_of_host = r.Get<int32_t>();
   job.plan.dtype = r.Get<DType>();
   job.plan.kv_dtype = r.Get<DType>();
