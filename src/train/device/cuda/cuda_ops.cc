@@ -291,15 +291,15 @@ class CudaOps final : public TrainOps<BF16> {
                     stream_);
     gpu::CountExperts(RouterOf(config, s.m), ids, nullptr, 0, loads, stream_);
   }
-  void GatherRows(const RouterConfig& config, const DeviceSlots& s, const BF16* x, int64_t width,
-                  BF16* out) override {
+  void GatherRows(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* x,
+                  int64_t width, BF16* out) override {
     gpu::GatherExpertRows(ExpertRowsOf(s, width), x, out, stream_);
   }
-  void Combine(const RouterConfig& config, const DeviceSlots& s, const BF16* results,
+  void Combine(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* results,
                const float* weights, int64_t width, float* y) override {
     gpu::CombineExpertRows(ExpertRowsOf(s, width), results, weights, y, y, stream_);
   }
-  void CombineGradient(const RouterConfig& config, const DeviceSlots& s, const float* dy,
+  void CombineGradient(const RouterConfig& /*config*/, const DeviceSlots& s, const float* dy,
                        const BF16* results, const float* weights, int64_t width, BF16* dresults,
                        float* dweights) override {
     gpu::CombineExpertRowsGradient(ExpertRowsOf(s, width), dy, results, weights, dresults, dweights,
