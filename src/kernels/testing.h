@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/test_random.h"
 #include "kernels/ops.h"
 #include "quant/quantize.h"
 
@@ -18,21 +19,16 @@ namespace switchyard::kernels {
 
 class Random {
  public:
-  explicit Random(unsigned seed) : engine_(seed), state_(seed) {}
+  explicit Random(unsigned seed) : engine_(seed), fast_(seed) {}
   // Numbers of mean 0 and standard deviation `scale`, about normal: sums of four uniform numbers of
-  // 16 bits. std::normal_distribution takes 20 times as long without optimization, which was most
-  // of the time of these tests.
+  // 16 bits. std::normal_distribution took most of the time of these tests.
   std::vector<float> Normal(int64_t count, float scale = 1.0f) {
     constexpr int kMean = 2 * 65535;                   // of a sum
     const float unit = scale / (2 * 65536 / 3.4641f);  // a sum has the variance 4 · 65536² / 12
     std::vector<float> values(count);
     float* next = values.data();
     for (int64_t i = 0; i < count; ++i) {
-      // SplitMix64 (Steele, Lea and Flood, 2014).
-      uint64_t z = state_ += 0x9e3779b97f4a7c15;
-      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-      z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-      z ^= z >> 31;
+      const uint64_t z = fast_();
       const auto sum =
           static_cast<int>((z & 0xffff) + ((z >> 16) & 0xffff) + ((z >> 32) & 0xffff) + (z >> 48));
       next[i] = static_cast<float>(sum - kMean) * unit;
@@ -71,7 +67,7 @@ class Random {
 
  private:
   std::mt19937 engine_;
-  uint64_t state_;
+  TestRandom fast_;
 };
 
 constexpr WeightFormat kAllFormats[] = {

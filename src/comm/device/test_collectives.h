@@ -1,7 +1,7 @@
 // Checks collectives against plain loops, for tests of their transports.
 #pragma once
 
-#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -10,15 +10,20 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "core/test_random.h"
 
 namespace switchyard {
 
 // The input of member `rank`: numbers whose sum depends on the reduction order.
 inline std::vector<float> Values(int rank, size_t count, unsigned salt) {
-  std::mt19937 random(salt * 1000 + static_cast<unsigned>(rank));
-  std::uniform_real_distribution<float> uniform(-1, 1);
+  TestRandom random(salt * 1000 + static_cast<unsigned>(rank));
   std::vector<float> values(count);
-  for (float& value : values) value = std::ldexp(uniform(random), static_cast<int>(random() % 20));
+  float* next = values.data();
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t bits = random();
+    const auto scale = static_cast<float>(1 << (bits % 20));
+    next[i] = static_cast<float>(static_cast<int32_t>(bits >> 32)) * 0x1p-31f * scale;
+  }
   return values;
 }
 
@@ -43,9 +48,13 @@ inline std::vector<int> World(int size) {
 }
 
 inline std::string Text(size_t length, unsigned salt) {
-  std::mt19937 random(salt);
+  TestRandom random(salt);
   std::string text(length, '\0');
-  for (char& c : text) c = static_cast<char>(random());
+  uint64_t bits = 0;
+  for (size_t i = 0; i < length; ++i) {
+    bits = i % 8 == 0 ? random() : bits >> 8;
+    text[i] = static_cast<char>(bits);
+  }
   return text;
 }
 
