@@ -78,8 +78,8 @@ void ExpectAgreement(const FidelityCase& c, const ExpertLoadOptions& loads,
   compare("latency p50", steps.latency.p50, operations.latency.p50);
 }
 
-// The two fidelities differ in groups with different rows, and in roundings. The last layouts are
-// near saturation.
+// The two fidelities differ in groups with different rows, and in roundings. Engines of DeepSeek-V3
+// are near saturation.
 TEST(Simulate, TheFidelitiesAgree) {
   for (const FidelityCase& c : {FidelityCase{"qwen3_30b_a3b", "tp1", 1, 1, 8},
                                 {"qwen3_30b_a3b", "tp2-ep2", 2, 1, 12},
