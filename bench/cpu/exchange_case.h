@@ -42,7 +42,13 @@ struct ExchangeCase {
             .combine_rows = combine_rows,
             .row_dtype = DType::kBF16};
   }
-  MoeShape Shape() const { return {kHidden, kIntermediate, kExperts, top_k, tokens, false}; }
+  MoeShape Shape() const {
+    return {.hidden = kHidden,
+            .intermediate = kIntermediate,
+            .num_experts = kExperts,
+            .top_k = top_k,
+            .max_tokens = tokens};
+  }
   // Each rank has its own batch.
   MeshShape Mesh() const { return {.tp = ranks, .ep = ranks, .dp = ranks}; }
   size_t CopyBytes() const { return tokens * top_k * kHidden * sizeof(uint16_t); }

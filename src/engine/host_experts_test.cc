@@ -74,7 +74,7 @@ TEST(HostExpertsTest, TheGpuHoldsItsOwnExpertsOnly) {
     return PlanRankMemory(config, PlanOf(config)).weights;
   };
   const WeightBytes few = weights({2, 14}), many = weights({14, 2}), copies = weights({2, 5, 9});
-  EXPECT_EQ(few.experts * 7, many.experts);
+  EXPECT_NEAR(few.experts * 7, many.experts, 0.01 * many.experts);
   EXPECT_EQ(few.experts, copies.experts);
   EXPECT_EQ(few.attention, many.attention);
 }

@@ -28,6 +28,13 @@ MoeOptions DeepEp(const std::string& mode, int capacity = 8) {
           .max_dispatch_tokens_per_rank = capacity,
           .row_dtype = DType::kF32};
 }
+MoeShape Sizes(int64_t hidden, int experts, int top_k, int64_t max_tokens) {
+  return {.hidden = hidden,
+          .intermediate = 1,
+          .num_experts = experts,
+          .top_k = top_k,
+          .max_tokens = max_tokens};
+}
 MoeOptions None() { return {.a2a_backend = "none"}; }
 
 // One batch with given routing. The test runs the experts itself: an output is the row times
@@ -87,7 +94,7 @@ void RunRanks(const MoeOptions& options, const MoeShape& shape, int ranks, const
 const std::vector<std::vector<int32_t>> kWorkedIds = {{0, 3, 2, 3}, {1, -1, 3, 0}};
 
 TEST(DispatcherTest, WorkedExampleInNormalMode) {
-  RunRanks(DeepEp("normal"), {1, 1, 4, 2, 4}, 2, [](CpuMoeBackend& moe, int rank) {
+  RunRanks(DeepEp("normal"), Sizes(1, 4, 2, 4), 2, [](CpuMoeBackend& moe, int rank) {
     TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
     b.BeginDispatch(moe);
     b.EndDispatch(moe);
@@ -112,7 +119,7 @@ TEST(DispatcherTest, WorkedExampleInNormalMode) {
 }
 
 TEST(DispatcherTest, WorkedExampleInLowLatencyMode) {
-  RunRanks(DeepEp("low_latency", 2), {1, 1, 4, 2, 4}, 2, [](CpuMoeBackend& moe, int rank) {
+  RunRanks(DeepEp("low_latency", 2), Sizes(1, 4, 2, 4), 2, [](CpuMoeBackend& moe, int rank) {
     TestBatch b(2, 1, kWorkedIds[rank], 2.0f * rank);
     b.BeginDispatch(moe);
     b.EndDispatch(moe);
@@ -147,27 +154,28 @@ TEST(DispatcherTest, DispatchThenCombineCountsCopies) {
                                        {DeepEp("low_latency"), 4},
                                        {DeepEp("auto"), 3}}) {
     SCOPED_TRACE(fmt::format("{} {} on {}", options.a2a_backend, options.deepep_mode, ranks));
-    RunRanks(options, {hidden, 1, experts, k, 8 * ranks}, ranks, [&](CpuMoeBackend& moe, int rank) {
-      kernels::Random random(rank);
-      for (int round = 0; round < 6; ++round) {
-        // The number of tokens differs between ranks. In some rounds, some rank has no tokens.
-        const int64_t tokens = (3 * rank + 5 * round) % 9;
-        std::vector<int32_t> ids;
-        std::vector<float> copies(tokens, 0.0f);
-        for (int64_t t = 0; t < tokens; ++t) {
-          const auto first = static_cast<int32_t>(random.Below(experts));
-          for (int j = 0; j < k; ++j) {
-            const bool none = round == 3 || random.Below(4) == 0;
-            ids.push_back(none ? -1 : (first + j) % experts);
-            copies[t] += none ? 0.0f : 1.0f;
+    RunRanks(
+        options, Sizes(hidden, experts, k, 8 * ranks), ranks, [&](CpuMoeBackend& moe, int rank) {
+          kernels::Random random(rank);
+          for (int round = 0; round < 6; ++round) {
+            // The number of tokens differs between ranks. In some rounds, some rank has no tokens.
+            const int64_t tokens = (3 * rank + 5 * round) % 9;
+            std::vector<int32_t> ids;
+            std::vector<float> copies(tokens, 0.0f);
+            for (int64_t t = 0; t < tokens; ++t) {
+              const auto first = static_cast<int32_t>(random.Below(experts));
+              for (int j = 0; j < k; ++j) {
+                const bool none = round == 3 || random.Below(4) == 0;
+                ids.push_back(none ? -1 : (first + j) % experts);
+                copies[t] += none ? 0.0f : 1.0f;
+              }
+            }
+            TestBatch b(k, hidden, ids, 1.0f);
+            b.RunAll(moe, /*decode=*/round % 2 == 1);
+            for (size_t i = 0; i < b.y.size(); ++i)
+              ASSERT_EQ(b.y[i], copies[i / hidden] * b.x[i]) << "round " << round << " at " << i;
           }
-        }
-        TestBatch b(k, hidden, ids, 1.0f);
-        b.RunAll(moe, /*decode=*/round % 2 == 1);
-        for (size_t i = 0; i < b.y.size(); ++i)
-          ASSERT_EQ(b.y[i], copies[i / hidden] * b.x[i]) << "round " << round << " at " << i;
-      }
-    });
+        });
   }
 }
 
@@ -191,7 +199,7 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
       MoeOptions options = DeepEp(mode, 16);
       options.row_dtype = DType::kBF16;
       options.dispatcher_output_dtype = fp8 ? "fp8" : "bf16";
-      RunRanks(options, {hidden, 1, 10, 3, 64}, 4, [&](CpuMoeBackend& moe, int rank) {
+      RunRanks(options, Sizes(hidden, 10, 3, 64), 4, [&](CpuMoeBackend& moe, int rank) {
         kernels::Random random(rank);
         const std::vector<int32_t> ids = RandomIds(random, 5 + 2 * rank, 10, 3);
         TestBatch first(3, hidden, ids, 1.0f), fresh(3, hidden, ids, 7.0f);
@@ -218,7 +226,7 @@ TEST(DispatcherTest, DispatchAgainIsTheSameWithoutRouting) {
 TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
   for (const std::string mode : {"normal", "low_latency"}) {
     const MoeOptions options = DeepEp(mode, 8);
-    const MoeShape shape = {64, 1, 4, 2, 16};
+    const MoeShape shape = Sizes(64, 4, 2, 16);
     RunMoeRanks(options, shape, {2, 2}, [&](RankComm& comm, ThreadPool& pool) {
       const size_t begin = comm.memory->Allocate(0);
       const auto moe = MakeCpuMoe(options, shape, comm, pool);
@@ -245,7 +253,7 @@ TEST(DispatcherTest, DispatchAgainExchangesNoCounts) {
 // The receive hook: the rank polls while it does other work, here until all rows have arrived.
 TEST(DispatcherTest, ArrivedIsTrueIfEndDispatchWouldNotWait) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
+    RunRanks(DeepEp(mode), Sizes(16, 4, 2, 12), 2, [&](CpuMoeBackend& moe, int rank) {
       RankComm& comm = moe.comm();
       TestBatch b(2, 16, {0, 3, 1, 2}, 10.0f * rank);
       if (rank == 1) comm.tp->Barrier("test");  // until rank 0 has begun and polled
@@ -265,7 +273,7 @@ TEST(DispatcherTest, ArrivedIsTrueIfEndDispatchWouldNotWait) {
 }
 
 TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
-  RunRanks(DeepEp("auto", 4), {16, 1, 4, 2, 64}, 2, [&](CpuMoeBackend& moe, int) {
+  RunRanks(DeepEp("auto", 4), Sizes(16, 4, 2, 64), 2, [&](CpuMoeBackend& moe, int) {
     EXPECT_TRUE(moe.splits_mixed_batches());
     EXPECT_EQ(moe.dispatcher().MaxTokens(true), 4);
     EXPECT_EQ(moe.dispatcher().MaxTokens(false), 32);
@@ -285,7 +293,7 @@ TEST(DispatcherTest, AutoSendsDecodeByLowLatencyAndTheRestByNormal) {
 // the row in the source's arena, so there is only one copy of a token's row.
 TEST(DispatcherTest, RowsAreReadInPlaceAtTheirSource) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
+    RunRanks(DeepEp(mode), Sizes(16, 4, 2, 12), 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.EndDispatch(moe);
@@ -310,7 +318,7 @@ TEST(DispatcherTest, RowsAreReadInPlaceAtTheirSource) {
 // The runner has tiles of 4 rows. Padding rows are computed and their outputs are ignored.
 TEST(DispatcherTest, ExpertsBeginAtMultiplesOfTheAlignment) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 6, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
+    RunRanks(DeepEp(mode), Sizes(16, 6, 2, 12), 2, [&](CpuMoeBackend& moe, int rank) {
       TestBatch b(2, 16, {2, 3, 0, 1, 0, 2, 0, 4, 5, 0, 0, 3}, 100.0f * rank);
       b.BeginDispatch(moe);
       b.dispatched = moe.dispatcher().EndDispatch(&b.handle);
@@ -335,7 +343,7 @@ TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
   for (const std::string mode : {"normal", "low_latency", "auto"}) {
     for (const bool a_first : {true, false}) {
       SCOPED_TRACE(fmt::format("{} a first {}", mode, a_first));
-      RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 2, [&](CpuMoeBackend& moe, int rank) {
+      RunRanks(DeepEp(mode), Sizes(16, 4, 2, 12), 2, [&](CpuMoeBackend& moe, int rank) {
         for (int round = 0; round < 3; ++round) {
           TestBatch a(2, 16, ids_a, 100.0f * rank), b(2, 16, ids_b, 1000.0f + rank);
           a.BeginDispatch(moe, false);
@@ -357,7 +365,7 @@ TEST(DispatcherTest, TwoBatchesInFlightEndInEitherOrder) {
 
 TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {
   for (const std::string mode : {"normal", "low_latency"}) {
-    RunRanks(DeepEp(mode), {16, 1, 4, 2, 12}, 1, [&](CpuMoeBackend& moe, int) {
+    RunRanks(DeepEp(mode), Sizes(16, 4, 2, 12), 1, [&](CpuMoeBackend& moe, int) {
       TestBatch a(2, 16, {0, 1}, 1.0f), b(2, 16, {0, 1}, 1.0f), c(2, 16, {0, 1}, 1.0f);
       a.BeginDispatch(moe);
       b.BeginDispatch(moe);
@@ -368,7 +376,7 @@ TEST(DispatcherTest, MoreBatchesInFlightThanBuffersIsRefused) {
 }
 
 TEST(DispatcherTest, LowLatencyRefusesMoreTokensThanItsCapacity) {
-  RunRanks(DeepEp("low_latency", 2), {16, 1, 4, 1, 12}, 1, [&](CpuMoeBackend& moe, int) {
+  RunRanks(DeepEp("low_latency", 2), Sizes(16, 4, 1, 12), 1, [&](CpuMoeBackend& moe, int) {
     TestBatch b(1, 16, {0, 1, 2}, 1.0f);
     EXPECT_THAT(ErrorOf([&] { b.BeginDispatch(moe); }, ErrorKind::kResource),
                 HasSubstr("3 tokens on one rank exceed the capacity of 2"));
@@ -386,9 +394,7 @@ std::string TimeoutOf(const std::string& mode, int steps) {
     if (steps > 0) b.BeginDispatch(moe);
   };
   return ErrorOf(
-      [&] {
-        RunRanks(DeepEp(mode), {16, 1, 4, 1, 12}, 2, body, std::chrono::milliseconds(300));
-      },
+      [&] { RunRanks(DeepEp(mode), Sizes(16, 4, 1, 12), 2, body, std::chrono::milliseconds(300)); },
       ErrorKind::kTimeout);
 }
 
