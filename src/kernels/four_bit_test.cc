@@ -208,8 +208,12 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
           if (HasMinima(kind.format))  // codes and minima are multiplied separately
             magnitudes += 2 * kMostMinimum * std::fabs(double{rounded[c]});
         }
-        if (biased) want += in.bias[j];
-        if (accumulate) want += before[i * ldy + j];
+        // Sums in float32 are rounded by the size of their terms, which may cancel.
+        const double added[] = {biased ? in.bias[j] : 0.0, accumulate ? before[i * ldy + j] : 0.0};
+        for (const double term : added) {
+          want += term;
+          magnitudes += std::fabs(term);
+        }
         // The float32 products of other instruction sets also round each product.
         const double bound = 24 * kEpsilon * (magnitudes + std::fabs(want) + 1e-3);
         ASSERT_NEAR(y[i * ldy + j], want, bound) << What(kind, m, n, k, col0);
