@@ -255,6 +255,8 @@ class Bench {
     const EngineConfig& config = args_.server.engine;
     return {.page_size = config.page_size,
             .num_pages = plan_.num_pages,
+            .num_states = plan_.num_states,
+            .state_chunk = plan_.state_chunk(),
             .max_running_requests = plan_.max_running_requests,
             .chunked_prefill_size = plan_.chunked_prefill_size,
             .max_prefill_tokens = config.max_prefill_tokens,
@@ -462,6 +464,7 @@ int RunDrafts(const OneBatchArgs& args) {
                    if (plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   kv.SetStates(model.MakeStates(plan.num_states));
                    const ExpertServices::Attached attached(experts, model);
                    Target target(model, kv, experts);
                    KeptModel kept;
