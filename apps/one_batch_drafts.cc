@@ -3,15 +3,11 @@
 // target (the verification) and one pass of the draft model for each draft. Its bound is the time
 // to read the weights of these passes at the bandwidth measured in the same run. Experts count if a
 // row chooses them.
-#include <fmt/core.h>
+#include "apps/one_batch_drafts.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -154,16 +150,6 @@ struct Steps {
   double target_experts = 0, draft_experts = 0, passes = 0;  // sums over counted steps
 };
 
-// What the table and the JSON file have of a number of drafts.
-struct Figures {
-  Case of;
-  int32_t drafts = 0;
-  double step = 0, draft = 0, verify = 0;        // seconds
-  double tokens = 1;                             // of a sequence in a step
-  double target_experts = 0, draft_experts = 0;  // of all layers and passes of a step
-  double bytes = 0;                              // of the weights that a step reads
-};
-
 struct Sizes {
   std::vector<Case> cases;
   std::vector<int32_t> drafts;  // the numbers of drafts; 0 is the first
@@ -255,6 +241,8 @@ class Bench {
     const EngineConfig& config = args_.server.engine;
     return {.page_size = config.page_size,
             .num_pages = plan_.num_pages,
+            .num_states = plan_.num_states,
+            .state_chunk = plan_.state_chunk(),
             .max_running_requests = plan_.max_running_requests,
             .chunked_prefill_size = plan_.chunked_prefill_size,
             .max_prefill_tokens = config.max_prefill_tokens,
@@ -346,86 +334,19 @@ double DraftDenseBytes(const EnginePlan& plan) {
   return bytes;
 }
 
-Figures FiguresOf(Case c, int32_t drafts, const Steps& steps, const EnginePlan& plan) {
-  Figures f{.of = c,
-            .drafts = drafts,
-            .step = MiddleMean(steps.step),
-            .draft = MiddleMean(steps.draft),
-            .verify = MiddleMean(steps.verify),
-            .tokens = steps.tokens / static_cast<double>(steps.step.size()),
-            .target_experts = steps.target_experts / steps.passes,
-            .draft_experts = steps.draft_experts / steps.passes};
+DraftFigures FiguresOf(Case c, int32_t drafts, const Steps& steps, const EnginePlan& plan) {
+  DraftFigures f{.of = c,
+                 .drafts = drafts,
+                 .step = MiddleMean(steps.step),
+                 .draft = MiddleMean(steps.draft),
+                 .verify = MiddleMean(steps.verify),
+                 .tokens = steps.tokens / static_cast<double>(steps.step.size()),
+                 .target_experts = steps.target_experts / steps.passes,
+                 .draft_experts = steps.draft_experts / steps.passes};
   const PassWeights target = WeightsOfPass(plan.model), draft = WeightsOfPass(*plan.draft);
   f.bytes = target.dense + f.target_experts * target.expert + drafts * DraftDenseBytes(plan) +
             f.draft_experts * draft.expert;
   return f;
-}
-
-// The acceptance of each draft, given those before it, from which on a step with `drafts` drafts,
-// which takes `ratio` times as long as a plain step, gives more tokens per second. nullopt: none.
-std::optional<double> BreakEven(int32_t drafts, double ratio) {
-  if (ratio > drafts + 1) return std::nullopt;
-  double low = 0, high = 1;
-  for (int i = 0; i < 50; ++i) {
-    const double p = (low + high) / 2;
-    double tokens = 1, reached = 1;
-    for (int32_t d = 0; d < drafts; ++d) tokens += reached *= p;
-    (tokens < ratio ? low : high) = p;
-  }
-  return high;
-}
-
-void PrintHeader(const OneBatchArgs& args, const EnginePlan& plan, const Ceilings& ceilings) {
-  const double p = args.server.engine.speculative.simulate_acceptance;
-  fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n",
-             ceilings.bandwidth / 1e9);
-  fmt::print("acceptance of each draft, given those before it: {}\n",
-             p >= 0 ? fmt::format("{} (simulated)", p) : "as the target samples");
-  fmt::print(
-      "experts: {}; those of the target's passes are counted, those of the draft model's {}\n",
-      args.same_experts ? "the same of a layer for all rows" : "as the routers choose",
-      plan.cuda ? "too" : "are expected of uniform routing");
-  fmt::print("bound: time to read the step's weights at that bandwidth\n");
-  fmt::print(
-      "{:>5} {:>6} {:>6} {:>8} {:>8} {:>8} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8}\n",
-      "batch", "input", "drafts", "step ms", "draft ms", "verify", "tokens", "speed-up",
-      "break-even", "experts", "GB", "bound ms", "of it", "bound x");
-}
-
-nlohmann::ordered_json Report(const Figures& f, const Figures& plain, const EnginePlan& plan,
-                              double bandwidth) {
-  const double speed_up = f.tokens * plain.step / f.step;
-  const double bound = f.bytes / bandwidth;
-  const double bound_speed_up = f.tokens * plain.bytes / f.bytes;
-  const double layers = std::max(1.0, WeightsOfPass(plan.model).moe_layers);
-  const auto even = BreakEven(f.drafts, f.step / plain.step);
-  const std::string break_even = f.drafts == 0 ? "-"
-                                 : even        ? fmt::format("{:.3f}", *even)
-                                               : "never";
-  fmt::print(
-      "{:5} {:6} {:6} {:8.3f} {:8.3f} {:8.3f} {:7.3f} {:8.3f} {:>10} {:9.2f} {:9.3f} {:9.3f} "
-      "{:5.0f}% {:8.3f}\n",
-      f.of.batch, f.of.input, f.drafts, f.step * 1e3, f.draft * 1e3,
-      f.drafts == 0 ? 0.0 : f.verify * 1e3, f.tokens, speed_up, break_even,
-      f.target_experts / layers, f.bytes / 1e9, bound * 1e3, 100 * bound / f.step, bound_speed_up);
-  nlohmann::ordered_json row = {{"batch_size", f.of.batch},
-                                {"input_len", f.of.input},
-                                {"drafts", f.drafts},
-                                {"step_seconds", f.step},
-                                {"draft_seconds", f.draft},
-                                {"verify_seconds", f.drafts == 0 ? 0.0 : f.verify},
-                                {"tokens_per_step", f.tokens},
-                                {"speed_up", speed_up},
-                                {"break_even_acceptance", nullptr},
-                                {"experts_per_layer", f.target_experts / layers},
-                                {"draft_experts", f.draft_experts},
-                                {"bytes_per_step", f.bytes},
-                                {"bandwidth", bandwidth},
-                                {"bound_seconds", bound},
-                                {"fraction_of_bound", bound / f.step},
-                                {"bound_of_speed_up", bound_speed_up}};
-  if (f.drafts > 0 && even) row["break_even_acceptance"] = *even;
-  return row;
 }
 
 }  // namespace
@@ -447,7 +368,7 @@ int RunDrafts(const OneBatchArgs& args) {
   kernels::SelectIsa(config.cpu_isa);
   const Ceilings ceilings = Measure(config, plan);
 
-  std::vector<Figures> figures;
+  std::vector<DraftFigures> figures;
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
@@ -462,6 +383,7 @@ int RunDrafts(const OneBatchArgs& args) {
                    if (plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+                   kv.SetStates(model.MakeStates(plan.num_states));
                    const ExpertServices::Attached attached(experts, model);
                    Target target(model, kv, experts);
                    KeptModel kept;
@@ -476,16 +398,7 @@ int RunDrafts(const OneBatchArgs& args) {
                    }
                  });
 
-  PrintHeader(args, plan, ceilings);
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  const Figures* plain = nullptr;
-  for (const Figures& f : figures) {
-    if (f.drafts == 0) plain = &f;
-    rows.push_back(Report(f, *plain, plan, ceilings.bandwidth));
-  }
-  if (args.json.empty()) return 0;
-  std::ofstream out(args.json);
-  if (!(out << rows.dump(2) << "\n")) throw Resource("--json {}: cannot be written", args.json);
+  ReportDrafts(args, plan, ceilings, figures);
   return 0;
 }
 
