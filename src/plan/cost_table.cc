@@ -164,6 +164,7 @@ CostTable CostTable::Shared(double share) const {
   t.decode_flops *= share;
   t.latent_flops *= share;
   t.select_seconds /= share;
+  t.router_flops *= share;
   for (auto& point : t.tile_seconds.points) point.second /= share;
   t.host.rate *= share;
   return t;
@@ -205,6 +206,7 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Number("chain_seconds", &t.chain_seconds);
   reader.Number("step_seconds", &t.step_seconds);
   reader.Number("select_seconds", &t.select_seconds);
+  reader.Number("router_flops", &t.router_flops);
   reader.Number("attention_seconds", &t.attention_seconds);
   reader.Points("decode_bytes", &t.decode_bytes);
   reader.Points("latent_bytes", &t.latent_bytes);
@@ -250,6 +252,7 @@ std::string ToJson(const CostTable& t) {
               {"chain_seconds", t.chain_seconds},
               {"step_seconds", t.step_seconds},
               {"select_seconds", t.select_seconds},
+              {"router_flops", t.router_flops},
               {"attention_seconds", t.attention_seconds},
               {"decode_bytes", Points(t.decode_bytes)},
               {"latent_bytes", Points(t.latent_bytes)},

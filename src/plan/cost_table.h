@@ -57,6 +57,7 @@ struct CostTable {
   double chain_seconds = 0;    // time of one column: the additions of a sum are sequential
   double step_seconds = 0;     // time per step: scheduling, upload, sampling of tokens
   double select_seconds = 0;   // expert selection: time per expert and token
+  double router_flops = 0;     // products of router logits, which have float32 sums; 0: `products`
 
   // Attention; `latent` is for MLA. decode_bytes: bytes per second at which decode reads keys and
   // values, by the number of query heads that share a KV head. flops: FLOP per second of products;

@@ -49,7 +49,9 @@ CostTable H200() {
   t.grouped_seconds = 3.5 * kMicro;
   t.chain_seconds = 0.08 * kMicro / 64;  // dependent products: 80 ns for 64 columns
   t.step_seconds = 80 * kMicro;          // the gap between two graphs: 59 to 110 us
-  t.select_seconds = 0;                  // included in the start of the op
+  // 8192 tokens and 128 experts take 78 us for the logits, and 32 us for selection and order.
+  t.router_flops = 55 * kTera;
+  t.select_seconds = 24 * kMicro / (8192 * 128);  // beyond the starts of the ops
   t.attention_seconds = 14 * kMicro;
   t.decode_bytes.points = {{1, 3.9 * kTera}};
   t.latent_bytes.points = {{1, 3.1 * kTera}};
@@ -108,7 +110,8 @@ CostTable FromSheet(const Card& card) {
             &curve);
   if (card.fp8_tflops == 0)
     for (auto* curves : {&t.products, &t.experts}) (*curves)["fp8-block"] = (*curves)["bfloat16"];
-  for (double* rate : {&t.decode_flops, &t.latent_flops}) *rate *= products;
+  for (double* rate : {&t.decode_flops, &t.latent_flops, &t.router_flops}) *rate *= products;
+  t.select_seconds /= products;
   scale(products, &t.prompt_flops);
   scale(products, &t.latent_prompt_flops);
   t.host.rate *= link;

@@ -246,7 +246,14 @@ void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   const double lane = Lane(shape);
   const auto hidden = static_cast<double>(m_.hidden);
   Small(Part::kRouter, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
-  Product(Part::kRouter, f_.router, lane, router.num_logits(), hidden, cost, t_.op_seconds);
+  if (t_.router_flops > 0) {
+    const double flops = 2 * lane * router.num_logits() * hidden / t_.router_flops;
+    const double chain = hidden * t_.chain_seconds;
+    cost->Add(Part::kRouter, Limit::kStart, t_.op_seconds);
+    cost->Add(Part::kRouter, flops > chain ? Limit::kFlops : Limit::kStart, std::max(flops, chain));
+  } else {
+    Product(Part::kRouter, f_.router, lane, router.num_logits(), hidden, cost, t_.op_seconds);
+  }
   Small(Part::kRouter, lane * router.num_logits() * 2 * kFloat, cost, t_.cuda ? 2.5 : 1);
   cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_logits() * t_.select_seconds);
 }
