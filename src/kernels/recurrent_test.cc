@@ -74,6 +74,25 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
   }
 }
 
+TEST_P(RecurrentTest, StatesAfterEachRowAreThoseOfSingleRows) {
+  Random random(4);
+  ThreadPool pool(2);
+  const auto ops = MakeCpuRecurrentOps(pool);
+  for (const StateRule rule : kRules) {
+    const RecurrentLayer layer(random, {.rows = 8, .key_dim = 16, .value_dim = 33, .rule = rule});
+    const StateSpan all[] = {RecurrentLayer::EachRow()};
+    std::vector<float> whole = layer.States(), states = whole, got;
+    const std::vector<float> want = layer.Run(*ops, all, whole);
+    for (int32_t row = 0; row < 8; ++row) {
+      const StateSpan one[] = {{.row_begin = row, .rows = 1, .from = row - 1, .to = row}};
+      const std::vector<float> out = layer.Run(*ops, one, states);
+      got.insert(got.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(got, want));
+    EXPECT_TRUE(SameBits(states, whole));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, RecurrentTest,
                          ::testing::Values(Isa::kReference, Isa::kAvx2, Isa::kAvx512), IsaName);
 

@@ -194,6 +194,13 @@ struct RecurrentLayer {
     return {states.begin() + slot * slot_floats, states.begin() + (slot + 1) * slot_floats};
   }
   std::vector<float> States() const { return std::vector<float>(8 * slot_floats, 1e30f); }
+  // Eight rows of a new sequence, with the state after row i in slot i, as passes with drafts write
+  // them.
+  static StateSpan EachRow() {
+    StateSpan span{.rows = 8, .to = 7};
+    for (int32_t i = 0; i < 7; ++i) span.copies[i] = {.rows = i + 1, .slot = i};
+    return span;
+  }
 
   bool sums() const { return rule == StateRule::kMamba2; }
 

@@ -92,6 +92,22 @@ TEST_F(GpuRecurrentTest, ChunksDoNotChangeABit) {
   }
 }
 
+TEST_F(GpuRecurrentTest, StatesAfterEachRowAreThoseOfSingleRows) {
+  for (const StateRule rule : kRules) {
+    const RecurrentLayer layer = RandomLayer(8, rule);
+    const StateSpan all[] = {RecurrentLayer::EachRow()};
+    std::vector<float> whole = layer.States(), states = whole, got;
+    const std::vector<float> want = Run(layer, all, whole);
+    for (int32_t row = 0; row < 8; ++row) {
+      const StateSpan one[] = {{.row_begin = row, .rows = 1, .from = row - 1, .to = row}};
+      const std::vector<float> out = Run(layer, one, states);
+      got.insert(got.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(got, want));
+    EXPECT_TRUE(SameBits(states, whole));
+  }
+}
+
 // A decode batch that is padded: rows without slots, and spans without rows.
 TEST_F(GpuRecurrentTest, PaddingLeavesNoStateAndChangesNoBit) {
   for (int round = 0; round < 18; ++round) {
