@@ -227,8 +227,11 @@ StepCounts RankEngine::Impl::Plan() {
     for (const ScheduledRows& part : plan)
       cache.PrepareStates(part.sequence->computed, part.rows, part.sequence->cache,
                           part.sequence->decoding() && !part.sequence->drafts.empty());
-  BuildBatch(plan, options.page_size, batch);
   parts.clear();
+  std::vector<int64_t> draft_slots(plan.size());
+  for (size_t i = 0; options.results_have_drafts && i < plan.size(); ++i)
+    draft_slots[i] = ReserveDrafts(plan[i]);
+  BuildBatch(plan, options.page_size, batch);
   for (const ScheduledRows& part : plan) {
     const Sequence& sequence = *part.sequence;
     parts.push_back({.id = sequence.request.id,
@@ -242,7 +245,8 @@ StepCounts RankEngine::Impl::Plan() {
                      .samples = part.rows >= sequence.pending() && !sequence.pooled() &&
                                 !sequence.first_sent &&
                                 sequence.request.sampling.max_new_tokens > 0,
-                     .admission = sequence.admissions});
+                     .admission = sequence.admissions,
+                     .draft_slots = draft_slots[parts.size()]});
   }
   RequestDeviceSampling();
   return {.tokens = batch.num_tokens(),

@@ -111,7 +111,8 @@ struct RankEngine::Impl {
   // With results_have_drafts. All stages reserve the pages for the next drafts before a pass, since
   // only the last one knows how many tokens the pass gives. ProposeInResults adds the drafts to the
   // results; the sequences are not changed. TakeDrafts sets those of a sequence on all stages.
-  void ReserveDrafts();
+  // Reserving may move a sequence's list of pages, so it precedes the batch.
+  int64_t ReserveDrafts(const ScheduledRows& part);
   void ProposeInResults(StepOutputs& results);
   void TakeDrafts(Sequence& sequence, RequestOutput& result);
   // Waits for the end of a launched pass, and sends its results on the last stage. No effect on

@@ -59,7 +59,6 @@ StepOutputs RankEngine::Impl::RunStaged(std::span<const StepCounts> groups, bool
 // the oldest one. The pass before need not be known first: it is in flight at another stage, too.
 void RankEngine::Impl::StartStaged(std::span<const StepCounts> groups) {
   batch.pass = ++last_pass;
-  if (options.results_have_drafts) ReserveDrafts();
   if (!batch.draws.empty() && PlansGrammars()) {
     // Only sequences whose tokens are known are planned, so the masks depend on no pass in flight.
     batch.masks = [this]() -> const TokenMasks& {
@@ -125,17 +124,14 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
   return results;
 }
 
-void RankEngine::Impl::ReserveDrafts() {
-  for (size_t i = 0; i < plan.size(); ++i) {
-    Part& part = parts[i];
-    if (!part.samples) continue;
-    Sequence& sequence = *plan[i].sequence;
-    const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
-    const int64_t room = max_length - sequence.length();
-    const int64_t most = static_cast<int64_t>(part.drafts) + 1 + draft_limit;
-    // The last token of an output has no row.
-    part.draft_slots = scheduler.GrowForDrafts(std::min({most, tokens - 1, room - 1}), sequence);
-  }
+int64_t RankEngine::Impl::ReserveDrafts(const ScheduledRows& part) {
+  Sequence& sequence = *part.sequence;
+  if (part.rows < sequence.pending() || sequence.pooled()) return 0;
+  const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
+  const int64_t room = max_length - sequence.length();
+  const int64_t most = std::ssize(sequence.drafts) + 1 + draft_limit;
+  // The last token of an output has no row.
+  return scheduler.GrowForDrafts(std::min({most, tokens - 1, room - 1}), sequence);
 }
 
 // The drafter needs the sequences as they will be when the results are applied.
@@ -199,6 +195,7 @@ void RankEngine::Impl::ProposeInResults(StepOutputs& results) {
 
 void RankEngine::Impl::TakeDrafts(Sequence& sequence, RequestOutput& result) {
   sequence.drafts = std::move(result.next_drafts);
+  if (sequence.drafts.empty()) return;  // the last token may have no page yet
   CHECK_LE(sequence.length() + std::ssize(sequence.drafts),
            std::ssize(sequence.cache.pages) * options.page_size);
   for (const int32_t token : sequence.drafts) CHECK(token >= 0 && token < vocab);
