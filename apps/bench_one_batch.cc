@@ -89,10 +89,11 @@ double Seconds(Clock::time_point since) {
 // that the previous pass wrote.
 class Sequences {
  public:
-  Sequences(Case c, int32_t output, int32_t page_size, const ModelConfig& model)
+  Sequences(Case c, int32_t output, int32_t page_size, const EnginePlan& plan)
       : case_(c),
         page_size_(page_size),
-        has_states_(model.has_states()),
+        has_states_(plan.model.has_states()),
+        state_chunk_(plan.state_chunk()),
         random_(7),
         odd_slots_(c.batch, false) {
     const int32_t per = (c.input + output + page_size - 1) / page_size;
@@ -133,13 +134,18 @@ class Sequences {
     const int32_t from = begin == 0 ? -1 : slot();
     odd_slots_[s] = !odd_slots_[s];
     const auto& sequence = b.sequences.back();
-    b.states.push_back(
-        {.row_begin = sequence.row_begin, .rows = sequence.rows, .from = from, .to = slot()});
+    const bool chunked = state_chunk_ > 0 && begin % state_chunk_ == 0;
+    b.states.push_back({.row_begin = sequence.row_begin,
+                        .rows = sequence.rows,
+                        .from = from,
+                        .to = slot(),
+                        .chunked = chunked ? sequence.rows / state_chunk_ * state_chunk_ : 0});
   }
 
   Case case_;
   int32_t page_size_;
   bool has_states_;
+  int32_t state_chunk_;  // rows of prompts that are computed together; 0: none
   std::mt19937 random_;
   std::uniform_int_distribution<int32_t> token_;
   std::vector<std::vector<int32_t>> pages_;
@@ -161,7 +167,7 @@ void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profile
 // all sequences.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
               RankComm& comm, profile::Profiler* profiler, Result& result) {
-  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model);
+  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan);
   const int32_t step = one_batch::PrefillRows(plan, c);
   const int32_t chunk = std::min(step, c.input);
   const int32_t together = std::min(c.batch, std::max(1, step / c.input));
@@ -190,7 +196,7 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
 double CountCorrelation(const OneBatchArgs& args, const EnginePlan& plan, Case c,
                         ForwardFunction& model) {
   if (!plan.model.has_moe()) return 0;
-  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan.model);
+  Sequences sequences(c, args.output_length, args.server.engine.page_size, plan);
   const int32_t rows = std::min(one_batch::PrefillRows(plan, c), c.input);
   ForwardBatch batch = sequences.Rows(0, 1, 0, rows, /*logits=*/true, model.draws());
   batch.routed_experts = batch.groups_want_routed_experts = true;

@@ -197,6 +197,9 @@ void CheckFlags(const OneBatchArgs& args) {
 }
 
 void CheckSizes(const EnginePlan& plan, const Sizes& sizes) {
+  if (plan.model.has_states())
+    throw Invalid("bench one-batch: drafts of {}, which has recurrent states, are not measured",
+                  plan.model.architecture);
   for (const Case& c : sizes.cases) {
     if (c.batch > plan.max_running_requests)
       throw Invalid(

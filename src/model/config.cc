@@ -218,7 +218,7 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
     throw Invalid("{} has no multi-token prediction (MTP) layer that can draft: {}",
                   target.architecture,
                   family != nullptr && family->mtp && !target.pooling
-                      ? "num_nextn_predict_layers is 0 in config.json"
+                      ? "config.json says that it has none"
                       : fmt::format("want {}", Joined(MtpArchitectures(), " or ")));
   ModelConfig mtp = target;
   mtp.layers = {target.layers.back()};

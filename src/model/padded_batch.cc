@@ -67,6 +67,8 @@ const ForwardBatch& PaddedBatch::Pad(const ForwardBatch& batch, int64_t spare_pa
       const kernels::SequenceSpan& sequence = padded_.sequences[i];
       padded_.states.push_back({.row_begin = sequence.row_begin, .rows = sequence.rows});
     }
+  } else {
+    padded_.states.clear();  // a pipeline stage without recurrent layers
   }
   if (batch.hidden != nullptr) padded_.hidden_rows.resize(rows, 0);
   if (all_logits) {

@@ -35,7 +35,8 @@ double UniformRouting::MissesTwo() const {
 double UniformRouting::MissesAll(double misses, const RoutedTokens& tokens) const {
   if (misses <= 0) return tokens.all() > 0 ? 0 : 1;
   if (misses >= 1) return 1;
-  if (correlation_ <= 0 || tokens.of_sequence <= 1) return std::pow(misses, tokens.all());
+  // With a smaller correlation, the terms of the product below cancel.
+  if (correlation_ < 1e-9 || tokens.of_sequence <= 1) return std::pow(misses, tokens.all());
   // Beta-binomial: the product of (a · misses + i) / (a + i) over the tokens i of a sequence. The
   // correlation of two tokens is 1 / (a + 1).
   const double a = 1 / correlation_ - 1, n = tokens.of_sequence;

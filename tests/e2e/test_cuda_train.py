@@ -79,7 +79,7 @@ def test_the_run_on_a_gpu_is_that_on_cpus(folder, name):
     for a, b in zip(means(on_gpu, "main"), means(on_cpu, "main"), strict=True):
         assert abs(a - b) < 0.01 * b
     for a, b in zip(means(on_gpu, "balance"), means(on_cpu, "balance"), strict=True):
-        assert abs(a - b) < 0.2 * abs(b)  # on CPUs, float32 instead of bfloat16 products change a mean by up to 9 %
+        assert abs(a - b) < 0.15 * abs(b)  # on CPUs, another number of passes changes a mean by up to 12 %
     first, last = (line["main"] for line in (steps_of(on_gpu)[0], steps_of(on_gpu)[-1]))
     assert last < 0.6 * first
     assert abs(score(folder, on_gpu) - score(folder, on_cpu)) < 0.02 * score(folder, on_cpu)

@@ -127,6 +127,7 @@ StepOutputs RankEngine::Impl::Evaluate(std::span<const float> logits) {
 int64_t RankEngine::Impl::ReserveDrafts(const ScheduledRows& part) {
   Sequence& sequence = *part.sequence;
   if (part.rows < sequence.pending() || sequence.pooled()) return 0;
+  if (sequence.request.kv == KvRole::kExport) return 0;  // another engine continues it
   const int64_t tokens = sequence.request.sampling.max_new_tokens - sequence.output_length();
   const int64_t room = max_length - sequence.length();
   const int64_t most = std::ssize(sequence.drafts) + 1 + draft_limit;
@@ -299,6 +300,8 @@ void RankEngine::Impl::AdvanceStaged() {
     if (!part.decoding) counters.prefill_tokens += part.rows;
     // Of rows with drafts, only the first one is certain to be kept.
     sequence.computed = part.end - static_cast<int64_t>(part.drafts);
+    if (sequence.request.kv == KvRole::kExport)  // Announced has sent the pages of these rows
+      sequence.exported = std::min(part.end, sequence.prompt_length);
     sequence.KeepDrafts(0);
     // A slot that is free now is written by a later pass, and all stages run the passes in the same
     // order. States of rows whose results are unknown do not become checkpoints.

@@ -28,7 +28,7 @@ const std::vector<ScheduledRows>& Scheduler::Plan() {
     // A sequence decodes once in `passes` steps.
     if (plans_ % static_cast<uint64_t>(options_.passes) == 0) estimate_.DecayAfterStep();
     Admit(rest);
-    if (plan_.empty() && !held_.empty()) AdmitWanted(rest);
+    if (plan_.empty() && running_.empty() && !held_.empty()) AdmitWanted(rest);
     ReserveImports();
   }
   blocked_ = all_stay && plan_.empty() && !held_.empty();
@@ -121,7 +121,9 @@ bool Scheduler::IsHeld(const Sequence* sequence) const {
 bool Scheduler::GrowDecoding() {
   bool all_stay = true;
   for (size_t i = 0; i < running_.size(); ++i) {
+    // An export needs no page for its first token.
     while (i < running_.size() && !running_[i]->complete &&
+           running_[i]->request.kv != KvRole::kExport &&
            !cache_.Grow(running_[i]->length(), running_[i]->cache)) {
       // A single request always fits: admission bounds its length by the cache's capacity. But
       // pages of requests of other engines may fill the cache.

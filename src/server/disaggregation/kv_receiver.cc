@@ -293,7 +293,8 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
                             std::strerror(errno)),
                 "with --disaggregation-transfer-backend shm, both workers run on one host as one "
                 "user; tcp has no such condition");
-  const RankJob job = DecodeRankSpec(arena.job, options_.job.config.model_path);
+  const EngineConfig& here = options_.job.config;
+  const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path);
   link.caches = std::make_shared<MappedCaches>(SharedArena::FromFd(fd), job);
 }
 

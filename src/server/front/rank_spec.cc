@@ -59,7 +59,8 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   return w.Take();
 }
 
-RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path) {
+RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path,
+                       const std::filesystem::path& draft_path) {
   WireReader r(bytes);
   RankJob job;
   job.config = DecodeConfig(r.GetString());
@@ -83,6 +84,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   const bool int8_group_rows = r.Get<bool>();
   const bool fp8_bfloat16_rows = r.Get<bool>();
   if (!model_path.empty()) job.config.model_path = model_path;
+  if (!draft_path.empty()) job.config.speculative.draft_model_path = draft_path.string();
   job.plan.model = ReadModelConfig(job.config);
   // All ranks use the leader's values. A rank with another CPU type would otherwise round rows
   // differently, which changes sums.

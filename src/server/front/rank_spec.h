@@ -19,9 +19,10 @@ struct RankJob {
   EngineConfig config;
   EnginePlan plan;
 };
-// `model_path`: the checkpoint directory on this node. If it is empty, the directory in `bytes` is
-// used.
-RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {});
+// `model_path` and `draft_path`: the checkpoint directories of the model and of the draft model on
+// this node. Those that are empty are taken from `bytes`.
+RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {},
+                       const std::filesystem::path& draft_path = {});
 
 // Flags and file hashes that must be equal on all nodes. Node 0 sends its spec to the other nodes,
 // so only values outside the spec need this check. If they differ, the nodes were started with

@@ -60,18 +60,19 @@ __device__ __forceinline__ void SendTags(const ArenaBatch& a, int token, uint32_
   const ExchangeBatch& b = a.tokens;
   const int lane = Lane();
   const int64_t first = static_cast<int64_t>(token) * b.top_k;
+  static_assert(kMaxExchangeTopK <= 32);  // a lane for each slot
+  ExpertPlace place = {-1, -1};
   if (lane < b.top_k) {
-    const ExpertPlace place = PlaceOf(b, b.ids[first + lane]);
+    place = PlaceOf(b, b.ids[first + lane]);
     a.own_ids[first + lane] = place.rank == b.rank ? place.local_id : -1;
   }
-  // A tag is the token, then the local ids: lane 0 has the token, and lane j + 1 has slot j.
-  ExpertPlace place = {-1, -1};
-  if (lane > 0 && lane <= b.top_k) place = PlaceOf(b, b.ids[first + lane - 1]);
+  // A tag is the token, then the local ids.
   for (uint32_t left = hosts; left; left &= left - 1) {
     const int r = __ffs(left) - 1;
     const int64_t at = b.rank * a.at.capacity + __shfl_sync(~0u, row, r);
     auto* tag = reinterpret_cast<int32_t*>(a.arena[r] + a.at.tags) + at * (1 + b.top_k);
-    if (lane <= b.top_k) tag[lane] = lane == 0 ? token : place.rank == r ? place.local_id : -1;
+    if (lane == 0) tag[0] = token;
+    if (lane < b.top_k) tag[1 + lane] = place.rank == r ? place.local_id : -1;
   }
 }
 
