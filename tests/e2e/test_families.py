@@ -122,7 +122,9 @@ def test_drafts_for_recurrent_states_equal_transformers(tmp_path, name):
     model, (layers, flags) = copied(name, tmp_path), DRAFTS[name]
     if layers:
         add_mtp_layer(model, layers)
+    prompt = {"input_ids": [3, 1, 4, 1, 5], "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
     with Server(model, *FLAGS, *flags) as server:
-        check_reference.check(server, model)
+        assert server.request("/generate", prompt)[0] == 200
         states = server.request("/get_server_info")[1]["internal_states"]
         assert sum(state["draft_tokens"] for state in states) > 0
+        check_reference.check(server, model)
