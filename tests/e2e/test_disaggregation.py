@@ -115,8 +115,9 @@ def test_outputs_equal_those_of_one_server(expected, layout):
         assert [metric(w, "switchyard_epoch") for w in (p, d)] == [1, 1], (p.text(), d.text())
         # Every prompt was computed once, by the prefill worker.
         assert d.state()["prefill_tokens"] < p.state()["prefill_tokens"] / 20, (p.state(), d.state())
-        assert ("--speculative-algorithm" in decode) == (d.state()["accepted_draft_tokens"] > 0), d.state()
-        assert p.state()["draft_tokens"] == 0
+        # Only the decode worker verifies drafts.
+        assert ("--speculative-algorithm" in decode) == (d.state().get("accepted_draft_tokens", 0) > 0), d.state()
+        assert p.state().get("draft_tokens", 0) == 0
 
 
 def greedy(ids, tokens=12, **fields):
