@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "core/cpus.h"
 #include "core/error.h"
 #include "engine/config.h"
+#include "engine/cpu_binding.h"
 #include "engine/gpu_memory.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
@@ -18,6 +21,7 @@ namespace switchyard {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -65,6 +69,25 @@ TEST(HostExpertsTest, RanksHaveTheDeviceOfTheirRole) {
   }
   EXPECT_EQ(plan.threads_per_rank, 15);  // one CPU is left to the host thread of the GPU
   EXPECT_EQ(PlanOf(OnGpuAndCpu({4, 5, 7})).threads_per_rank, 7);
+}
+
+TEST(HostExpertsTest, RanksOnCpusLeaveACpuToTheGpu) {
+  const EngineConfig config = OnGpuAndCpu({4, 5, 7});
+  const EnginePlan plan = PlanOf(config);
+  std::vector<CpuBinding> bindings(3);
+  RunRankThreads(3, RankComm::BytesPerRank(config.mesh),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+                   bindings[rank] = BindRank(config, plan, *comm->tp);
+                   comm->tp->Barrier("bound");
+                 });
+  EXPECT_TRUE(bindings[0].cpus.empty());
+  const CpuList allowed = AllowedCpus();
+  for (int rank = 1; rank < 3; ++rank)
+    for (const int cpu : bindings[rank].cpus) {
+      EXPECT_THAT(allowed, Contains(cpu));
+      EXPECT_TRUE(allowed.size() == 1 || cpu != allowed.front());
+    }
 }
 
 // The GPU has its experts and everything else; the rest is in the memory of the host.
