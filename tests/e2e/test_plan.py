@@ -145,6 +145,54 @@ def test_plan_of_a_gpu_with_experts_on_cpus():
         "plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh100", "--cpu-experts", code=2)
 
 
+# The first row of the table: layout, engines, weights, cache, requests, prefill, decode, rate, TTFT, ITL.
+FIRST = re.compile(r"^   1  (\S+) +(\d+) +([\d.]+) +(\d+) +(\d+) +(\d+) +([\d.]+) +(\d+) +(\d+) +([\d.]+)", re.M)
+OF_NODE = re.compile(r"([\d.]+) ms, (\d+) tokens/s for each node")
+
+
+def thousands(number, digits):
+    """18432 as "18 400" with two digits rounded."""
+    rounded = round(int(number), -digits)
+    return f"{rounded // 1000} {rounded % 1000:03d}"
+
+
+def test_worked_answers_are_what_the_program_prints():
+    page = " ".join((ROOT / "docs/planning.md").read_text().split())
+
+    def plan(model, *flags):
+        return run("plan", "--model-path", DATA / f"plan/{model}.json", *flags)
+
+    def first(*flags):
+        return FIRST.search(plan(*flags)).groups()
+
+    deepseek = ["deepseek_v3", "--gpus", "8xh200", "--input-len", 2000, "--output-len", 1000]
+    layout, _, weights, _, running, _, _, rate, _, itl = first(*deepseek)
+    assert f"With `{layout}`, each rank has {weights} GiB of weights" in page
+    assert (f"the engine runs {running} requests concurrently: {rate} output tokens/s for each GPU at "
+            f"{float(itl):.0f} ms between tokens") in page
+    layout, _, _, _, running, _, _, rate, _, _ = first(*deepseek, "--slo-itl", 50)
+    assert f"{running} requests give {rate} output tokens/s for each GPU (`{layout}`)" in page
+
+    published = ["deepseek_v3", "--gpus", "8xh100", "--nics", "8x400", "--input-len", 2000, "--output-len", 100]
+    layout, _, _, _, _, prefill, *_ = first(*published, "--nodes", 12)
+    assert (f"`{layout}` are the best layout that the engine accepts. They prefill {thousands(prefill, 3)} prompt "
+            "tokens/s") in page
+    out = plan(*published, "--nodes", 9, "--imbalance", 1, "--batch", 18432, "--explain",
+               "tp72-ep72-dp72-dense1-deepep-red32-tbo")
+    assert f"decode, 256 requests a GPU, tokens/s for each node | {thousands(OF_NODE.findall(out)[1][1], 2)} |" in page
+    out = plan(*published, "--nodes", 4, "--imbalance", 1, "--explain", "tp32-ep32-dp32-dense1-deepep-tbo-chunk524288")
+    assert f"prefill, 16 384 tokens a GPU, tokens/s for each node | {thousands(OF_NODE.findall(out)[0][1], 2)} |" in page
+
+    _, _, weights, cache, running, _, decode, rate, _, itl = first("qwen3_30b_a3b", "--gpus", "h200")
+    assert (f"{weights} GiB of weights leave a cache of {thousands(cache, 3)} tokens. With {running} requests, a decode "
+            f"step takes {float(decode):.0f} ms") in page
+    assert f"The throughput is {rate} output tokens/s, with {float(itl):.0f} ms between tokens." in page
+    _, _, weights, cache, _, _, decode, *_ = first("gpt_oss_20b", "--cpu", "--cpus", 8, "--memory", 32, "--input-len", 500,
+                                                   "--output-len", 200, "--batch", 1)
+    assert f"{weights} GiB of weights (MXFP4 experts)" in page and f"{thousands(cache, 3)} tokens" in page
+    assert f"a decode step takes {float(decode):.0f} ms, more than half" in page
+
+
 def test_explain_prints_the_decision_tree():
     out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
               "tp8-ep8-dp8-dense1-deepep")
