@@ -1,5 +1,5 @@
 // The CPU side of the exchange with a GPU. A thread plays the GPU: it writes to the arena with
-// plain stores in the layout of ArenaOfDeepEpNormal, and wakes nobody.
+// plain stores in the layout of ArenaOfDeepEpNormal, and does not wake the waiting rank.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
