@@ -121,6 +121,7 @@ void RankEngine::Impl::Start(const StartImported& start) {
   if (!AcceptToken(sequence, first.new_tokens[0])) return;
   sequence.tokens.push_back(first.new_tokens[0]);
   sequence.admitted_before = true;
+  ++sequence.admissions;  // with stages, chosen experts are kept from here on
   sequence.cached_tokens = first.cached_tokens;
   sequence.next_logprob = sequence.prompt_length;  // `first` has those of the prompt
   sequence.input_logprobs.clear();

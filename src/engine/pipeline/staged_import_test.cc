@@ -97,6 +97,7 @@ std::vector<EngineRequest> SomeRequests(uint64_t count) {
     request.sampling.temperature = id % 2 ? 0.9f : 0.0f;
     request.sampling.seed = id;
     if (id % 4 == 0) request.sampling.repetition_penalty = 1.3f;
+    if (id % 3 == 0) request.routed_experts = {.enabled = true, .start = 2};
     requests.push_back(request);
   }
   return requests;
@@ -117,18 +118,20 @@ TEST(StagedImport, OutputsAreThoseOfOneEngine) {
       }
       StagedPair pair(from, to, 3);
       const std::vector<EngineRequest> requests = SomeRequests(14);
-      std::map<uint64_t, std::vector<int32_t>> want;
-      for (const EngineRequest& request : requests)
-        want[request.id] = Rig(OptionsWith(80, 64, 6)).Run(request).new_tokens;
-      oracle.outputs = want;
+      std::map<uint64_t, RequestOutput> want;
+      for (const EngineRequest& request : requests) {
+        want[request.id] = Rig(OptionsWith(80, 64, 6)).Run(request);
+        oracle.outputs[request.id] = want[request.id].new_tokens;
+      }
       for (const EngineRequest& request : requests) {
         pair.Submit(request);
         pair.Step();
         ASSERT_FALSE(::testing::Test::HasFailure());
       }
       pair.RunOut();
-      for (const auto& [id, tokens] : want) {
-        EXPECT_EQ(pair.decode.seen[id].new_tokens, tokens) << id;
+      for (const auto& [id, alone] : want) {
+        EXPECT_EQ(pair.decode.seen[id].new_tokens, alone.new_tokens) << id;
+        EXPECT_EQ(pair.decode.seen[id].routed_experts, alone.routed_experts) << id;
         EXPECT_EQ(pair.decode.seen[id].error, "");
       }
       EXPECT_EQ(pair.decode.last_engine.Stats().accepted_tokens > 0, drafts);
