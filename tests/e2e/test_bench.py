@@ -81,7 +81,8 @@ def test_one_batch_does_what_the_flags_say_of_experts(dispatch, even):
                  "--enable-expert-distribution-metrics")
     assert done.returncode == 0, done.stderr
     passes = re.findall(r"current_pass_balancedness=([\d.]+)", done.stdout + done.stderr)
-    assert len(passes) == 8  # two runs (warm-up and measurement) of one prompt and three decode steps
+    # Two runs (warm-up and measurement) of one prompt and three decode steps, and a pass that counts the prompt's experts.
+    assert len(passes) == 9
     assert (set(passes) == {"1.000"}) == even
 
 

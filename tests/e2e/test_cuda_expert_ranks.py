@@ -91,7 +91,7 @@ def test_both_ranks_start_again_after_the_end_of_one(victim):
 
 @pytest.mark.parametrize("flags, expected", [
     (["--tp", 2], "--device cuda,cpu: ranks with experts only compute on CPUs: want --expert-ranks"),
-    (["--tp", 3, "--expert-ranks", 1, "--dp-size", 2, "--enable-dp-attention"], "leave 2 ranks with attention; want one"),
+    (["--tp", 3, "--expert-ranks", 1, "--dp-size", 2, "--enable-dp-attention", "--gpu-id-step", 0], "leave 2 ranks with attention; want one"),
     (["--tp", 2, "--expert-ranks", 1, "--moe-a2a-backend", "flashinfer"], "not supported with --moe-a2a-backend flashinfer"),
     (["--tp", 2, "--expert-ranks", 1, "--enable-two-batch-overlap"], "not supported with --enable-two-batch-overlap"),
 ])

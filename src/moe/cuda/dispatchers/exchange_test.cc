@@ -329,7 +329,7 @@ TEST_F(CudaExchange, RefusesWhatItCannotDo) {
     EXPECT_THROW(Exchange::PeerBytes(config), Error);
   };
   refuses([](ExchangeConfig& c) { c.ranks = 17; });
-  refuses([](ExchangeConfig& c) { c.top_k = 17; });
+  refuses([](ExchangeConfig& c) { c.top_k = kMaxExchangeTopK + 1; });
   refuses([](ExchangeConfig& c) { c.hidden = 100; });
   refuses([](ExchangeConfig& c) { c.dispatched = {DType::kF16}; });
   refuses([](ExchangeConfig& c) { c.combined = DType::kF16; });
