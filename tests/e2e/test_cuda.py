@@ -15,6 +15,7 @@ import time
 import pytest
 
 import check_reference
+import test_dp_attention
 import test_recorder
 from elastic import metric
 from schema_generator import schemas
@@ -246,6 +247,29 @@ def test_the_recorder_counts_in_every_mode(tmp_path, backend, mode):
         for _ in range(4):
             recorded()
             test_recorder.generate(server, text="not recorded", sampling_params=test_recorder.GREEDY)
+        assert server.stop() == 0
+
+
+ROUTED_LAYOUTS = {
+    "tp1": [],
+    "tp2-dp2-ep2": ["--tp", 2, "--dp-size", 2, "--ep", 2, "--enable-dp-attention", "--moe-a2a-backend", "deepep"],
+}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ROUTED_LAYOUTS)
+def test_responses_have_the_routed_experts(layout, graphs):
+    """The checks of test_dp_attention.py, on GPUs: against the router's weights, a rank on a CPU, and a replay."""
+    flags = ROUTED_LAYOUTS[layout]
+    groups = 2 if flags else 1
+    device, env = where(groups)
+    with Server(test_dp_attention.MODEL, *device, *flags, *GRAPHS[graphs], *test_dp_attention.COMMON, env=env) as server:
+        server.groups = groups
+        for check in (test_dp_attention.test_routed_experts_are_the_routers_choice,
+                      test_dp_attention.test_routed_experts_do_not_depend_on_layout_chunks_or_reuse,
+                      test_dp_attention.test_a_replay_of_a_rollout_has_its_experts_and_bits,
+                      test_dp_attention.test_streams_carry_routed_experts_at_the_end):
+            check(server)
         assert server.stop() == 0
 
 
