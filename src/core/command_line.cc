@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
 
@@ -71,7 +74,17 @@ FlagHandle FlagHandle::NonNegative() {
 }
 
 FlagHandle FlagHandle::OneOf(std::initializer_list<const char*> values) {
-  option_->check(CLI::IsMember(std::vector<std::string>(values.begin(), values.end())));
+  const std::vector<std::string> all(values.begin(), values.end());
+  // Help and completions list the values between commas, so those with a comma are left out there.
+  std::vector<std::string> listed;
+  std::ranges::copy_if(all, std::back_inserter(listed),
+                       [](const std::string& value) { return value.find(',') == value.npos; });
+  const CLI::IsMember member(listed);
+  option_->check(CLI::Validator(
+      [all, member](std::string& value) {
+        return std::ranges::find(all, value) != all.end() ? std::string() : member(value);
+      },
+      member.get_description()));
   return *this;
 }
 

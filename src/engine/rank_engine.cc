@@ -85,8 +85,7 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
       max_length(std::min(options.context_length, cache.capacity())),
       max_forced(model.draws() ? 0 : options.max_forced),
       draft_limit(speculates() ? most_drafts() : 0) {
-  CHECK_GT(options.max_running_requests, 0);
-  CHECK_GT(options.context_length, 0);
+  CHECK(options.max_running_requests > 0 && options.context_length > 0);
   CHECK_NE(options.chunked_prefill_size, 0);
   CHECK(MaxPromptRows(options.chunked_prefill_size, options.max_prefill_tokens,
                       options.context_length) >=

@@ -18,6 +18,12 @@ def checkpoint(tmp_path_factory):
     return skewed(tmp_path_factory.mktemp("skewed") / "model")
 
 
+def hot_on_first(server):
+    """Whether the first rank, which has four slots, holds the experts that the routers prefer."""
+    rows = [row for row in eplb(server)["placement"]["layers"] if row]
+    return len(rows) == MOE_LAYERS and all(set(row[:4]) == set(HOT) for row in rows)
+
+
 @pytest.mark.parametrize("weights", [[], ["--quantization", "int4"]], ids=["stored weights", "converted weights"])
 def test_hot_experts_move_to_the_fast_rank_and_no_output_changes(checkpoint, weights):
     with Server(checkpoint, *COMMON, *weights) as one:
@@ -28,16 +34,15 @@ def test_hot_experts_move_to_the_fast_rank_and_no_output_changes(checkpoint, wei
         assert info["tp_size"] == 2 and info["dp_size"] == 1
         assert len(server.states()) == 1
         end = time.time() + 60
-        while eplb(server)["rebalances"] == 0 and time.time() < end:
+        # The first plan may be made from few tokens, which prefer other experts.
+        while not hot_on_first(server) and time.time() < end:
             for seed in range(3):
                 assert answers(server, seed) == want[seed], seed  # bit-identical while experts move
         now = settle(server)
         assert now["rebalances"] >= 1 and now["failures"] == 0, now
         placement = eplb(server)["placement"]
         assert placement["slots_of_ranks"] == [4, EXPERTS - 4]
-        moved = [row for row in placement["layers"] if row]
-        assert len(moved) == MOE_LAYERS
-        assert all(set(row[:4]) == set(HOT) for row in moved), moved
+        assert hot_on_first(server), placement
         for epoch, victim in ((2, 1), (3, 0)):  # the rank with experts only, then the other one
             os.kill(server.ranks()[victim], signal.SIGKILL)
             end = time.time() + 30

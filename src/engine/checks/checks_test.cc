@@ -488,10 +488,7 @@ TEST(ChecksTest, DynamicChunkingNeedsAttentionThatGrows) {
 
 TEST(ChecksTest, GpusHaveAtMostSixteenStages) {
   const auto with = [](int stages) {
-    return [stages](EngineConfig& c) {
-      c.mesh = {.pp = stages};
-      c.moe.a2a_backend = "none";
-    };
+    return [stages](EngineConfig& c) { c.mesh = {.pp = stages}, c.moe.a2a_backend = "none"; };
   };
   ExpectCases({{with(17), ""}});
   ExpectCases({{with(16), ""}, {with(17), "--pp-size 17: want at most 16 stages on GPUs"}},

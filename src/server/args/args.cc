@@ -106,7 +106,8 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
       .NonNegative();
   AddExpertRankFlags(app, a, kParallel);
   app.Flag("--device", e.device, kParallel,
-           "auto (cuda if there is a GPU), cpu, cuda, or cuda,cpu (--expert-ranks on CPUs)")
+           "Device of the ranks: auto (cuda if there is a GPU), cpu, cuda or cuda,cpu (experts on "
+           "CPUs)")
       .OneOf({"auto", "cpu", "cuda", "cuda,cpu"});
   app.Flag("--base-gpu-id", e.base_gpu_id, kParallel, "GPU of the first rank on this host")
       .NonNegative();
@@ -455,9 +456,8 @@ std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) 
       "Print which MoE backends can be combined on this machine. With --model-path, also print "
       "which ones the flags select for that checkpoint, and why",
       "switchyard backends");
-  app.Switch(
-      "--markdown", a.markdown, kMisc,
-      "Print instead the table of docs/features.md: features on CPUs, GPUs and several hosts");
+  app.Switch("--markdown", a.markdown, kMisc,
+             "Print instead the table of docs/features.md: features by device and hosts");
   app.Switch("--models", a.models, kMisc,
              "Print instead the table of docs/models.md: families of models and their support");
   AddEngineFlags(app, a.server);
@@ -469,10 +469,8 @@ std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) 
 std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) {
   OneBatchArgs a;
   constexpr const char* kBench = "Benchmark";
-  CommandLine app("Time prefill and decode of one batch of equal requests",
-                  "switchyard bench one-batch");
-  app.Option("--batch-size,--batch", a.batch_sizes,
-             "Requests per batch; several values make several runs")
+  CommandLine app("Time steps of one batch of equal requests", "switchyard bench one-batch");
+  app.Option("--batch-size,--batch", a.batch_sizes, "Requests per batch; a run for each value")
       .Group(kBench)
       .ShowDefault()
       .Positive();
@@ -480,8 +478,7 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
       .Group(kBench)
       .ShowDefault()
       .Positive();
-  app.Flag("--output-len,--output", a.output_length, kBench,
-           "Tokens decoded after the prompt; with --speculative-algorithm: decode steps of a run")
+  app.Flag("--output-len,--output", a.output_length, kBench, "Tokens decoded after the prompt")
       .Range(2, 1 << 20);
   app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
   app.Flag("--json", a.json, kBench, "Also write the figures to this file");
@@ -492,10 +489,8 @@ std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) 
              "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
       .Group(kBench)
       .OptionalValue();
-  app.Switch(
-      "--same-experts", a.same_experts, kBench,
-      "With --speculative-algorithm and dummy weights: the routers of a layer choose the same "
-      "experts for all rows");
+  app.Switch("--same-experts", a.same_experts, kBench,
+             "With drafts and dummy weights: all rows of a layer choose the same experts");
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
   a.profile = app.Given("--profile");
