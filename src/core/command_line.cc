@@ -79,7 +79,7 @@ FlagHandle FlagHandle::OneOf(std::initializer_list<const char*> values) {
   std::vector<std::string> listed;
   std::ranges::copy_if(all, std::back_inserter(listed),
                        [](const std::string& value) { return value.find(',') == value.npos; });
-  const CLI::IsMember member(listed);
+  const CLI::Validator member = CLI::IsMember(listed);
   option_->check(CLI::Validator(
       [all, member](std::string& value) {
         return std::ranges::find(all, value) != all.end() ? std::string() : member(value);

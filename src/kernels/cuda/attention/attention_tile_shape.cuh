@@ -44,7 +44,7 @@ struct TileShape {
   static constexpr int kMaxBytes = kShares ? kColumnWarps * kRows * 4 : 0;
   static constexpr int kPAt = kQBytes + kStages * kStageBytes, kOnesAt = kPAt + kPBytes;
   static constexpr int kMaxAt = kOnesAt + kOnesBytes, kUnitAt = kMaxAt + kMaxBytes;
-  static constexpr int kSlotsAt = kUnitAt + 64, kSlotsBytes = kStages * kKeys * 4;
+  static constexpr int kSlotsAt = kUnitAt + 32, kSlotsBytes = kStages * kKeys * 4;
   static constexpr int kBytes = kSlotsAt + kSlotsBytes;
 
   static_assert((1 << kSplits.fine) % kKeys == 0 && (1 << kSplits.coarse) % kKeys == 0);
