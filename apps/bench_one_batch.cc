@@ -101,7 +101,8 @@ class Sequences {
     for (int32_t s = 0; s < c.batch; ++s) {
       for (int32_t p = 0; p < per; ++p) pages_[s].push_back(s * per + p);
     }
-    token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(plan.model.vocab_size) - 1);
+    token_ =
+        std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(plan.model.vocab_size) - 1);
   }
 
   // Rows [begin, begin + rows) of sequences [first, last). `draw`: the model samples the tokens.

@@ -88,8 +88,7 @@ void AddWorkers(CommandLine& app, PlanArgs& a) {
 
 void CheckWorkers(const PlanArgs& a) {
   if (a.disaggregate) {
-    if (a.stages > 1)
-      throw Invalid("--pp-size {} and --disaggregate exclude each other", a.stages);
+    if (a.stages > 1) throw Invalid("--pp-size {} and --disaggregate exclude each other", a.stages);
     if (!a.svg.empty()) throw Invalid("--svg {}: not drawn with --disaggregate", a.svg);
     return;
   }
