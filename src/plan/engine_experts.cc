@@ -80,6 +80,7 @@ void EngineExperts::Restart() {
 void EngineExperts::ServeWith(std::span<const int> active) {
   KeepPlacement();
   std::vector<ExpertPlacement> whole;
+  whole.reserve(kept_.layers);
   for (int i = 0; i < kept_.layers; ++i) whole.push_back(kept_.ToExpertPlacement(i));
   const std::vector<ExpertPlacement> placements = PlacementsOfActive(whole, whole_.ranks, active);
   Placement placement(loads_->layers(), placements[0].num_physical(), loads_->experts());

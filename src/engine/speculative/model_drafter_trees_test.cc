@@ -115,8 +115,8 @@ class HistoryDraft : public DraftForward {
 using Path = std::vector<int32_t>;
 
 // The paths of the `count` best drafts, from logits of whole histories.
-std::vector<Path> BestPaths(const Sequence& sequence, Path history, TreeShape shape, int64_t depth,
-                            int64_t count) {
+std::vector<Path> BestPaths(const Sequence& sequence, const Path& history, TreeShape shape,
+                            int64_t depth, int64_t count) {
   struct Draft {
     Path path;
     double score = 1;
@@ -145,6 +145,7 @@ std::vector<Path> BestPaths(const Sequence& sequence, Path history, TreeShape sh
       double sum = 0;
       for (const float logit : logits) sum += std::exp(double{logit});
       std::vector<double> probabilities;
+      probabilities.reserve(order.size());
       for (const int32_t id : order) probabilities.push_back(std::exp(double{logits[id]}) / sum);
       if (params.temperature > 0) {  // the sampled token comes first
         const auto drawn = static_cast<uint64_t>(sequence.output_length() + i);
