@@ -422,6 +422,20 @@ def test_sigterm_stops_the_server_too():
         assert server.have_ended(children)
 
 
+def test_further_signals_hasten_the_end_of_the_server():
+    with Terminal(PROGRAM, "chat", *LOCAL) as t:
+        t.expect(PROMPT, server.START_SECONDS)
+        children = servers_of(t.pid)
+        os.kill(children[0], signal.SIGSTOP)  # only SIGKILL ends it then
+        t.send("\x04")
+        end = time.time() + 20  # without signals, the end takes 30 s
+        while t.read(0.1):
+            assert time.time() < end, t.text
+            os.kill(t.pid, signal.SIGINT)
+        assert t.wait() in (0, 128 + signal.SIGINT)
+        assert server.have_ended(children)
+
+
 def test_a_server_that_cannot_start_is_an_error(home):
     for words, said in [(["--model-path", home], "config.json: No such file"),
                         ([*LOCAL, "--no-such-flag", "1"], "there is no flag --no-such-flag"),
