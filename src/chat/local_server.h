@@ -52,7 +52,7 @@ class LocalServer {
 
   Signals& signals_;
   // The server's standard output is a file: a pipe would block a server that printed more than the
-  // pipe holds while nobody reads it.
+  // pipe holds.
   std::filesystem::path directory_, log_, output_;
   pid_t pid_ = -1;  // -1: ended
   int status_ = 0;  // of waitpid
