@@ -184,10 +184,10 @@ class StartLine {
 
 int ChatWithOwnServer(ChatArgs& args, chat::Signals& signals) {
   chat::LocalServer server(
-      {.flags = args.serve, .api_key = args.chat.api_key, .log = args.server_log});
+      {.flags = args.serve, .api_key = args.chat.api_key, .log = args.server_log}, signals);
   try {
     StartLine line;
-    server.WaitReady(signals, [&](const std::string& last) { line.Show(last); });
+    server.WaitReady([&](const std::string& last) { line.Show(last); });
   } catch (const chat::Interrupted& end) {
     return 128 + end.signal;
   }

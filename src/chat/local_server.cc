@@ -1,7 +1,6 @@
 #include "chat/local_server.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -11,10 +10,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <thread>
 
 #include "chat/screen.h"
+#include "comm/net/file_descriptor.h"
 #include "core/error.h"
 
 namespace switchyard::chat {
@@ -37,9 +38,16 @@ std::filesystem::path MakeDirectory() {
                  std::strerror(errno));
 }
 
+FileDescriptor Create(const std::filesystem::path& path) {
+  FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (file.get() < 0) throw Resource("{}: {}", path.string(), std::strerror(errno));
+  return file;
+}
+
 }  // namespace
 
-LocalServer::LocalServer(const Options& options) : directory_(MakeDirectory()) {
+LocalServer::LocalServer(const Options& options, Signals& signals)
+    : signals_(signals), directory_(MakeDirectory()), output_(directory_ / "output") {
   log_ = options.log.empty() ? directory_ / "log" : options.log;
   try {
     Spawn(options);
@@ -51,14 +59,10 @@ LocalServer::LocalServer(const Options& options) : directory_(MakeDirectory()) {
 }
 
 void LocalServer::Spawn(const Options& options) {
-  const FileDescriptor log(open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (log.get() < 0) throw Resource("{}: {}", log_.string(), std::strerror(errno));
+  const FileDescriptor log = Create(log_), output = Create(output_);
   const FileDescriptor null_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (null_input.get() < 0 || pipe2(ends, O_CLOEXEC) != 0)
+  if (null_input.get() < 0)
     throw Resource("the server cannot be started: {}", std::strerror(errno));
-  output_ = FileDescriptor(ends[0]);
-  const FileDescriptor write_end(ends[1]);
 
   std::vector<std::string> words = {"switchyard", "serve"};
   words.insert(words.end(), options.flags.begin(), options.flags.end());
@@ -78,7 +82,7 @@ void LocalServer::Spawn(const Options& options) {
   if (getppid() != parent) _exit(1);
   Signals::Restore();
   dup2(null_input.get(), STDIN_FILENO);
-  dup2(write_end.get(), STDOUT_FILENO);
+  dup2(output.get(), STDOUT_FILENO);
   dup2(log.get(), STDERR_FILENO);
   if (options.api_key.empty())
     unsetenv("SWITCHYARD_API_KEY");
@@ -89,13 +93,12 @@ void LocalServer::Spawn(const Options& options) {
 }
 
 LocalServer::~LocalServer() {
-  // The first signal drains the server, and the second one aborts what still runs.
+  // The first signal drains the server, and the second one aborts what still runs. A signal to the
+  // chat ends a wait, so further Ctrl-Cs hasten the end.
   for (const int number : {SIGTERM, SIGTERM, SIGKILL}) {
     if (pid_ < 0) break;
     kill(pid_, number);
-    const auto deadline = std::chrono::steady_clock::now() + 10s;
-    while (!Ended(WNOHANG) && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(10ms);
+    AwaitEnd(10s);
   }
   std::error_code error;
   std::filesystem::remove_all(directory_, error);
@@ -103,9 +106,24 @@ LocalServer::~LocalServer() {
 
 ServerUrl LocalServer::url() const { return {.unix_socket = (directory_ / "socket").string()}; }
 
-bool LocalServer::Ended(int options) {
-  if (pid_ >= 0 && waitpid(pid_, &status_, options) == pid_) pid_ = -1;
+bool LocalServer::Ended() {
+  if (pid_ >= 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
   return pid_ < 0;
+}
+
+void LocalServer::AwaitEnd(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  try {
+    while (!Ended() && std::chrono::steady_clock::now() < deadline) signals_.Wait(-1, 0, 10ms);
+  } catch (const std::exception&) {  // Interrupted, or poll() failed
+  }
+}
+
+bool LocalServer::IsReady() const {
+  std::ifstream file(output_);
+  for (std::string line; std::getline(file, line);)
+    if (line.find("is ready at") != std::string::npos) return true;
+  return false;
 }
 
 std::string LocalServer::LastLine() const {
@@ -122,7 +140,7 @@ std::string LocalServer::LastLine() const {
 
 void LocalServer::CheckAlive() {
   const auto deadline = std::chrono::steady_clock::now() + 500ms;
-  while (!Ended(WNOHANG)) {
+  while (!Ended()) {
     if (std::chrono::steady_clock::now() >= deadline) return;
     std::this_thread::sleep_for(10ms);
   }
@@ -140,21 +158,11 @@ void LocalServer::CheckAlive() {
   throw Error(invalid ? ErrorKind::kInvalid : ErrorKind::kPeer, why);
 }
 
-void LocalServer::WaitReady(Signals& signals,
-                            const std::function<void(const std::string&)>& progress) {
-  std::string printed;
-  while (printed.find("is ready at") == std::string::npos) {
-    if (!signals.Wait(output_.get(), POLLIN, 200ms)) {
-      progress(LastLine());
-      continue;
-    }
-    char bytes[4096];
-    const ssize_t count = read(output_.get(), bytes, sizeof bytes);
-    if (count > 0) printed.append(bytes, count);
-    if (count != 0) continue;
-    // The server has closed its output, so it ends now.
-    Ended(0);
-    CheckAlive();
+void LocalServer::WaitReady(const std::function<void(const std::string&)>& progress) {
+  while (!IsReady()) {
+    if (Ended()) CheckAlive();  // throws
+    signals_.Wait(-1, 0, 100ms);
+    progress(LastLine());
   }
 }
 

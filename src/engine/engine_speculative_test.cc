@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/test_effort.h"
+#include "engine/speculative/options.h"
 #include "engine/test_engine.h"
 #include "model/test_eagle.h"
 #include "moe/backends.h"
@@ -19,7 +20,9 @@ namespace switchyard {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 struct Case {
   const char* fixture;
@@ -311,6 +314,19 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   config.speculative = {.algorithm = "NGRAM"};
   config.moe.speculative_runner_backend = "grouped_mlp";
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-moe-runner-backend grouped_mlp"));
+}
+
+TEST(SpeculativeOptionsTest, NamesTheFlagsThatAPrefillWorkerDoesNotUse) {
+  EXPECT_THAT(FlagsOfDecodeOnly({.algorithm = "NEXTN", .draft_quantization = "unquant"}),
+              IsEmpty());
+  EXPECT_THAT(
+      FlagsOfDecodeOnly({.algorithm = "NEXTN",
+                         .num_steps = "3",
+                         .eagle_topk = 2,
+                         .num_draft_tokens = 7,
+                         .simulate_acceptance = 0}),
+      ElementsAre("--speculative-num-steps 3", "--speculative-eagle-topk 2",
+                  "--speculative-num-draft-tokens 7", "--speculative-simulate-acceptance 0"));
 }
 
 }  // namespace

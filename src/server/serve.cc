@@ -131,6 +131,15 @@ std::string PrintReady(const Service& service, int port) {
   return http.uds.empty() ? url : http.uds;
 }
 
+// Requests statistics, which the front keeps for requests that arrive during a restart. If the
+// ranks are lost, the caller learns it otherwise.
+void KeepStatistics(Front& front) {
+  try {
+    front.Stats([](const std::vector<EngineStats>&) {});
+  } catch (const Error&) {
+  }
+}
+
 // Returns the exit code that a shell reports for a process ended by the signal.
 int ReportInterrupted(int signal) {
   LOG_WARNING("the start was interrupted by signal {} before the server was ready", signal);
@@ -355,6 +364,7 @@ int RunServe(const ServerArgs& args) {
     if (ranks.WaitReady([&](const LoadProgress& p) { line.Show(p.done, p.total); }, cancelled)) {
       if (!args.skip_server_warmup) WarmUp(service, cancelled);
       if (!cancelled) ranks.Watch();
+      KeepStatistics(front);
       service.ready = !cancelled;
     }
   } catch (...) {

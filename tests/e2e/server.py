@@ -168,6 +168,17 @@ def mpi_ranks(server):
     return [found[rank] for rank in sorted(found)]
 
 
+def start_rebalance(server, seconds=30):
+    """Starts a rebalance, after those that the count of passes starts."""
+    end = time.time() + seconds
+    while True:
+        status, answer = server.request("/eplb/rebalance", {}, method="POST")
+        if status != 409 or time.time() > end:
+            assert status == 200, answer
+            return
+        time.sleep(0.01)
+
+
 def have_ended(pids, seconds=20):
     """Waits until processes that are not children of this process have ended. Returns whether they have."""
     end = time.time() + seconds

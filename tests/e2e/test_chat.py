@@ -422,6 +422,24 @@ def test_sigterm_stops_the_server_too():
         assert server.have_ended(children)
 
 
+def test_further_signals_hasten_the_end_of_the_server():
+    with Terminal(PROGRAM, "chat", *LOCAL) as t:
+        t.expect(PROMPT, server.START_SECONDS)
+        (running,) = servers_of(t.pid)
+        os.kill(running, signal.SIGSTOP)  # only SIGKILL ends it then
+        t.send("\x04")
+        end = time.time() + 20  # without further signals, the end takes 30 s
+        pending = 0
+        while not pending & 1 << (signal.SIGTERM - 1):
+            assert t.read(0.02) and time.time() < end, t.text
+            pending = int(re.search(r"ShdPnd:\s+(\w+)", pathlib.Path(f"/proc/{running}/status").read_text())[1], 16)
+        while t.read(0.1):
+            assert time.time() < end, t.text
+            os.kill(t.pid, signal.SIGINT)
+        assert t.wait() == 0
+        assert server.have_ended([running])
+
+
 def test_a_server_that_cannot_start_is_an_error(home):
     for words, said in [(["--model-path", home], "config.json: No such file"),
                         ([*LOCAL, "--no-such-flag", "1"], "there is no flag --no-such-flag"),

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/format.h"
 
 namespace switchyard {
 namespace {
@@ -80,6 +81,21 @@ DraftLimits LimitsOf(const SpeculativeOptions& options, int stages, bool prefill
   const DraftLimits limits = LimitsOfEngine(options, stages);
   if (!prefill) return limits;
   return {.most = HasDraftModel(SourceOf(options)) ? 1 : 0};
+}
+
+std::vector<std::string> FlagsOfDecodeOnly(const SpeculativeOptions& options) {
+  const SpeculativeOptions defaults;
+  std::vector<std::string> flags;
+  if (options.num_steps != defaults.num_steps)
+    flags.push_back("--speculative-num-steps " + options.num_steps);
+  if (options.eagle_topk != defaults.eagle_topk)
+    flags.push_back(fmt::format("--speculative-eagle-topk {}", options.eagle_topk));
+  if (options.num_draft_tokens != defaults.num_draft_tokens)
+    flags.push_back(fmt::format("--speculative-num-draft-tokens {}", options.num_draft_tokens));
+  if (options.simulate_acceptance >= 0)
+    flags.push_back(
+        fmt::format("--speculative-simulate-acceptance {}", options.simulate_acceptance));
+  return flags;
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace switchyard {
 
@@ -76,5 +77,8 @@ constexpr bool HasDraftModel(DraftSource source) {
 // `prefill`: for a prefill worker, which verifies nothing. Its draft model, if there is one, only
 // computes keys and values of prompts.
 DraftLimits LimitsOf(const SpeculativeOptions& options, int stages = 1, bool prefill = false);
+// The given flags that a prefill worker does not use, because it verifies no drafts. They are no
+// errors: as with SGLang, both workers of a pair are often started with the same flags.
+std::vector<std::string> FlagsOfDecodeOnly(const SpeculativeOptions& options);
 
 }  // namespace switchyard

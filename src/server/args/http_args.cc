@@ -68,10 +68,12 @@ void AddHttpFlags(CommandLine& app, HttpArgs& a) {
       "Memory limit of all requests in the server process (bodies, results, unsent responses), "
       "like 512M or 4G. Further requests get 413 or 503. Default: an eighth of memory");
   app.Flag("--request-queue-timeout", a.queue_timeout_seconds, kGroup,
-           "Timeout in seconds from submission to the first token; 0: none")
+           "Timeout in seconds from submission to the first token, without /pause_generation; 0: "
+           "none")
       .NonNegative();
   app.Flag("--request-timeout", a.running_timeout_seconds, kGroup,
-           "Timeout in seconds from the first token to the last; 0: none")
+           "Timeout in seconds from the first token to the last, without /pause_generation; 0: "
+           "none")
       .NonNegative();
   app.Switch("--disable-page", a.disable_page, kGroup,
              "Serve no web page at / and no /dashboard/events");

@@ -1,11 +1,13 @@
 #include "server/disaggregation/disaggregation.h"
 
+#include <string>
 #include <utility>
 
 #include "comm/host/secret_file.h"
 #include "core/check.h"
 #include "core/duration.h"
 #include "core/log.h"
+#include "engine/speculative/options.h"
 
 namespace switchyard {
 
@@ -31,6 +33,8 @@ Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, c
   if (args.engine.disaggregation_mode == "prefill") {
     sender_ = std::make_unique<KvSender>(std::move(options), std::move(targets));
     LOG_INFO("prefill worker: decode workers connect to port {}", sender_->port());
+    for (const std::string& flag : FlagsOfDecodeOnly(args.engine.speculative))
+      LOG_WARNING("{} has no effect on a prefill worker: only decode workers verify drafts", flag);
     front.Use(sender_.get());
   } else {
     receiver_ = std::make_unique<KvReceiver>(std::move(options), std::move(targets));

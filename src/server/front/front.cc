@@ -221,11 +221,25 @@ void Front::Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlM
   }
 }
 
-void Front::AbortOverdue() {
+// Time limits do not run while generation is paused: a client that pauses it decides for how long,
+// and no request can end meanwhile.
+void Front::SetControlValues(const std::function<void(EngineControls*)>& change) {
+  change(&controls_);
+  if (controls_.paused == stopped_since_.has_value()) return;
   const auto now = SteadyClock::now();
+  if (controls_.paused) {
+    stopped_since_ = now;
+    return;
+  }
+  for (const auto& [id, open] : open_) open->since += now - std::max(*stopped_since_, open->since);
+  stopped_since_.reset();
+}
+
+void Front::AbortOverdue() {
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
+    const auto now = stopped_since_.value_or(SteadyClock::now());
     for (const auto& [id, open] : open_) {
       const auto limit = open->running ? limits_.running_timeout : limits_.queue_timeout;
       if (limit.count() <= 0 || now - open->since < limit || !open->overdue.empty()) continue;

@@ -70,7 +70,7 @@ class Front {
     bool has_experts = true;           // the model has routed experts
     Pooling pooling = Pooling::kNone;  // if not kNone, the model serves only pooled requests
     // queue_timeout limits the time until the first token, running_timeout the time after that
-    // token. 0: no limit.
+    // token. 0: no limit. Neither includes the time while generation is paused (EngineControls).
     std::chrono::duration<double> queue_timeout{0}, running_timeout{0};
   };
   // `controller` chooses the attention group of each request.
@@ -226,6 +226,8 @@ class Front {
   // Aborts one request. Requires order_ and mutex_.
   void Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlMessage>* aborts);
   void End(const std::vector<Ending>& endings);
+  // Changes controls_. Requires mutex_.
+  void SetControlValues(const std::function<void(EngineControls*)>& change);
   // Whether the front holds requests and queries back instead of sending them. Requires mutex_.
   bool held() const { return paused_ || !suspects_.empty(); }
   // Whether HoldNew holds back the request. Requires mutex_.
@@ -279,6 +281,7 @@ class Front {
   std::map<std::string, int> names_;  // number of open generations of each name
   Questions questions_;
   EngineControls controls_;
+  std::optional<metrics::Clock::time_point> stopped_since_;  // set while controls_.paused
   std::string lost_reason_;
   bool paused_ = false;  // between two epochs of the ranks: nothing is sent
   std::string weight_version_;

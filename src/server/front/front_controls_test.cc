@@ -1,12 +1,17 @@
 // Controls of the front: what the ranks get, also after a restart.
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <memory>
+#include <thread>
+
 #include "server/front/test_restarted_front.h"
 
 namespace switchyard {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class FrontControlsTest : public FrontRestartTest {
@@ -94,6 +99,61 @@ TEST_F(FrontControlsTest, AnAbortEndsRequestsThatTheRanksDoNotHave) {
   EXPECT_EQ(sent[1].action, PauseAction::kAbort);
   front->OnMessage(ControlsSet{.ticket = sent[1].ticket});
   EXPECT_THAT(answers, ElementsAre(1));
+}
+
+class TimeLimitsTest : public FrontControlsTest {
+ protected:
+  // Begins with both limits of 1 ms.
+  void Begin() {
+    ranks.Restart();
+    clients.clear();
+    constexpr std::chrono::milliseconds kLimit{1};
+    front = std::make_unique<Front>(ranks, *tokenizer,
+                                    Front::Limits{.vocab_size = 512,
+                                                  .context_length = 64,
+                                                  .cache_tokens = 1024,
+                                                  .queue_timeout = kLimit,
+                                                  .running_timeout = kLimit});
+  }
+  void Resume() {
+    front->ChangeControls([](EngineControls* c) { c->paused = false; }, PauseAction::kNone,
+                          [](bool, const ControlsSet&) {});
+  }
+  static void ExceedLimit() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
+  // Whether the request has ended because of a limit.
+  bool IsOverdue(uint64_t id) {
+    front->AbortOverdue();
+    Steps(1);
+    return clients[id]->finish == FinishReason::kError;
+  }
+};
+
+TEST_F(TimeLimitsTest, DoNotRunDuringAPause) {
+  for (const bool runs : {false, true}) {
+    Begin();
+    Pause();
+    const uint64_t id = Submit(20);
+    if (runs) Steps(1);  // a pass in flight
+    for (int pauses = 0; pauses < 2; ++pauses) {
+      ExceedLimit();
+      front->AbortOverdue();
+      EXPECT_EQ(clients[id]->finish, FinishReason::kNone);
+      Pause();  // has no effect, because it is paused already
+    }
+    Resume();
+    ExceedLimit();
+    EXPECT_TRUE(IsOverdue(id));
+    EXPECT_THAT(clients[id]->error,
+                HasSubstr(runs ? "--request-timeout" : "--request-queue-timeout"));
+  }
+}
+
+TEST_F(TimeLimitsTest, IncludeTheTimeBeforeAPause) {
+  Begin();
+  const uint64_t id = Submit(20);
+  ExceedLimit();
+  Pause();
+  EXPECT_TRUE(IsOverdue(id));
 }
 
 TEST_F(FrontControlsTest, LostRanksAnswerTheQuery) {

@@ -27,7 +27,8 @@ struct Front::Open {
   metrics::RequestTimes times{.submitted = std::chrono::steady_clock::now()};
   int group = 0;
   int64_t tokens = 0;  // number of tokens reported to controller_; guarded by mutex_
-  // Time of submission, or of the first token once `running` is true. Guarded by mutex_.
+  // Time of submission, or of the first token once `running` is true, plus the time for which
+  // generation was paused since then. Guarded by mutex_.
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool running = false;  // the first token has arrived
   std::string overdue;   // error message if the request was aborted because of a timeout

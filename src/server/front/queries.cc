@@ -132,7 +132,7 @@ void Front::ChangeControls(const std::function<void(EngineControls*)>& change, P
   SetControls message{.action = action};
   {
     std::lock_guard lock(mutex_);
-    change(&controls_);
+    SetControlValues(change);
     message.controls = controls_;
   }
   const auto lost = std::make_shared<bool>(false);
@@ -161,7 +161,7 @@ std::optional<int64_t> Front::ChangeHeldControls(const std::function<void(Engine
     std::lock_guard in_order(changes_order_);
     std::lock_guard lock(mutex_);
     if (!paused_) return std::nullopt;
-    change(&controls_);
+    SetControlValues(change);
   }
   return action == PauseAction::kAbort ? AbortAll() : 0;
 }

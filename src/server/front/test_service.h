@@ -20,6 +20,8 @@ class AnsweringLink : public RankLink {
       sent.push_back(message);
       if (const auto* set = std::get_if<SetControls>(&message); set && set->ticket != 0)
         front->OnMessage(ControlsSet{.ticket = set->ticket});
+      if (lost_by_query && std::holds_alternative<GetStats>(message))
+        front->OnRanksLost("rank 1 was killed");
       const auto* request = std::get_if<EngineRequest>(&message);
       if (request == nullptr) continue;
       RequestOutput output = answer_to ? answer_to(*request) : answer;
@@ -33,7 +35,8 @@ class AnsweringLink : public RankLink {
   std::vector<ControlMessage> sent;
   RequestOutput answer{.finish = FinishReason::kLength};
   std::function<RequestOutput(const EngineRequest&)> answer_to;  // null: all requests get `answer`
-  bool one_by_one = false;  // true: sends one message for each token
+  bool lost_by_query = false;  // true: a query for statistics ends the ranks
+  bool one_by_one = false;     // true: sends one message for each token
 
  private:
   // Sends all tokens except the last one, which stays in `output`.

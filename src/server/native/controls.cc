@@ -100,6 +100,7 @@ void HandleSetInternalState(Service& service, const http::Request& request,
 void HandleGetLoad(Service& service, const http::Responder& responder) {
   RequireReady(service);
   service.front.Stats([responder](const std::vector<EngineStats>& groups) {
+    if (groups.empty()) return responder.SendError(503, kRanksLost);
     const double now =
         std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     Json load = Json::array();

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include "server/http/test_client.h"
 #include "server/native/native.h"
 #include "server/openai/answering_server.h"
 
@@ -72,6 +73,19 @@ TEST_F(ControlRoutes, PauseAndContinue) {
   EXPECT_EQ(answer["message"], "Generation continued successfully.");
   EXPECT_FALSE(server.world().front.controls().paused);
   EXPECT_EQ(server.Ask("/pause_generation", Json::object())["aborted_requests"], 0);
+}
+
+// Without an answer of the ranks, there are no numbers to report.
+TEST_F(ControlRoutes, StatisticsOfRanksThatAreLostMeanwhileAreAnError) {
+  for (const char* path : {"/get_server_info", "/get_load"}) {
+    AnsweringServer losing("qwen3");
+    losing.world().link.lost_by_query = true;
+    http::TestClient client(losing.port());
+    client.Get(path);
+    const http::TestResponse response = client.Read(false).value_or(http::TestResponse{});
+    EXPECT_EQ(response.status, 503) << path;
+    EXPECT_THAT(response.body, HasSubstr("lost its ranks")) << path;
+  }
 }
 
 TEST_F(ControlRoutes, OtherControls) {

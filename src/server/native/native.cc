@@ -224,6 +224,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
   service.front.Stats([info = std::move(info), open = service.front.open_by_group(), speculates,
                        jumps = plan.max_forced > 0,
                        responder](const std::vector<EngineStats>& groups) mutable {
+    if (groups.empty()) return responder.SendError(503, kRanksLost);
     Json states = Json::array();
     open.resize(groups.size());  // the number of groups may have changed since the query
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -263,8 +264,7 @@ void HandleAbort(Service& service, const http::Request& request, const http::Res
 }  // namespace
 
 void RequireServing(const Service& service) {
-  if (service.front.ranks_lost())
-    throw Error(ErrorKind::kUnavailable, "the server has lost its ranks");
+  if (service.front.ranks_lost()) throw Error(ErrorKind::kUnavailable, kRanksLost);
   if (service.front.draining()) throw Error(ErrorKind::kUnavailable, "the server is shutting down");
   if (!service.ready)
     throw Error(ErrorKind::kUnavailable, "the server is still loading", "try again later");

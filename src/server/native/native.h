@@ -63,6 +63,9 @@ void RegisterExperts(http::Server& server, Service& service);
 // GET /metrics in the text format of Prometheus. It responds also while the server loads or drains.
 void RegisterMetrics(http::Server& server, Service& service);
 
+// The error of requests that the ranks cannot answer any more.
+inline constexpr char kRanksLost[] = "the server has lost its ranks";
+
 // Throws Error kUnavailable while the server loads or drains, and after the ranks are lost.
 void RequireServing(const Service& service);
 // Like RequireServing, but throws Error kUnavailable also if a rank has no recent heartbeat.

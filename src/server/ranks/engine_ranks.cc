@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <optional>
 #include <utility>
@@ -20,6 +21,10 @@ using namespace std::chrono_literals;
 // Time to wait for the root cause after a rank has ended. The cause is in an error message of the
 // leader, or in a report of another node.
 constexpr auto kCauseTime = 200ms;
+// Time to wait for the leader's error message if a rank has ended by itself while it loaded. It is
+// long because the kind of the error decides whether the ranks start again, and on a busy machine
+// the message may arrive long after the end of its process.
+constexpr auto kErrorTime = 2s;
 // Time to wait for the reports of the other nodes how their ranks ended. They first kill the ranks.
 constexpr auto kReportTime = 2s;
 
@@ -51,7 +56,12 @@ EngineRanks::EngineRanks(const StartHost& start, std::unique_ptr<NodeGroup> node
   const auto on_exit = [this](const std::string& how, bool cause) { OnExit(how, cause); };
   host_ = start(endpoint_, on_exit);
   if (nodes_) nodes_->Watch({.on_lost = on_exit});
-  reader_ = std::thread([this] { Read(); });
+  reader_ = std::thread([this] {
+    Read();
+    const std::lock_guard lock(mutex_);
+    reads_ = false;
+    changed_.notify_all();
+  });
 }
 
 EngineRanks::~EngineRanks() {
@@ -95,6 +105,20 @@ void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
   socket_.Send(EncodeControl(messages));
 }
 
+// The signal that killed a rank is a sufficient cause. A rank that ended by itself had an error, of
+// which only the leader's message gives the kind. Errors of ranks that serve have no kind that
+// matters.
+bool EngineRanks::AwaitsError() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ready_ || !failure_.empty()) return false;
+  }
+  const RankHost::Ending ending = host_->HowEnded();
+  return !ending.by_signal && std::ranges::any_of(ending.exits, [](const RankExit& exit) {
+    return exit.code != 0 && !exit.absent;
+  });
+}
+
 void EngineRanks::Read() {
   std::optional<std::chrono::steady_clock::time_point> ended;
   while (!stop_) {
@@ -107,7 +131,9 @@ void EngineRanks::Read() {
     const auto bytes = ended ? socket_.Receive(5ms) : socket_.Receive(1s, wake_.get());
     if (!bytes) {
       if (!ended) continue;
-      if (!cause_known && std::chrono::steady_clock::now() - *ended < kCauseTime) continue;
+      const auto since = std::chrono::steady_clock::now() - *ended;
+      if (!cause_known && since < kCauseTime) continue;
+      if (since < kErrorTime && AwaitsError()) continue;
       Lost();
       return;
     }
@@ -156,7 +182,9 @@ RankHost::Ending EngineRanks::Reap(std::chrono::milliseconds timeout) {
 }
 
 void EngineRanks::ThrowExit(std::unique_lock<std::mutex>& lock, const std::string& how) {
-  changed_.wait_for(lock, kCauseTime, [this] { return !failure_.empty(); });
+  // Without a reported end, the reader does not end.
+  changed_.wait_for(lock, exit_.empty() ? kCauseTime : kErrorTime + kCauseTime,
+                    [this] { return !failure_.empty() || !reads_; });
   // `how` may already contain failure_, followed by the names of changed weight files. Then `how`
   // is the better message.
   const bool repeated = failure_.empty() || how.find(failure_) != std::string::npos;

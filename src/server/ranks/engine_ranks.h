@@ -68,7 +68,8 @@ class EngineRanks : public RankLink {
 
  private:
   void Read();
-  void Wake() const;  // ends the reader's wait for a message
+  bool AwaitsError();  // whether the leader may still send the error of a rank that loaded
+  void Wake() const;   // ends the reader's wait for a message
   void OnExit(const std::string& how, bool cause);
   void Lost();
   bool WaitJoined();
@@ -90,6 +91,7 @@ class EngineRanks : public RankLink {
   std::string exit_;                 // how the first rank or node ended; empty: all run
   bool exit_is_cause_ = false;
   std::chrono::steady_clock::time_point exit_time_;
+  bool reads_ = true;  // false: the reader has ended, and no more messages arrive
   bool leaving_ = false;
 
   std::atomic<bool> stop_{false};

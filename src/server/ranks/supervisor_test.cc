@@ -200,9 +200,19 @@ TEST_F(SupervisorTest, AnErrorOfRanksThatLoadIsFinal) {
   supervisor->Watch();
   Host(1).End("rank 1 was killed", kKilled);
   Host(2).Send(EngineFailure{"no such tensor", ErrorKind::kInvalid});
-  Host(2).End("rank 0 ended with exit code 2: no such tensor", kFailed);
+  Host(2).End("rank 0 ended with exit code 2: no such tensor", kLoadError);
   EXPECT_THAT(Lost(), HasSubstr("no such tensor"));
   EXPECT_TRUE(front.ranks_lost());
+}
+
+// On a busy machine, the end of a process is known before its last message arrives.
+TEST_F(SupervisorTest, AnErrorThatArrivesAfterTheEndOfItsRankIsFinal) {
+  Start({.restarts = true});
+  supervisor->Watch();
+  Host(1).End("rank 1 was killed", kKilled);
+  Host(2).EndBefore(EngineFailure{"no such tensor", ErrorKind::kInvalid}, 60ms,
+                    "rank 0 ended with exit code 2", kLoadError);
+  EXPECT_EQ(Lost(), "no such tensor");
 }
 
 TEST_F(SupervisorTest, TooManyDeathsAreFinal) {

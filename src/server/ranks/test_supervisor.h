@@ -37,6 +37,7 @@ class FakeHost : public RankHost {
         joins_(std::move(joins)),
         ended_(std::move(ended)) {}
   ~FakeHost() override {
+    if (late_.joinable()) late_.join();
     if (ended_.valid()) ended_.wait();
   }
 
@@ -68,6 +69,15 @@ class FakeHost : public RankHost {
     ending_ = std::move(ending);
     on_exit_(why, /*cause=*/true);
   }
+  // Like End. `last` arrives `delay` after the end is reported.
+  void EndBefore(const EngineMessage& last, std::chrono::milliseconds delay, const std::string& why,
+                 Ending ending) {
+    late_ = std::thread([this, last, delay] {
+      std::this_thread::sleep_for(delay);
+      Send(last);
+    });
+    End(why, std::move(ending));
+  }
 
  private:
   ControlSocket socket_;
@@ -76,10 +86,14 @@ class FakeHost : public RankHost {
   const std::function<bool()> joins_;
   const std::shared_future<void> ended_;
   Ending ending_;
+  std::thread late_;  // sends the message of EndBefore
 };
 
 inline const RankHost::Ending kKilled = {.by_signal = true, .batch = std::vector<uint64_t>()};
 inline const RankHost::Ending kFailed = {.failed = {1}, .batch = std::vector<uint64_t>()};
+// Rank 0 has ended with an error, which the leader sends.
+inline const RankHost::Ending kLoadError = {
+    .failed = {0}, .batch = std::vector<uint64_t>(), .exits = {{.rank = 0, .code = 2}}};
 
 class SupervisorTest : public ::testing::Test, public RankLink {
  protected:
