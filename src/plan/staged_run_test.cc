@@ -9,7 +9,6 @@
 #include <random>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "core/format.h"
@@ -66,7 +65,7 @@ void ExpectOrder(const Simulation& s) {
 
 // m chunks of a prompt keep p equal stages busy m / (m + p − 1) of the time.
 TEST(StagedRun, ChunksOfAPromptFillThePipeline) {
-  constexpr int64_t kChunks = 16, kRows = 512;
+  constexpr int64_t kChunks = 16, kRows = 256;
   for (const Fidelity fidelity : {Fidelity::kStep, Fidelity::kOperation})
     for (const int stages : {2, 4}) {
       const OnCpus cpus(fmt::format("tp1-pp{}-chunk{}", stages, kRows), stages);
@@ -101,10 +100,10 @@ TEST(StagedRun, MicroBatchesKeepAllStagesBusyInDecode) {
 
 // The plan's formulas hold where they are exact: one request, and as many as stages.
 TEST(StagedRun, AgreesWithThePlan) {
-  for (const auto& [layout, gpus] : {std::pair("tp1-pp4", false), {"tp1-pp4", true}}) {
+  for (const bool gpus : {false, true}) {
     const Question q = gpus ? GpuQuestion("qwen3_30b_a3b", "h200", 4)
                             : CpuQuestion("qwen3_30b_a3b", 4, 256);
-    const Evaluation e = Evaluate(q, ParseLayout(layout));
+    const Evaluation e = Evaluate(q, ParseLayout("tp1-pp4"));
     ASSERT_TRUE(e.accepted) << e.refused;
     const LayoutCosts costs(q, e.layout, e.plan);
     for (const int requests : {1, 4}) {
@@ -125,16 +124,17 @@ TEST(StagedRun, AllRequestsEndInOrderOfPasses) {
   std::mt19937 random(3);
   const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % end); };
   std::vector<Arrival> arrivals;
-  for (int i = 0; i < 60; ++i)
+  for (int i = 0; i < 30; ++i)
     arrivals.push_back({.seconds = 0.25 * static_cast<double>(below(40)),
                         .input = 1 + below(300),
-                        .output = 1 + below(200)});
+                        .output = 1 + below(100)});
   std::ranges::sort(arrivals, {}, &Arrival::seconds);
-  for (const char* layout : {"tp1-pp3-chunk64", "tp2-pp2-ep2-dp2-deepep", "tp2-pp2"})
+  for (const char* layout : {"tp1-pp4-chunk64", "tp2-pp2-ep2-dp2-deepep", "tp2-pp2"})
     for (const auto& [depth, micro_batch, dynamic] :
          {std::tuple(0, 0, false), {2, 4, false}, {1, 0, true}}) {
       EngineConfig config;
-      config.max_total_tokens = 1500;
+      // Requests that were retracted may decode beside a full micro-batch.
+      config.max_total_tokens = micro_batch > 0 ? 50'000 : 1500;
       config.pp_async_batch_depth = depth;
       config.pp_max_micro_batch_size = micro_batch;
       config.dynamic_chunking = dynamic;
@@ -177,10 +177,10 @@ TEST(StagedRun, OperationsAreThoseOfTheirStage) {
   const Simulation s =
       cpus.Run(std::vector<Arrival>(3, {0, 20, 3}), {.fidelity = Fidelity::kOperation});
   const std::vector<StageMemory>& stages = cpus.evaluation.stages;
-  std::vector<bool> seen(4, false);
+  std::vector<int> seen(4, 0);
   for (const OperationSpan& span : s.operations) {
     const int stage = span.rank / 2;
-    seen.at(static_cast<size_t>(span.rank)) = true;
+    seen.at(static_cast<size_t>(span.rank)) = 1;
     EXPECT_TRUE(std::ranges::any_of(s.first_engine, [&](const Simulation::Step& step) {
       return step.stage == stage && span.start >= step.start &&
              span.start + span.seconds <= step.start + step.seconds + 1e-9;
@@ -189,7 +189,7 @@ TEST(StagedRun, OperationsAreThoseOfTheirStage) {
     EXPECT_GE(span.operation.layer, stages[stage].layers.begin);
     EXPECT_LT(span.operation.layer, stages[stage].layers.end);
   }
-  EXPECT_THAT(seen, Each(true));
+  EXPECT_THAT(seen, Each(1));
 }
 
 TEST(StagedRun, LaterPromptsReuseCachedPrefixes) {
