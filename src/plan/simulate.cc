@@ -122,8 +122,8 @@ void RefuseWithStages(const Evaluation& layout, const SimulationOptions& options
 // The engines of a layout with pipeline stages. Adds to the figures of `out`: `busy` and
 // `stage_busy` are sums of seconds over the engines, and `running` those of requests.
 void RunStagedEngines(const Question& q, const Evaluation& layout, QueueLimits limits,
-                      const std::vector<Arrival>& arrivals, Fidelity fidelity,
-                      Latencies* latencies, Simulation* out) {
+                      const std::vector<Arrival>& arrivals, Fidelity fidelity, Latencies* latencies,
+                      Simulation* out) {
   const LayoutCosts costs(q, layout.layout, layout.plan);
   StageClocks clocks(costs, fidelity);
   const auto stages = static_cast<size_t>(costs.stages());
@@ -138,8 +138,7 @@ void RunStagedEngines(const Question& q, const Evaluation& layout, QueueLimits l
     StagedRun run(std::move(groups), clocks, limits.passes, out);
     if (engine == 0) {
       FirstStages first(&clocks, out);
-      run.Run(arrivals, 0, layout.replicas,
-              [&](const StagedRun::Pass& pass) { first.Add(pass); });
+      run.Run(arrivals, 0, layout.replicas, [&](const StagedRun::Pass& pass) { first.Add(pass); });
     } else {
       run.Run(arrivals, engine, layout.replicas, {});
     }

@@ -53,8 +53,8 @@ struct Percentiles {
 
 struct Simulation {
   int64_t requests = 0, steps = 0;  // steps: with pipeline stages, passes
-  double seconds = 0;      // time until the last request has ended
-  double output_rate = 0;  // tokens per second of the cluster
+  double seconds = 0;               // time until the last request has ended
+  double output_rate = 0;           // tokens per second of the cluster
   // Fraction of the time in which an engine runs steps, mean over engines. With pipeline stages: in
   // which a stage runs passes, mean over stages and engines.
   double busy = 0;

@@ -79,8 +79,7 @@ std::string StageText(const Simulation& s) {
   std::string text = "pipeline stages are busy";
   for (size_t i = 0; i < s.stage_busy.size(); ++i)
     text += fmt::format("{} {:.0f}", i > 0 ? "," : "", 100 * s.stage_busy[i]);
-  return text +
-         fmt::format(" % of the time; at most {} passes are in flight\n", s.most_in_flight);
+  return text + fmt::format(" % of the time; at most {} passes are in flight\n", s.most_in_flight);
 }
 
 }  // namespace
@@ -97,8 +96,7 @@ std::string SimulationText(const Evaluation& layout, const Simulation& s) {
              layout.layout.Name(), layout.replicas, layout.replicas > 1 ? "s" : "", s.requests,
              s.seconds, s.steps, s.output_rate, 100 * s.busy, s.running, s.most_waiting,
              100 * s.uneven) +
-         StageText(s) +
-         fmt::format("{:<22} {:>10} {:>10} {:>10}\n", "ms", "p50", "p90", "p99") +
+         StageText(s) + fmt::format("{:<22} {:>10} {:>10} {:>10}\n", "ms", "p50", "p90", "p99") +
          line("time to first token", s.ttft) + line("time between tokens", s.itl) +
          line("latency", s.latency) +
          (s.cached_tokens > 0 ? fmt::format("{} prompt tokens were cached\n", s.cached_tokens)

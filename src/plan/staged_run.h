@@ -49,8 +49,8 @@ class StageClocks {
 };
 
 // Requests go to the groups in turn. The first stage plans a pass when it is free, as the engine
-// does (RankEngine::Impl::RunStaged): without the sequences whose tokens are in flight, but with the
-// next chunk of a prompt. It waits for the results of the oldest pass if the maximum number of
+// does (RankEngine::Impl::RunStaged): without the sequences whose tokens are in flight, but with
+// the next chunk of a prompt. It waits for the results of the oldest pass if the maximum number of
 // passes is in flight, or if it has no rows. A stage runs the passes in their order. All groups of
 // an engine run the same passes.
 class StagedRun {

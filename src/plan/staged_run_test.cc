@@ -101,8 +101,8 @@ TEST(StagedRun, MicroBatchesKeepAllStagesBusyInDecode) {
 // The plan's formulas hold where they are exact: one request, and as many as stages.
 TEST(StagedRun, AgreesWithThePlan) {
   for (const bool gpus : {false, true}) {
-    const Question q = gpus ? GpuQuestion("qwen3_30b_a3b", "h200", 4)
-                            : CpuQuestion("qwen3_30b_a3b", 4, 256);
+    const Question q =
+        gpus ? GpuQuestion("qwen3_30b_a3b", "h200", 4) : CpuQuestion("qwen3_30b_a3b", 4, 256);
     const Evaluation e = Evaluate(q, ParseLayout("tp1-pp4"));
     ASSERT_TRUE(e.accepted) << e.refused;
     const LayoutCosts costs(q, e.layout, e.plan);

@@ -140,7 +140,8 @@ std::string SimulationPicture(const Evaluation& layout, const Simulation& s) {
       "{1}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\">{3}: the first engine, 0 to {4:.6g} s</text>\n",
       kWidth, height, kLeft, layout.layout.Name(), timeline.end());
-  svg += Fractions(timeline, kTop) + DecodeRows(timeline, !s.stage_busy.empty(), kTop + kPanel + kGap);
+  svg +=
+      Fractions(timeline, kTop) + DecodeRows(timeline, !s.stage_busy.empty(), kTop + kPanel + kGap);
   if (experts) svg += Balancedness(timeline, s, kTop + 2 * (kPanel + kGap));
   return svg + "</svg>\n";
 }
