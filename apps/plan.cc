@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <tuple>
@@ -106,12 +107,11 @@ plan::Question QuestionOf(const PlanArgs& args) {
   return q;
 }
 
-// The layout of --explain, with --pp-size if the name has no stages.
-plan::Layout LayoutToExplain(const PlanArgs& args) {
-  plan::Layout layout = plan::ParseLayout(args.explain);
+// The layout `name`, the value of `flag`, with --pp-size if the name has no stages.
+plan::Layout LayoutWithStages(const PlanArgs& args, const char* flag, const std::string& name) {
+  plan::Layout layout = plan::ParseLayout(name);
   if (args.stages > 0 && layout.mesh.pp > 1 && layout.mesh.pp != args.stages)
-    throw Invalid("--explain {}: --pp-size {} is another number of stages", args.explain,
-                  args.stages);
+    throw Invalid("{} {}: --pp-size {} is another number of stages", flag, name, args.stages);
   if (args.stages > 0) layout.mesh.pp = args.stages;
   return layout;
 }
@@ -159,7 +159,7 @@ int RunCpuExperts(const PlanArgs& args, const plan::Question& q) {
 }
 
 plan::Layout LayoutOf(const SimulateArgs& args) {
-  plan::Layout layout = plan::ParseLayout(args.layout);
+  plan::Layout layout = LayoutWithStages(args.plan, "--layout", args.layout);
   if (args.redundant > 0 && layout.redundant > 0 && layout.redundant != args.redundant)
     throw Invalid("--ep-num-redundant-experts {}: --layout {} has {}", args.redundant, args.layout,
                   layout.redundant);
@@ -191,7 +191,7 @@ int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& back
   if (plan::IsSplitName(args.explain))
     throw Invalid("--explain {}: --disaggregate is missing", args.explain);
   if (!args.explain.empty()) {
-    fmt::print("{}", plan::Explain(q, LayoutToExplain(args)));
+    fmt::print("{}", plan::Explain(q, LayoutWithStages(args, "--explain", args.explain)));
     return 0;
   }
   const std::vector<plan::Evaluation> ranked = plan::Search(q);
@@ -206,14 +206,7 @@ int RunPlan(const PlanArgs& args, const std::shared_ptr<const MoeBackends>& back
 int RunSimulate(const SimulateArgs& args, const std::shared_ptr<const MoeBackends>& backends) {
   plan::Question q = QuestionOf(args.plan);
   q.config.backends = backends;
-  q.stages = 1;
-  if (const plan::Layout layout =
-          args.layout.empty() ? plan::Layout() : plan::ParseLayout(args.layout);
-      layout.mesh.pp > 1)
-    throw Invalid(
-        "--layout {}: pipeline stages are not simulated; want a layout without pp, or "
-        "`switchyard plan --explain {}`",
-        args.layout, args.layout);
+  q.stages = std::max(1, args.plan.stages);
   const double rate = args.plan.rate;
   const std::vector<plan::Arrival> arrivals =
       args.trace.empty() ? plan::PoissonArrivals(q.load, rate, args.seconds, args.seed)

@@ -85,8 +85,8 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
 }
 
 // Every rank of a stage sends the rows of its attention group to one rank of the next stage.
-double LayoutCosts::SendSeconds(const StepShape& shape) const {
-  const double bytes = shape.rows * hidden_bytes_;
+double LayoutCosts::SendSeconds(double rows) const {
+  const double bytes = rows * hidden_bytes_;
   if (!crosses_) return table_.host.seconds + bytes / table_.host.rate;
   const double nic =
       std::max(1.0, stages_.front()->prefill.nic_rate() / std::max(1, ranks_.ranks_of_host));
@@ -95,8 +95,8 @@ double LayoutCosts::SendSeconds(const StepShape& shape) const {
 
 PassTime LayoutCosts::PassOf(const StepShape& shape) const {
   PassTime pass;
-  const double send = stages() > 1 ? SendSeconds(shape) : 0;
-  const bool copies = !table_.exchange_overlaps;  // ranks on CPUs copy rows themselves
+  const double send = stages() > 1 ? SendSeconds(shape.rows) : 0;
+  const bool copies = copies_rows();
   if (!copies) pass.transfer = send;
   for (int stage = 0; stage < stages(); ++stage) {
     const Stage& own = *stages_[stage];
@@ -149,7 +149,7 @@ StepTime LayoutCosts::Decode(double running, double keys) const {
   const PassTime pass = PassOf(DecodeShape(parts.running, keys));
   const StepTime& slowest = *std::ranges::max_element(pass.stages, {}, &StepTime::seconds);
   // A request's next token starts in the first stage, after the last stage has sent this one.
-  const double turn = pass.latency() + table_.host.seconds;
+  const double turn = pass.latency() + result_seconds();
   StepTime time;
   time.work.Add(slowest.work, parts.passes);
   time.seconds = std::max(turn, parts.passes * slowest.seconds);

@@ -50,10 +50,20 @@ class LayoutCosts {
   StepShape PrefillShape(double rows, double prompt) const;
 
   int stages() const { return static_cast<int>(stages_.size()); }
-  // The costs of steps without and with prompts, on the first stage.
-  const StepCosts& steps(bool decode) const {
-    return decode ? stages_.front()->decode : stages_.front()->prefill;
+  // The costs of steps without and with prompts, on one stage. They have no transfers of hidden
+  // rows between stages.
+  const StepCosts& steps(bool decode, int stage = 0) const {
+    return decode ? stages_[stage]->decode : stages_[stage]->prefill;
   }
+  // Seconds in which a rank sends the hidden rows of its attention group to the next stage.
+  double SendSeconds(double rows) const;
+  // Whether ranks copy these rows themselves, as ranks on CPUs do. Then the sender and the receiver
+  // are both busy for SendSeconds, and else neither of them.
+  bool copies_rows() const { return !table_.exchange_overlaps; }
+  // Seconds until the first stage has the tokens that the last stage sampled.
+  double result_seconds() const { return table_.host.seconds; }
+  // The maximum number of passes in flight.
+  int in_flight() const { return in_flight_; }
   const Ranks& ranks() const { return ranks_; }
 
  private:
@@ -64,7 +74,6 @@ class LayoutCosts {
   };
   Ranks RanksOf(const Question& question, const Layout& layout, const EnginePlan& plan,
                 bool decode) const;
-  double SendSeconds(const StepShape& shape) const;
 
   const ModelFormats formats_;  // of the whole model
   const CostTable table_;       // rates of one rank

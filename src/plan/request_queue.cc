@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/check.h"
 
@@ -31,7 +32,10 @@ RequestQueue::RequestQueue(std::span<const Arrival> arrivals, const QueueLimits&
       scheduler_({.max_running_requests = std::max(limits.running, limits.most_running),
                   .chunk_rows = limits.chunk,
                   .whole_prompts = limits.whole_prompts,
-                  .max_logit_rows = limits.logit_rows},
+                  .max_logit_rows = limits.logit_rows,
+                  .chunk_keys = limits.chunk_keys,
+                  .passes = limits.passes,
+                  .max_micro_batch = limits.micro_batch},
                  cache_) {
   scheduler_.Limit(limits.running, 0);
 }
@@ -148,6 +152,57 @@ void RequestQueue::Advance(int64_t steps, double now) {
     open_.erase(open.self);
   }
   plan_ = {};
+}
+
+void RequestQueue::Begin() {
+  std::vector<Part>& pass = in_flight_.emplace_back();
+  for (const auto& [sequence, count] : plan_) {
+    auto& open = static_cast<Open&>(*sequence);
+    Part part{.open = &open,
+              .end = open.computed + count,
+              .admission = open.admissions,
+              .decoding = open.decoding(),
+              .samples = count >= open.pending()};
+    open.computed = part.end;
+    if (part.samples) {
+      const Arrival& a = arrivals_[open.state.index];
+      open.tokens.push_back(makes_tokens_ ? TokenOf(open.state.index, open.length()) : 0);
+      ++open.unknown;
+      open.complete = open.output_length() >= a.output;
+    }
+    pass.push_back(part);
+  }
+  plan_ = {};
+}
+
+// As RankEngine::Impl::ApplyResult does. No part refers to a request that has ended: the pass of
+// its last token is the last one that has rows of it.
+void RequestQueue::End(double now) {
+  CHECK(!in_flight_.empty());
+  const std::vector<Part> pass = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  for (const Part& part : pass) {
+    Open& open = *part.open;
+    if (open.admissions != part.admission) {
+      CHECK(!part.samples);  // a token in flight prevents the admission
+      continue;
+    }
+    const bool kept = open.computed >= part.end;  // not retracted
+    if (kept) open.settled = part.end;
+    if (!part.samples) continue;
+    open.unknown = 0;
+    const Arrival& a = arrivals_[open.state.index];
+    if (open.output_length() == 1) {
+      open.state.first = now;
+      latencies_->AddFirst(a, now);
+    }
+    if (kept && !part.decoding) cache_.Publish(open.settled_tokens(), open.cache);
+    if (open.output_length() < a.output) continue;
+    latencies_->AddLast(a, open.state.first, now);
+    scheduler_.Remove(&open);
+    spare_.push_back(std::move(open.tokens));
+    open_.erase(open.self);
+  }
 }
 
 }  // namespace switchyard::plan

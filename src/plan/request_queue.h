@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <span>
 #include <utility>
@@ -38,6 +39,10 @@ struct QueueLimits {
   bool whole_prompts = false;
   int64_t logit_rows = 1;       // rows of a step with logits
   bool reuses_prefixes = true;  // false: all tokens are zero, which is faster
+  // With pipeline stages: Scheduler::Options.
+  int passes = 1;
+  int64_t micro_batch = 0;
+  double chunk_keys = 0;
 
   int64_t tokens() const { return pages * page_size; }
 };
@@ -75,6 +80,13 @@ class RequestQueue {
   // For how many steps without prompts no request ends, or runs out of pages; at least 1.
   int64_t EqualSteps() const;
 
+  // With pipeline stages, instead of Advance. Begin: the planned pass starts in the first stage.
+  // The next pass may be planned then, but without the sequences whose tokens are in flight. End:
+  // the first stage has the results of the oldest pass, at `now`. A group without rows in a pass
+  // has both calls too.
+  void Begin();
+  void End(double now);
+
   int64_t waiting() const { return scheduler_.waiting(); }
   int64_t running() const { return scheduler_.running(); }
   // Prompt tokens that were in the prefix cache.
@@ -89,6 +101,14 @@ class RequestQueue {
     std::list<Open>::iterator self;
   };
 
+  // A sequence's part of a pass in flight.
+  struct Part {
+    Open* open = nullptr;
+    int64_t end = 0;         // `computed` after the pass
+    uint64_t admission = 0;  // Sequence::admissions
+    bool decoding = false, samples = false;
+  };
+
   std::vector<int32_t> TokensOf(size_t request, int64_t count);
 
   const std::span<const Arrival> arrivals_;
@@ -100,6 +120,7 @@ class RequestQueue {
   // Memory of requests that have ended, for the next ones. All entries are zero, or overwritten.
   std::vector<std::vector<int32_t>> spare_;
   std::span<const ScheduledRows> plan_;
+  std::deque<std::vector<Part>> in_flight_;  // oldest first
   int64_t redone_rows_ = 0;
 };
 

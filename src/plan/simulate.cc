@@ -5,13 +5,16 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
 #include "engine/active_layout.h"
 #include "engine/rank_engine.h"
+#include "model/stages.h"
 #include "moe/placement/placement.h"
 #include "plan/engine_run.h"
+#include "plan/staged_run.h"
 #include "plan/step_clock.h"
 
 namespace switchyard::plan {
@@ -42,7 +45,10 @@ class FirstEngine {
     for (int64_t i = 0; i < steps.count; ++i) {
       if (out_->first_engine.size() == Simulation::kKeptSteps) break;
       const double start = steps.start + static_cast<double>(i) * steps.seconds;
-      out_->first_engine.push_back({start, steps.seconds, steps.prompt_rows, steps.decode_rows});
+      out_->first_engine.push_back({.start = start,
+                                    .seconds = steps.seconds,
+                                    .prompt_rows = steps.prompt_rows,
+                                    .decode_rows = steps.decode_rows});
     }
     for (; placed_ < out_->operations.size(); ++placed_)
       out_->operations[placed_].start += steps.start;
@@ -51,6 +57,35 @@ class FirstEngine {
 
  private:
   OperationClock* const clock_;  // null: the fidelity is `step`
+  Simulation* const out_;
+  size_t placed_ = 0;  // operations whose start is that of the simulation
+};
+
+// The same with pipeline stages.
+class FirstStages {
+ public:
+  FirstStages(StageClocks* clocks, Simulation* out) : clocks_(*clocks), out_(out) {
+    clocks_.Record(&out_->operations);
+  }
+  ~FirstStages() { clocks_.Record(nullptr); }
+
+  void Add(const StagedRun::Pass& pass) {
+    const auto stages = static_cast<int>(pass.stages.size());
+    for (int i = 0; i < stages && out_->first_engine.size() < Simulation::kKeptSteps; ++i)
+      out_->first_engine.push_back({.start = pass.stages[i].start,
+                                    .seconds = pass.stages[i].seconds,
+                                    .prompt_rows = pass.prompt_rows,
+                                    .decode_rows = pass.decode_rows,
+                                    .stage = i});
+    for (; placed_ < out_->operations.size(); ++placed_) {
+      OperationSpan& span = out_->operations[placed_];
+      span.start += pass.stages[span.rank / clocks_.ranks_of_stage()].start;
+    }
+    if (placed_ >= Simulation::kKeptOperations) clocks_.Record(nullptr);
+  }
+
+ private:
+  StageClocks& clocks_;
   Simulation* const out_;
   size_t placed_ = 0;  // operations whose start is that of the simulation
 };
@@ -68,6 +103,53 @@ QueueLimits LimitsOf(const Question& q, const EnginePlan& plan) {
           .chunk = MaxPromptRows(plan.chunked_prefill_size, 0, plan.context_length),
           .whole_prompts = plan.chunked_prefill_size < 0,
           .logit_rows = MaxLogitRows(q.model.output_width())};
+}
+
+// Error kInvalid names the flag.
+void RefuseWithStages(const Evaluation& layout, const SimulationOptions& options) {
+  const auto refuse = [&](bool given, const std::string& flag, const char* why) {
+    if (given)
+      throw Invalid("{}: {} with the pipeline stages of layout {}; want a layout without pp", flag,
+                    why, layout.layout.Name());
+  };
+  refuse(options.expert_loads.enabled(), "--expert-loads " + options.expert_loads.source,
+         "loads of experts are not simulated");
+  refuse(!options.failures.listed.empty(), "--fail", "ranks are not restarted");
+  refuse(options.failures.enabled(), fmt::format("--fail-rate {}", options.failures.per_day),
+         "ranks are not restarted");
+}
+
+// The engines of a layout with pipeline stages. Adds to the figures of `out`: `busy` and
+// `stage_busy` are sums of seconds over the engines, and `running` those of requests.
+void RunStagedEngines(const Question& q, const Evaluation& layout, QueueLimits limits,
+                      const std::vector<Arrival>& arrivals, Fidelity fidelity, Latencies* latencies,
+                      Simulation* out) {
+  const LayoutCosts costs(q, layout.layout, layout.plan);
+  StageClocks clocks(costs, fidelity);
+  const auto stages = static_cast<size_t>(costs.stages());
+  limits.passes = costs.in_flight();
+  limits.micro_batch = q.config.pp_max_micro_batch_size / layout.layout.mesh.dp;
+  limits.chunk_keys = q.config.dynamic_chunking ? KeysOfWeights(q.model) : 0;
+  out->stage_busy.assign(stages, 0);
+  for (int engine = 0; engine < layout.replicas; ++engine) {
+    std::vector<std::unique_ptr<RequestQueue>> groups;
+    for (int g = 0; g < layout.layout.mesh.dp; ++g)
+      groups.push_back(std::make_unique<RequestQueue>(arrivals, limits, latencies));
+    StagedRun run(std::move(groups), clocks, limits.passes, out);
+    if (engine == 0) {
+      FirstStages first(&clocks, out);
+      run.Run(arrivals, 0, layout.replicas, [&](const StagedRun::Pass& pass) { first.Add(pass); });
+    } else {
+      run.Run(arrivals, engine, layout.replicas, {});
+    }
+    for (size_t stage = 0; stage < stages; ++stage) {
+      out->stage_busy[stage] += run.busy()[stage];
+      out->busy += run.busy()[stage] / static_cast<double>(stages);
+    }
+    out->running += run.request_seconds();
+    out->seconds = std::max(out->seconds, run.now());
+    out->cached_tokens += run.cached_tokens();
+  }
 }
 
 // The costs and clocks of an engine, by its active ranks.
@@ -171,6 +253,8 @@ Fidelity ParseFidelity(const std::string& name) {
 Simulation Simulate(const Question& q, const Evaluation& layout,
                     const std::vector<Arrival>& arrivals, const SimulationOptions& options) {
   if (!layout.accepted) throw Invalid("layout {}: {}", layout.layout.Name(), layout.refused);
+  const bool staged = layout.layout.mesh.pp > 1;
+  if (staged) RefuseWithStages(layout, options);
   const int64_t cache = layout.plan.num_pages * q.config.page_size;
   for (const Arrival& a : arrivals)
     if (a.input + a.output > cache)
@@ -196,7 +280,12 @@ Simulation Simulate(const Question& q, const Evaluation& layout,
   Latencies latencies;
   double busy = 0, request_seconds = 0, tokens = 0;
   for (const Arrival& a : arrivals) tokens += static_cast<double>(a.output);
-  for (int engine = 0; engine < layout.replicas; ++engine) {
+  if (staged) {
+    RunStagedEngines(q, layout, limits, arrivals, options.fidelity, &latencies, &out);
+    busy = std::exchange(out.busy, 0.0);
+    request_seconds = std::exchange(out.running, 0.0);
+  }
+  for (int engine = 0; engine < layout.replicas && !staged; ++engine) {
     if (!clocks || loads) clocks.emplace(q, layout, options.fidelity);
     EngineParts parts{
         .ranks = ranks, .pace = pace, .failures = failures[engine], .recovery = recovery};
@@ -236,6 +325,8 @@ Simulation Simulate(const Question& q, const Evaluation& layout,
   out.output_rate = out.seconds > 0 ? tokens / out.seconds : 0;
   out.busy = out.seconds > 0 ? busy / out.seconds / layout.replicas : 0;
   out.running = out.seconds > 0 ? request_seconds / out.seconds : 0;
+  for (double& stage : out.stage_busy)
+    stage = out.seconds > 0 ? stage / out.seconds / layout.replicas : 0;
   out.uneven = out.steps > 0 ? out.uneven / static_cast<double>(out.steps) : 0;
   for (double& layer : out.experts.imbalance) layer /= std::max(out.experts.seconds, 1e-12);
   out.experts.balancedness /= std::max(out.experts.seconds, 1e-12);

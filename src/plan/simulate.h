@@ -52,10 +52,15 @@ struct Percentiles {
 };
 
 struct Simulation {
-  int64_t requests = 0, steps = 0;
-  double seconds = 0;      // time until the last request has ended
-  double output_rate = 0;  // tokens per second of the cluster
-  double busy = 0;         // fraction of the time in which an engine runs steps, mean over engines
+  int64_t requests = 0, steps = 0;  // steps: with pipeline stages, passes
+  double seconds = 0;               // time until the last request has ended
+  double output_rate = 0;           // tokens per second of the cluster
+  // Fraction of the time in which an engine runs steps, mean over engines. With pipeline stages: in
+  // which a stage runs passes, mean over stages and engines.
+  double busy = 0;
+  // With pipeline stages: that fraction for each stage, mean over engines. Else empty.
+  std::vector<double> stage_busy;
+  int64_t most_in_flight = 0;  // with pipeline stages: maximum number of passes in flight
   // Mean number of running requests of the cluster, weighted by the times of the steps.
   double running = 0;
   // Fraction of (group, step) pairs in which the group has no rows, but another group has rows.
@@ -65,10 +70,12 @@ struct Simulation {
   // Maximum number of requests of an engine that wait for their first step.
   int64_t most_waiting = 0;
   Percentiles ttft, itl, latency;
-  // Steps of the first engine: start, seconds, prompt rows, decode rows; at most `kKeptSteps`.
+  // Steps of the first engine: start, seconds, prompt rows, decode rows; at most `kKeptSteps`. With
+  // pipeline stages: each pass in each of its stages, in order of passes.
   struct Step {
     double start, seconds;
     int64_t prompt_rows, decode_rows;
+    int stage = 0;
   };
   static constexpr size_t kKeptSteps = 20'000;
   std::vector<Step> first_engine;
@@ -97,8 +104,9 @@ struct Simulation {
 // Requests go to engines and their groups in turn. All groups of an engine step together. Prompts
 // run in chunks, which PrefillPace limits while requests decode. Each group has the engine's
 // scheduler and prefix cache (RequestQueue). With Fidelity::kStep, without failures, the cache is
-// off if no prompts of the trace share blocks. Error kInvalid for a request that the cache cannot
-// hold, for a layout that is not accepted, and for the options.
+// off if no prompts of the trace share blocks. With pipeline stages, several passes are in flight
+// (StagedRun). Error kInvalid for a request that the cache cannot hold, for a layout that is not
+// accepted, and for the options: expert loads and failures are not simulated with pipeline stages.
 Simulation Simulate(const Question& question, const Evaluation& layout,
                     const std::vector<Arrival>& arrivals, const SimulationOptions& options = {});
 

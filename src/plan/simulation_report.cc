@@ -74,6 +74,14 @@ std::string FailureText(const Simulation& s) {
       f.absent_seconds, s.lost);
 }
 
+std::string StageText(const Simulation& s) {
+  if (s.stage_busy.empty()) return {};
+  std::string text = "pipeline stages are busy";
+  for (size_t i = 0; i < s.stage_busy.size(); ++i)
+    text += fmt::format("{} {:.0f}", i > 0 ? "," : "", 100 * s.stage_busy[i]);
+  return text + fmt::format(" % of the time; at most {} passes are in flight\n", s.most_in_flight);
+}
+
 }  // namespace
 
 std::string SimulationText(const Evaluation& layout, const Simulation& s) {
@@ -88,7 +96,7 @@ std::string SimulationText(const Evaluation& layout, const Simulation& s) {
              layout.layout.Name(), layout.replicas, layout.replicas > 1 ? "s" : "", s.requests,
              s.seconds, s.steps, s.output_rate, 100 * s.busy, s.running, s.most_waiting,
              100 * s.uneven) +
-         fmt::format("{:<22} {:>10} {:>10} {:>10}\n", "ms", "p50", "p90", "p99") +
+         StageText(s) + fmt::format("{:<22} {:>10} {:>10} {:>10}\n", "ms", "p50", "p90", "p99") +
          line("time to first token", s.ttft) + line("time between tokens", s.itl) +
          line("latency", s.latency) +
          (s.cached_tokens > 0 ? fmt::format("{} prompt tokens were cached\n", s.cached_tokens)
@@ -106,7 +114,8 @@ std::string SimulationTrace(const Simulation& s) {
         out.ends_with("[") ? "" : ",", name, pid, tid, 1e6 * start, 1e6 * seconds, args);
   };
   for (const Simulation::Step& step : s.first_engine)
-    add(step.prompt_rows > 0 ? "prefill" : "decode", 0, 0, step.start, step.seconds,
+    // With stages there are no pauses and rebalances, which have threads 1 and 2 below.
+    add(step.prompt_rows > 0 ? "prefill" : "decode", 0, step.stage, step.start, step.seconds,
         fmt::format("\"prompt rows\": {}, \"decode rows\": {}", step.prompt_rows,
                     step.decode_rows));
   for (const Simulation::Pause& pause : s.pauses)

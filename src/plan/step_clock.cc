@@ -97,7 +97,7 @@ double ShapeClock::Seconds(std::span<const GroupRows> groups, const ExpertShares
                             .prompt_keys = key.prompt_keys,
                             .decode_keys = key.keys * key.decode};
     const StepShape shape = ShapeOf(rows, key.decodes, static_cast<double>(key.mean));
-    entry->second = costs_.steps(key.decodes).Of(shape, loads).seconds;
+    entry->second = costs_.steps(key.decodes, stage_).Of(shape, loads).seconds;
   }
   return entry->second;
 }

@@ -36,7 +36,8 @@ class StepClock {
 // most 1.6 %, and the time of each shape is computed once.
 class ShapeClock : public StepClock {
  public:
-  explicit ShapeClock(const LayoutCosts& costs) : costs_(costs) {}
+  // With pipeline stages: the clock of one of them.
+  explicit ShapeClock(const LayoutCosts& costs, int stage = 0) : costs_(costs), stage_(stage) {}
   using StepClock::Seconds;
   double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows> groups) const override;
@@ -54,14 +55,17 @@ class ShapeClock : public StepClock {
   static Key KeyOf(std::span<const GroupRows> groups, const ExpertShares* loads);
 
   const LayoutCosts& costs_;
+  const int stage_;
   std::unordered_map<Key, double, Hash> known_;
 };
 
 // Fidelity "operation": EngineStep with the rows of each group.
 class OperationClock : public StepClock {
  public:
-  explicit OperationClock(const LayoutCosts& costs)
-      : engine_(costs.steps(/*decode=*/false), costs.steps(/*decode=*/true)) {}
+  // With pipeline stages: the clock of one of them. Its operations have the ranks and layers of the
+  // stage, from 0.
+  explicit OperationClock(const LayoutCosts& costs, int stage = 0)
+      : engine_(costs.steps(/*decode=*/false, stage), costs.steps(/*decode=*/true, stage)) {}
   using StepClock::Seconds;
   double Seconds(std::span<const GroupRows> groups, const ExpertShares* loads) override;
   int64_t EqualSteps(std::span<const GroupRows>) const override { return 1; }

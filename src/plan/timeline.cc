@@ -19,15 +19,18 @@ struct Column {
   double rows = 0;  // decode rows, times the seconds of their steps
 };
 
-// The first engine, divided into columns of equal time.
+// The first engine, divided into columns of equal time. Times of pipeline stages are means over the
+// stages.
 class Timeline {
  public:
   explicit Timeline(const Simulation& s) : columns_(kColumns) {
     if (!s.first_engine.empty()) end_ = s.first_engine.back().start + s.first_engine.back().seconds;
     if (s.first_engine.size() < Simulation::kKeptSteps)
       for (const Simulation::Pause& p : s.pauses) end_ = std::max(end_, p.start + p.seconds);
+    const double stages = std::max<double>(1, static_cast<double>(s.stage_busy.size()));
     for (const Simulation::Step& step : s.first_engine)
-      Divide(step.start, step.seconds, [&](Column* column, double seconds) {
+      Divide(step.start, step.seconds, [&](Column* column, double of_stage) {
+        const double seconds = of_stage / stages;
         (step.prompt_rows > 0 ? column->prefill : column->decode) += seconds;
         column->rows += seconds * static_cast<double>(step.decode_rows);
       });
@@ -86,7 +89,7 @@ std::string Fractions(const Timeline& timeline, double top) {
   return svg;
 }
 
-std::string DecodeRows(const Timeline& timeline, double top) {
+std::string DecodeRows(const Timeline& timeline, bool stages, double top) {
   double most = 1;
   std::vector<double> rows;
   for (const Column& column : timeline.columns()) {
@@ -99,7 +102,7 @@ std::string DecodeRows(const Timeline& timeline, double top) {
     line += fmt::format("{:.1f},{:.1f} ",
                         timeline.X((static_cast<double>(i) + 0.5) * timeline.of_column()),
                         top + kPanel * (1 - rows[i] / most));
-  return Frame(top, "requests that decode") +
+  return Frame(top, stages ? "requests that decode, in each pass" : "requests that decode") +
          fmt::format(
              "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{:.0f}</text><polyline "
              "points=\"{}\" fill=\"none\" stroke=\"#1e8449\"/>\n",
@@ -137,7 +140,8 @@ std::string SimulationPicture(const Evaluation& layout, const Simulation& s) {
       "{1}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\">{3}: the first engine, 0 to {4:.6g} s</text>\n",
       kWidth, height, kLeft, layout.layout.Name(), timeline.end());
-  svg += Fractions(timeline, kTop) + DecodeRows(timeline, kTop + kPanel + kGap);
+  svg +=
+      Fractions(timeline, kTop) + DecodeRows(timeline, !s.stage_busy.empty(), kTop + kPanel + kGap);
   if (experts) svg += Balancedness(timeline, s, kTop + 2 * (kPanel + kGap));
   return svg + "</svg>\n";
 }

@@ -281,6 +281,23 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
     assert text.startswith("<svg") and "balancedness of experts" in text
 
 
+def test_simulate_has_pipeline_stages(tmp_path):
+    file = tmp_path / "trace.json"
+    flags = [*POISSON, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace", file]
+    out = simulate(*flags, layout="tp4-ep4-dp4-dense1-deepep")
+    assert out.splitlines()[1].startswith("tp4-pp2-ep4-dp4-dense1-deepep, 1 engine: ")
+    assert re.search(r"pipeline stages are busy \d+, \d+ % of the time; at most 3 passes are in flight", out)
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event["pid"] == 0} == {0, 1}  # stages
+    assert {event["tid"] for event in events if event["pid"] == 1} == set(range(8))
+    layout = "tp4-pp2-ep4-dp4-dense1-deepep"
+    for extra, wanted in [(["--fail", "1@1"], f"--fail: ranks are not restarted with the pipeline stages of layout {layout}"),
+                          (["--expert-loads", "zipf:1"], "--expert-loads zipf:1: loads of experts are not simulated"),
+                          (["--pp-size", 4], f"--layout {layout}: --pp-size 4 is another number of stages"),
+                          (["--pp-layer-partition", "1,2"], "--pp-layer-partition")]:
+        assert wanted in simulate(*POISSON, *extra, layout=layout, code=2)
+
+
 @pytest.mark.parametrize("flags, wanted", [
     (["--enable-eplb"], "--enable-eplb has no effect without --expert-loads"),
     (["--expert-loads", "zipf:1", "--eplb-algorithm", "yard"], "has no effect without --enable-eplb"),
@@ -294,6 +311,7 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
     (["--fail", "1"], "want RANK@SECONDS"),
     (["--restart-seconds", 1], "has no effect without --fail"),
     (["--fail", "1@1", "--elastic-ep-backend", "mooncake"], "ranks on GPUs restart together"),
+    (["--pp-async-batch-depth", 2], "--pp-async-batch-depth 2 has no effect without --pp-size"),
 ])
 def test_simulate_refuses_flags_that_do_not_fit(flags, wanted):
     assert wanted in simulate(*POISSON, *flags, code=2)

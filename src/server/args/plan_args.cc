@@ -251,6 +251,7 @@ namespace {
 
 constexpr const char* kExperts = "Expert loads";
 constexpr const char* kFailures = "Failures";
+constexpr const char* kStages = "Pipeline stages";
 
 void AddExpertLoads(CommandLine& app, SimulateArgs& a) {
   EplbOptions& eplb = a.plan.engine.eplb;
@@ -294,6 +295,23 @@ void AddFailures(CommandLine& app, SimulateArgs& a) {
   app.Flag("--elastic-ep-backend", a.plan.engine.elastic_ep_backend, kFailures,
            "Same as for serve: none | mooncake, on CPUs")
       .OneOf({"none", "mooncake"});
+}
+
+void AddSimulatedStages(CommandLine& app, PlanArgs& a) {
+  EngineConfig& e = a.engine;
+  app.Flag("--pp-size,--pp,--pipeline-parallel-size", a.stages, kStages,
+           "Pipeline stages of the layout; 0: those of --layout, or 1 for the best layout")
+      .Range(0, 1024);
+  app.Flag("--pp-layer-partition", e.pp_layer_partition, kStages,
+           "Same as for serve, as the other flags here: they need a layout with stages");
+  app.Flag("--pp-max-micro-batch-size", e.pp_max_micro_batch_size, kStages,
+           "Maximum decoding requests in one pass; 0: an equal part for each pass in flight")
+      .NonNegative();
+  app.Flag("--pp-async-batch-depth", e.pp_async_batch_depth, kStages,
+           "Passes in flight in addition to one for each stage")
+      .NonNegative();
+  app.Switch("--enable-dynamic-chunking", e.dynamic_chunking, kStages,
+             "Shorten the later chunks of long prompts, so that chunks take equal time");
 }
 
 // Flags that have no effect without another one.
@@ -348,6 +366,7 @@ std::optional<SimulateArgs> ParseSimulate(const std::vector<std::string>& args) 
            "Write the steps of the first engine to this file, and with --fidelity operation the "
            "operations of its first steps");
   app.Flag("--svg", a.plan.svg, kSimulation, "Write a timeline of the first engine to this file");
+  AddSimulatedStages(app, a.plan);
   AddExpertLoads(app, a);
   AddFailures(app, a);
   app.Footer(
