@@ -25,9 +25,10 @@ TEST(StateTransferTest, StatesFollowTheRowsInEveryLayout) {
   for (const char* fixture :
        {"../families/qwen3_next", "../families/kimi_linear", "../families/nemotron_h"}) {
     for (const char* backend : {"tcp", "shm"}) {
-      for (const Layout& layout :
-           {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
-            Layout{{.pp = 2}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {.pp = 3}, 1, 0}}) {
+      for (const TransferLayout& layout :
+           {TransferLayout{{1, 1}, {1, 1}}, TransferLayout{{2, 1}, {1, 1}},
+            TransferLayout{{1, 1}, {2, 1}}, TransferLayout{{.pp = 2}, {2, 2, 2}, 0, 1},
+            TransferLayout{{2, 2, 2}, {.pp = 3}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
         TransferRig rig(SetupOf(fixture, layout.from, layout.to, backend));
         const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
@@ -100,7 +101,7 @@ TEST(StateTransferTest, WrongSlotsEndTheConnection) {
 }
 
 TEST(StateTransferTest, TheFormatStatesTheSizesOfStates) {
-  const RankJob here = JobOf({.model = Fixture("../families/qwen3_next")}, "prefill");
+  const RankJob here = JobOf({.model = TransferFixture("../families/qwen3_next")}, "prefill");
   RankJob other = here;
   other.plan.model.linear->key_dim *= 2;
   // For a key head: 3 inputs of 2 · 16 + 20 channels, and 20 · 16 floats of its value heads.

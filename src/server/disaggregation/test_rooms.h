@@ -13,14 +13,14 @@
 
 namespace switchyard {
 
-inline std::filesystem::path Fixture(const char* name) {
+inline std::filesystem::path TransferFixture(const char* name) {
   return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
 }
 
 inline TransferSetup SetupOf(const char* fixture, MeshShape from = {1, 1}, MeshShape to = {1, 1},
                              const char* backend = "tcp") {
-  return {.prefill = {.model = Fixture(fixture), .mesh = from, .page_size = 8},
-          .decode = {.model = Fixture(fixture), .mesh = to, .page_size = 4},
+  return {.prefill = {.model = TransferFixture(fixture), .mesh = from, .page_size = 8},
+          .decode = {.model = TransferFixture(fixture), .mesh = to, .page_size = 4},
           .backend = backend};
 }
 
@@ -47,7 +47,7 @@ inline void ExpectSameRows(TransferRig& rig, int from_group, std::span<const int
         << "layer " << layer;
 }
 
-struct Layout {
+struct TransferLayout {
   MeshShape from, to;
   int from_group = 0, to_group = 0;
 };

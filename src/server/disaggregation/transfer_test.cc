@@ -65,10 +65,11 @@ TEST(TransferTest, RowsArriveInEveryLayout) {
        {Source{"qwen3_moe"}, Source{"deepseek_v2"}, Source{"../families/mimo_v2_flash"},
         Source{"deepseek_v3", "NEXTN"}, Source{"../../../models/yardling", "MTP"}}) {
     for (const char* backend : {"tcp", "shm"}) {
-      for (const Layout& layout :
-           {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
-            Layout{{.pp = 2}, {1, 1}}, Layout{{1, 1}, {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 0, 1},
-            Layout{{1, 1}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {2, 1}, 1, 0}}) {
+      for (const TransferLayout& layout :
+           {TransferLayout{{1, 1}, {1, 1}}, TransferLayout{{2, 1}, {1, 1}},
+            TransferLayout{{1, 1}, {2, 1}}, TransferLayout{{.pp = 2}, {1, 1}},
+            TransferLayout{{1, 1}, {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 0, 1},
+            TransferLayout{{1, 1}, {2, 2, 2}, 0, 1}, TransferLayout{{2, 2, 2}, {2, 1}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
         TransferSetup setup = SetupOf(fixture, layout.from, layout.to, backend);
         setup.prefill.algorithm = setup.decode.algorithm = algorithm;
@@ -394,10 +395,10 @@ TEST(TransferTest, DifferentServersAreRefusedOnBothSides) {
                 "the KV cache is 3 layers, 2 heads of 64 + 64 bytes (bfloat16) on the prefill "
                 "worker, but 3 layers, 2 heads of 64 + 64 bytes (float16) on the decode worker");
   TransferSetup model = SetupOf("qwen3_moe");
-  model.decode.model = Fixture("olmoe");
+  model.decode.model = TransferFixture("olmoe");
   ExpectRefused(model, "the hash of config.json is ");
   TransferSetup states = SetupOf("../families/qwen3_next");
-  states.decode.model = Fixture("../families/qwen3_5_moe_text");
+  states.decode.model = TransferFixture("../families/qwen3_5_moe_text");
   ExpectRefused(states, "the hash of config.json is ");
   TransferSetup backend = SetupOf("qwen3_moe");
   backend.decode_backend = "shm";
