@@ -355,11 +355,7 @@ TEST(Plan, ALimitOfRequestsGivesTheNumberOfStates) {
     config.max_running_requests = running;
     EXPECT_EQ(MakePlan(config).num_states, states);
   }
-  config.disaggregation_mode = "prefill";  // prompts keep their states while these are sent
-  EXPECT_EQ(MakePlan(config).num_states, 5 * 20);
   config.disable_radix_cache = true;  // there are no checkpoints
-  EXPECT_EQ(MakePlan(config).num_states, 3 * 20);
-  config.disaggregation_mode = "null";
   EXPECT_EQ(MakePlan(config).num_states, 2 * 20);
   config.model_path = Fixture().model_path;
   EXPECT_EQ(MakePlan(config).num_states, 0);
