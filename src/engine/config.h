@@ -157,6 +157,11 @@ struct EnginePlan {
   bool OnGpu(const MeshShape& mesh, int rank) const {
     return cuda && (!host_experts || rank < mesh.tp - mesh.expert_ranks);
   }
+  // RankEngine::Options::held_states: as many requests may be held as run, so that prompts are
+  // computed while the states of others are sent.
+  int64_t held_states(const EngineConfig& config) const {
+    return config.disaggregated() ? max_running_requests : 0;
+  }
   // RankEngine::Options::state_chunk
   int32_t state_chunk() const {
     return cuda && model.has_states() &&

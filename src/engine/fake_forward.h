@@ -148,6 +148,11 @@ class FakeForward : public ForwardFunction {
       store_.at(SlotOf(pages, i)) = from.store_.at(from.SlotOf(from_pages, i));
   }
 
+  // Copies a recurrent state from another model.
+  void CopyState(const FakeForward& from, int32_t from_slot, int32_t slot) {
+    states_.at(slot) = from.states_.at(from_slot);
+  }
+
   // Call before a new engine uses this model, because its pass numbers start again at 1.
   void BeginEpoch() { last_pass_ = 0; }
 

@@ -23,12 +23,15 @@ std::vector<int32_t> FirstPages(const SequencePages& cache, int64_t count) {
 KvPages RankEngine::Impl::Export(Sequence& sequence) const {
   const int64_t end = std::min(sequence.computed, sequence.prompt_length);
   sequence.exported = end;
-  return {.begin = 0,
-          .end = end,
-          .pages = FirstPages(sequence.cache, cache.PagesFor(end)),
-          .computed = end,
-          .pass = staged.empty() || scheduler.IsHeld(&sequence) ? 0 : last_pass + 1,
-          .pinned = sequence.wanted};
+  const bool in_flight = !staged.empty() && !scheduler.IsHeld(&sequence);
+  return {
+      .begin = 0,
+      .end = end,
+      .pages = FirstPages(sequence.cache, cache.PagesFor(end)),
+      .computed = end,
+      .pass = in_flight ? last_pass + 1 : 0,
+      .pinned = sequence.wanted,
+      .state = end == sequence.prompt_length && !in_flight ? sequence.cache.states.current : -1};
 }
 
 std::vector<RequestOutput> RankEngine::Announced() const {
@@ -63,10 +66,10 @@ void RankEngine::Impl::AnswerPages(int64_t retractions_before) {
 
 void RankEngine::Impl::AnswerImport(const Sequence& sequence) {
   const int64_t end = sequence.prompt_length;
-  answers.push_back(
-      PagesOutput(sequence, {.begin = sequence.computed,
-                             .end = end,
-                             .pages = FirstPages(sequence.cache, cache.PagesFor(end))}));
+  answers.push_back(PagesOutput(sequence, {.begin = sequence.computed,
+                                           .end = end,
+                                           .pages = FirstPages(sequence.cache, cache.PagesFor(end)),
+                                           .state = sequence.cache.states.next}));
 }
 
 void RankEngine::Impl::AnswerLateImports(uint64_t ended_pass) {
@@ -111,6 +114,7 @@ void RankEngine::Impl::Start(const StartImported& start) {
     return Fail(sequence, "the engine that computed the prompt returned no valid first token",
                 ErrorKind::kPeer);
   sequence.computed = sequence.settled = sequence.draft_computed = sequence.prompt_length;
+  cache.AdvanceImported(sequence.prompt_length, sequence.cache);
   cache.Record(sequence.settled_tokens(), start.id, sequence.cache);
   cache.Publish(sequence.settled_tokens(), sequence.cache);
   if (sequence.grammar && model.has_logits()) {  // its matcher begins with the first mask

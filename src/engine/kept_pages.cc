@@ -28,15 +28,17 @@ size_t KvBytes(const ModelConfig& model, const Mesh& mesh, const EngineConfig& c
 }  // namespace
 
 size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  // Pages are useless to the next epoch without the states at their ends, which end with the rank.
-  if (plan.cuda || plan.model.has_states()) return 0;
-  if (config.disable_radix_cache && !config.disaggregated()) return 0;
+  if (plan.cuda) return 0;
+  // Pages are useless to the next epoch without the states at their ends: it has no checkpoints.
+  const bool reused = !config.disable_radix_cache && !plan.model.has_states();
+  if (!reused && !config.disaggregated()) return 0;
   size_t most = 0;
   for (int rank = 0; rank < config.mesh.world(); ++rank) {
     const Mesh mesh(config.mesh, rank);
     const EnginePlan own = StagePlanOf(config, plan, mesh.pp_rank());
     size_t bytes = KvBytes(own.model, mesh, config, plan);
     if (own.draft) bytes += KvBytes(*own.draft, mesh, config, plan);
+    bytes += StateStorage::Bytes(own.model, mesh, plan.num_states);
     most = std::max(most, bytes);
   }
   return ProgressBytes(config) + RecordBytes(config, plan) + most;
@@ -79,10 +81,19 @@ KvStorage KeptPages::DraftStorage(std::span<std::byte> memory, const EngineConfi
                                   KvBytes(plan.model, mesh, config, plan)));
 }
 
+StateStorage KeptPages::States(std::span<std::byte> memory, const EngineConfig& config,
+                               const EnginePlan& plan, const Mesh& mesh) {
+  size_t before =
+      ProgressBytes(config) + RecordBytes(config, plan) + KvBytes(plan.model, mesh, config, plan);
+  if (plan.draft) before += KvBytes(*plan.draft, mesh, config, plan);
+  return StateStorage(plan.model, mesh, plan.num_states, memory.subspan(before));
+}
+
 KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
                      const EnginePlan& plan, RankComm& comm)
     : records(memory.subspan(ProgressBytes(config), RecordBytes(config, plan)), plan.num_pages,
-              config.page_size) {
+              config.page_size),
+      states(States(memory, config, plan, comm.mesh)) {
   memory = memory.subspan(ProgressBytes(config) + RecordBytes(config, plan));
   const auto make = [&](const ModelConfig& model) {
     return KvStorage(model, comm.mesh, plan.num_pages, config.page_size, plan.kv_dtype, memory);

@@ -11,6 +11,7 @@
 #include "engine/kv_cache/page_records.h"
 #include "engine/kv_transfer/kv_progress.h"
 #include "model/kv_storage.h"
+#include "model/state_storage.h"
 #include "schedule/operation.h"
 
 namespace switchyard {
@@ -21,12 +22,16 @@ namespace switchyard {
 struct KeptPages {
   // Bytes of kept memory of each rank, for SharedArena::Create. `plan`: of the whole model; the
   // other members take the plan of the rank's pipeline stage. 0 on GPUs. Also 0 without a prefix
-  // cache, unless another engine reads or writes the pages (--disaggregation-mode).
+  // cache, or with recurrent states, unless another engine reads or writes the pages
+  // (--disaggregation-mode).
   static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
   // A view of the cache in the kept memory of the rank `mesh.rank()`, for the process that started
   // the rank.
   static KvStorage Storage(std::span<std::byte> memory, const EngineConfig& config,
                            const EnginePlan& plan, const Mesh& mesh);
+  // The same for the recurrent states; empty without them.
+  static StateStorage States(std::span<std::byte> memory, const EngineConfig& config,
+                             const EnginePlan& plan, const Mesh& mesh);
   // The same for the cache of the draft model. `plan.draft` is set.
   static KvStorage DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
                                 const EnginePlan& plan, const Mesh& mesh);
@@ -47,6 +52,7 @@ struct KeptPages {
   PageRecords records;
   KvStorage kv;
   std::optional<KvStorage> draft_kv;  // cache of the draft model, if there is one
+  StateStorage states;                // of layers with recurrent states, if there are any
 };
 
 }  // namespace switchyard

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
+#include <filesystem>
 
 namespace switchyard {
 namespace {
@@ -58,6 +60,23 @@ TEST(KeptPages, ALayerOfTwoMicroBatchesIsPublishedAfterBoth) {
   EXPECT_EQ(rank.BeforeLogits(7, 2, 1), 3);
   // The next pass has one micro-batch.
   EXPECT_EQ(rank.Before(8, 1, 0, 0, Phase::kExperts), 1);
+}
+
+TEST(KeptPages, StatesAreKeptForOtherEnginesOnly) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "families/qwen3_next";
+  config.device = "cpu";
+  config.max_total_tokens = 256;
+  config.max_running_requests = 20;
+  EnginePlan plan = MakePlan(config);
+  EXPECT_EQ(KeptPages::BytesPerRank(config, plan), 0u);
+  config.disaggregation_mode = "prefill";
+  plan = MakePlan(config);
+  EXPECT_EQ(plan.num_states, 5 * 20);  // a prompt keeps a state while its states are sent
+  EXPECT_GT(KeptPages::BytesPerRank(config, plan),
+            StateStorage::BytesPerSlot(plan.model, Mesh()) * 5 * 20);
+  config.disable_radix_cache = true;
+  EXPECT_EQ(MakePlan(config).num_states, 3 * 20);
 }
 
 }  // namespace

@@ -45,7 +45,9 @@ std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
   return fmt::format(
       "recurrent states {:.1f} ({} slots of {:.2f}, {} for each running request: {:.2f}{}), ",
       memory.states / kMiB, plan.num_states, slot, own, static_cast<double>(own) * slot,
-      config.disable_radix_cache ? "" : ", the others for cached prefixes");
+      config.disaggregated()       ? ", the others for prompts in transfer and cached prefixes"
+      : config.disable_radix_cache ? ""
+                                   : ", the others for cached prefixes");
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
   if (!plan.model.has_states()) return;
   if (config.max_running_requests == 0) {
     const std::vector<RankMemory> stages = StageMemories(config, plan);
-    const int64_t slots = StateSlots::ForEach(plan.drafts.most);
+    const int64_t slots = StateSlots::ForEach(plan.drafts.most) + (config.disaggregated() ? 1 : 0);
     const auto of_request = static_cast<double>(config.disable_radix_cache ? slots : slots + 2);
     auto most = static_cast<double>(plan.max_running_requests);
     for (const std::vector<int>& counts : RanksOfHosts(config, plan)) {
@@ -211,7 +211,7 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
     plan.max_batch_tokens = MaxBatchTokens(config, plan);
   }
   plan.num_states = StateSlots::TotalFor(plan.max_running_requests, !config.disable_radix_cache,
-                                         plan.drafts.most);
+                                         plan.drafts.most, plan.held_states(config));
 }
 
 [[noreturn]] void ThrowTooLittleMemory(const EngineConfig& config, const HostMemory& memory,

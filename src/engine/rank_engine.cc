@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -79,7 +78,8 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
             {.slots = options.num_states,
              .running = options.max_running_requests,
              .chunk = options.state_chunk,
-             .drafts = options.drafter ? options.max_drafts : 0}),
+             .drafts = options.drafter ? options.max_drafts : 0,
+             .held = options.held_states}),
       scheduler(SchedulerOptions(options, width, model.passes_in_flight()), cache),
       sampler(vocab, options.eos_token_ids),
       max_length(std::min(options.context_length, cache.capacity())),

@@ -109,6 +109,8 @@ class RankEngine {
     // Rows of a chunk, if rows of prompts are chunked (KvCache). A step has room for a chunk. 0:
     // no.
     int32_t state_chunk = 0;
+    // Slots of num_states for requests whose pages another engine reads or writes (KvRole).
+    int64_t held_states = 0;
     int32_t max_running_requests = 256;
     int32_t chunked_prefill_size = 2048;
     int64_t max_prefill_tokens = 0;  // --max-prefill-tokens; 0: no second limit

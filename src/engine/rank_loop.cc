@@ -75,6 +75,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
   return {.page_size = config.page_size,
           .num_pages = plan.num_pages,
           .num_states = plan.num_states,
+          .held_states = plan.held_states(config),
           .max_running_requests = plan.max_running_requests,
           .chunked_prefill_size = plan.chunked_prefill_size,
           .max_prefill_tokens = config.max_prefill_tokens,
@@ -184,7 +185,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
     if (pages->draft_kv) kept->draft.Use(*pages->draft_kv);
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
-  kv.SetStates(model.MakeStates(plan.num_states));
+  kv.SetStates(pages ? pages->states : model.MakeStates(plan.num_states));
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);

@@ -235,6 +235,9 @@ struct KvPages {
   uint64_t pass = 0;
   // KvRole::kExport: the request has got WantKv, so it keeps its pages once it has its first token.
   bool pinned = false;
+  // Slot of the recurrent states after the last token of the prompt. KvRole::kExport: −1 until all
+  // its rows are computed. KvRole::kImport: −1 if there is nothing to write. −1 without states.
+  int32_t state = -1;
 };
 
 // New output of one request after a step.

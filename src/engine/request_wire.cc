@@ -103,7 +103,7 @@ void Fields(Codec& codec, T& d) {
 }
 template <typename Codec, OneOf<KvPages> T>
 void Fields(Codec& codec, T& p) {
-  codec(p.begin, p.end, p.pages, p.computed, p.pass, p.pinned);
+  codec(p.begin, p.end, p.pages, p.computed, p.pass, p.pinned, p.state);
 }
 template <typename Codec, OneOf<RequestOutput> T>
 void Fields(Codec& codec, T& o) {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <utility>
 
+#include "core/check.h"
 #include "kernels/device.h"
 #include "model/weights/shard.h"
 
@@ -16,6 +18,17 @@ std::pair<int64_t, int64_t> Floats(const ModelConfig& config, const Mesh& mesh) 
   const LinearAttentionConfig& c = *config.linear;
   const int64_t heads = LinearKeyHeads(c, mesh).size(), values = heads * c.group() * c.value_dim;
   return {(c.conv_width - 1) * (2 * heads * c.key_dim + values), values * c.key_dim};
+}
+
+// Bytes from the first slot of a layer to that of the next one, in memory for all of them.
+size_t LayerStride(int64_t slots, int64_t slot_floats) {
+  constexpr size_t kAlignment = 256;  // of a layer's first slot
+  const size_t bytes = static_cast<size_t>(slots * slot_floats) * sizeof(float);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+size_t LayersWithStates(const ModelConfig& config) {
+  return static_cast<size_t>(std::ranges::count_if(config.layers, &LayerConfig::linear));
 }
 
 }  // namespace
@@ -33,19 +46,34 @@ StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t 
     : layers_(config.layers.size()), slots_(slots) {
   if (!config.has_states() || slots == 0) return;
   SetSizes(config, mesh);
-  constexpr size_t kAlignment = 256;  // of a layer's first slot
-  const size_t of_layer = static_cast<size_t>(slots * slot_floats_) * sizeof(float);
-  const size_t stride = (of_layer + kAlignment - 1) / kAlignment * kAlignment;
-  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
-  const size_t bytes = static_cast<size_t>(layers) * stride;
+  const size_t bytes = LayersWithStates(config) * LayerStride(slots, slot_floats_);
   memory_ = device.AllocateReleasable(bytes);
   const std::shared_ptr<void> all =
       memory_ ? std::shared_ptr<void>(memory_, memory_->data()) : device.Allocate(bytes);
-  auto* next = static_cast<std::byte*>(all.get());
+  Place(config, static_cast<std::byte*>(all.get()), all);
+}
+
+StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,
+                           std::span<std::byte> memory)
+    : layers_(config.layers.size()), slots_(slots) {
+  CHECK_GE(memory.size(), Bytes(config, mesh, slots));
+  if (!config.has_states() || slots == 0) return;
+  SetSizes(config, mesh);
+  Place(config, memory.data(), nullptr);
+}
+
+size_t StateStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t slots) {
+  if (!config.has_states()) return 0;
+  const auto [inputs, heads] = Floats(config, mesh);
+  return LayersWithStates(config) * LayerStride(slots, inputs + heads);
+}
+
+void StateStorage::Place(const ModelConfig& config, std::byte* memory,
+                         const std::shared_ptr<void>& owner) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (!config.layers[i].linear) continue;
-    layers_[i] = Tensor::View(next, DType::kF32, {slots, slot_floats_}, all);
-    next += stride;
+    layers_[i] = Tensor::View(memory, DType::kF32, {slots_, slot_floats_}, owner);
+    memory += LayerStride(slots_, slot_floats_);
   }
 }
 
@@ -66,8 +94,7 @@ void StateStorage::Restore() {
 size_t StateStorage::BytesPerSlot(const ModelConfig& config, const Mesh& mesh) {
   if (!config.has_states()) return 0;
   const auto [inputs, heads] = Floats(config, mesh);
-  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
-  return static_cast<size_t>(layers * (inputs + heads)) * sizeof(float);
+  return LayersWithStates(config) * static_cast<size_t>(inputs + heads) * sizeof(float);
 }
 
 }  // namespace switchyard

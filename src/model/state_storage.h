@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/mesh.h"
@@ -27,6 +28,11 @@ class StateStorage {
   StateStorage() = default;
   // In host memory.
   StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots);
+  // In `memory`, at least Bytes bytes at a multiple of 64, whose contents stay. The memory must
+  // outlive the storage.
+  StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,
+               std::span<std::byte> memory);
+  static size_t Bytes(const ModelConfig& config, const Mesh& mesh, int64_t slots);
   // In the memory of `device`, zeroed. If the device supports it, the memory is releasable. Error
   // kResource if there is too little.
   StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots, kernels::Device& device);
@@ -45,6 +51,8 @@ class StateStorage {
 
  private:
   void SetSizes(const ModelConfig& config, const Mesh& mesh);
+  // Makes the views of the layers in memory for all of them.
+  void Place(const ModelConfig& config, std::byte* memory, const std::shared_ptr<void>& owner);
 
   std::shared_ptr<kernels::ReleasableMemory> memory_;  // of all layers, if it is releasable
   std::vector<Tensor> layers_;  // [slots, slot_floats]; undefined: the layer has no states

@@ -137,6 +137,41 @@ def test_fixtures_with_latent_and_grouped_attention(model):
         assert run(router, made) == want
 
 
+# Layouts of a prefill and a decode worker. `same`: sums have the order of one rank.
+STATES = {
+    "../families/qwen3_next": ("tcp", ["--tp", 2], [], False),
+    "../families/qwen3_5_moe": ("shm", [], ["--tp", 2], False),
+    "../families/kimi_linear": ("tcp", ["--page-size", 4, "--chunked-prefill-size", 8], [
+        "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1], True),
+    "../families/nemotron_h": ("shm", ["--pp-size", 2, "--chunked-prefill-size", 16], ["--page-size", 4], True),
+}
+
+
+@pytest.mark.parametrize("model", STATES)
+def test_fixtures_with_recurrent_states(model):
+    """The second round has prefixes whose states are cached on both workers."""
+    r = random.Random(6)
+    made = [greedy([r.randrange(3, 500) for _ in range(length)], return_logprob=True) for length in (1, 2, 15, 16, 32, 41)]
+    small = ["--max-total-tokens", 1024, "--max-running-requests", 4, "--tokenizer-path", FIXTURES / "qwen3_moe"]
+    backend, prefill, decode, same = STATES[model]
+    backends = ["--moe-a2a-backend", "deepep"] if same else []
+    with Server(FIXTURES / model, *FLAGS, *small, *backends) as server:
+        want = [run(server, made) for _ in range(2)]
+    with pair([*small, *backends, *prefill], [*small, *backends, *decode], model=FIXTURES / model, backend=backend) as (
+            p, d, router):
+        for expected in want:
+            for got, one in zip(run(router, made), expected):
+                if same:
+                    assert got == one, (p.text(), d.text())
+                    continue
+                got, one = (answer[0]["meta_info"]["output_token_logprobs"] for answer in (got, one))
+                assert [t[1] for t in got] == [t[1] for t in one]
+                assert max(abs(a[0] - b[0]) for a, b in zip(got, one)) < 0.01
+        p.wait_idle(), d.wait_idle()
+        assert [metric(w, "switchyard_epoch") for w in (p, d)] == [1, 1], (p.text(), d.text())
+        assert d.state()["prefill_tokens"] < p.state()["prefill_tokens"] / 20, (p.state(), d.state())
+
+
 def test_one_rank_to_two_ranks():
     """The heads of a layer are on two ranks. Sums have another order, so logits agree within rounding."""
     r = random.Random(4)
@@ -344,15 +379,15 @@ def test_two_full_caches_do_not_wait_for_each_other():
             worker.wait_idle()
 
 
-def kills(count, seed):
+def kills(count, seed, made, model=YARDLING, flags=()):
     """Kills workers of either kind while requests run, and starts them again. Returns the number of replayed streams."""
-    made = [b for b in seeded(bodies(1, 120)) if "n" not in b["sampling_params"]][:10]
-    for body in made:
-        body["stream"] = True
     r = random.Random(seed)
-    with Server(YARDLING, *FLAGS) as server:
+    with Server(model, *FLAGS, *flags) as server:
         want = run(server, made)
-    workers = {mode: [Worker(mode), Worker(mode)] for mode in ("prefill", "decode")}
+
+    def start(mode):
+        return Worker(mode, *flags, model=model)
+    workers = {mode: [start(mode), start(mode)] for mode in ("prefill", "decode")}
     try:
         with Router(workers["prefill"], workers["decode"], "--max-retries", 8, "--policy", "round_robin") as router:
             for number in range(count):
@@ -370,7 +405,7 @@ def kills(count, seed):
                     assert comparable(result) == one, (number, mode, body)
                 assert router.request("/remove_worker?url=" + victim.url, method="POST", raw=b"")[0] == 200
                 victim.__exit__()
-                workers[mode].append(Worker(mode))
+                workers[mode].append(start(mode))
                 assert router.request("/workers", workers[mode][-1].description())[0] == 200
                 router.wait_healthy(4)
             metrics = router.request("/metrics")[1]
@@ -384,8 +419,17 @@ def kills(count, seed):
 
 
 def test_killed_workers_lose_no_request(request):
-    count = request.config.getoption("--kills")
-    assert kills(count, seed=1) > 0
+    made = [b for b in seeded(bodies(1, 120)) if "n" not in b["sampling_params"]][:10]
+    for body in made:
+        body["stream"] = True
+    assert kills(request.config.getoption("--kills"), 1, made) > 0
+
+
+def test_killed_workers_with_recurrent_states():
+    r = random.Random(9)
+    made = [greedy([r.randrange(3, 500) for _ in range(20 + i)], 120) for i in range(8)]
+    kills(4, 2, made, FIXTURES / "../families/qwen3_next",
+          ["--max-total-tokens", 2048, "--tokenizer-path", FIXTURES / "qwen3_moe"])
 
 
 def test_ranks_that_end_are_replaced():

@@ -178,7 +178,6 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
                     flag, model.architecture);
   };
   CheckStatesOfDrafts(c, model, gpus);
-  refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
   if (gpus && kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {

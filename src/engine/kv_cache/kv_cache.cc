@@ -13,11 +13,14 @@ KvCache::KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, Page
                  const StateCounts& states)
     : page_size_(page_size),
       chunk_(states.chunk),
+      drafts_(states.drafts),
+      state_room_(StateSlots::ForEach(states.drafts) * states.running + states.held),
       unit_(chunk_ > 0 ? std::lcm(page_size, chunk_) : page_size),
       records_(reuse_prefixes && states.slots == 0 ? records : nullptr),
-      states_(states.slots > 0 ? std::make_optional<StateSlots>(states.slots, num_pages,
-                                                                states.running, states.drafts)
-                               : std::nullopt),
+      states_(states.slots > 0
+                  ? std::make_optional<StateSlots>(states.slots, num_pages, states.running,
+                                                   states.drafts, states.held)
+                  : std::nullopt),
       allocator_(num_pages, records_, states_ ? &*states_ : nullptr) {
   if (reuse_prefixes) tree_.emplace(allocator_, page_size);
   if (records_) Restore();

@@ -16,7 +16,7 @@ namespace switchyard {
 // The recurrent states of one sequence (StateSlots); −1: no slot.
 struct SequenceStates {
   int32_t current = -1;  // after the computed tokens; none at the first position
-  int32_t next = -1;     // written by the planned pass, after its last row
+  int32_t next = -1;     // written by the planned pass, after its last row; or by another engine
   // If its rows after the first are drafts: after each other row, in order. The state after the
   // last accepted row becomes `current`.
   std::vector<int32_t> rows;
@@ -70,10 +70,12 @@ class KvCache {
  public:
   // Slots of recurrent states, and the maximum number of running sequences. 0 slots: the model has
   // no such states. `chunk`: the rows of a chunk, if rows of prompts are chunked; else 0. `drafts`:
-  // the maximum number of drafts of a sequence in a pass, at most kMaxStateCopies.
+  // the maximum number of drafts of a sequence in a pass, at most kMaxStateCopies. `held`: slots
+  // for sequences whose pages another engine reads or writes, in addition to those of running ones.
   struct StateCounts {
     int64_t slots = 0, running = 0;
     int32_t chunk = 0, drafts = 0;
+    int64_t held = 0;
   };
   KvCache(int64_t num_pages, int32_t page_size, bool reuse_prefixes, PageRecords* records,
           const StateCounts& states);
@@ -129,6 +131,16 @@ class KvCache {
   // chunk. Possibly 0, if `rows` is less than a chunk.
   int64_t WholeChunks(const SequencePages& sequence, int64_t computed, int64_t rows) const;
   int32_t chunk() const { return chunk_; }  // StateCounts::chunk
+  // Whether there are slots for so many sequences. A running one needs more than a held one, so it
+  // may always become a held one. True without states.
+  bool HasSlotsFor(int64_t running, int64_t held) const {
+    return !states_ || StateSlots::ForEach(drafts_) * running + held <= state_room_;
+  }
+  // A sequence whose first `computed` tokens are cached, and whose state after `end` another engine
+  // will write. Takes the slot, unless the cache has this state. Call it after Borrow and Grow, and
+  // AdvanceImported once the state is there.
+  void PrepareImported(int64_t computed, int64_t end, SequencePages& sequence);
+  void AdvanceImported(int64_t end, SequencePages& sequence);
   // The slots of the prepared pass. `row_begin`, `rows`: as in SequenceSpan.
   static kernels::StateSpan SpanOf(const SequencePages& sequence, int64_t computed,
                                    int32_t row_begin, int32_t rows);
@@ -160,7 +172,8 @@ class KvCache {
   int64_t Publishable(int64_t computed, const SequenceStates& states) const;
 
   const int32_t page_size_;
-  const int32_t chunk_;
+  const int32_t chunk_, drafts_;
+  const int64_t state_room_;    // slots for the states of running and held sequences
   const int64_t unit_;          // checkpoints are at multiples of it: of pages, and of chunks
   PageRecords* const records_;  // or null
   std::optional<StateSlots> states_;

@@ -152,6 +152,16 @@ void KvCache::RevertStates(int64_t computed, SequencePages& sequence) {
     if (mark->tokens > computed) DropMark(*mark);
 }
 
+void KvCache::PrepareImported(int64_t computed, int64_t end, SequencePages& sequence) {
+  if (!states_ || computed == end) return;
+  DropSlot(sequence.states.current);  // only its pages are needed
+  sequence.states.next = states_->Take();
+}
+
+void KvCache::AdvanceImported(int64_t end, SequencePages& sequence) {
+  if (sequence.states.next >= 0) AdvanceStates(end, sequence);
+}
+
 void KvCache::PublishStates(std::span<const int32_t> pages, SequenceStates& states) {
   for (SequenceStates::Mark* mark : {&states.branch, &states.boundary, &states.ahead}) {
     const int64_t count = mark->tokens / page_size_;

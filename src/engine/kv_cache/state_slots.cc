@@ -7,14 +7,14 @@
 
 namespace switchyard {
 
-int64_t StateSlots::TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts) {
+int64_t StateSlots::TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts, int64_t held) {
   constexpr int64_t kFewCheckpoints = 8;
-  const int64_t states = ForEach(drafts) * running;
+  const int64_t states = ForEach(drafts) * running + held;
   return reuses_prefixes ? states + running + std::max(running, kFewCheckpoints) : states;
 }
 
-StateSlots::StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts)
-    : most_marks_(total - ForEach(drafts) * running),
+StateSlots::StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts, int64_t held)
+    : most_marks_(total - ForEach(drafts) * running - held),
       references_(total, 0),
       page_of_(total, -1),
       last_use_(total, 0),

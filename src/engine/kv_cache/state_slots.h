@@ -12,7 +12,8 @@ namespace switchyard {
 // Three kinds of references:
 //   states: a running sequence has the state before its next pass, and the ones that this pass
 //     writes: after its last row and, if the others are drafts, after each row. So at most two
-//     slots for each running sequence, and one more for each of its drafts.
+//     slots for each running sequence, and one more for each of its drafts. A sequence whose pages
+//     another engine reads or writes has one.
 //   marks: states of a sequence at ends of pages, until its pages are in the tree.
 //     There are at most as many as slots that are not states. While its output is computed, a
 //     sequence has one.
@@ -25,12 +26,14 @@ class StateSlots {
   // A suitable number of slots: those for the states of each running sequence, which has up to
   // `drafts` drafts in a pass. If prefixes are reused, also one for the mark of each, and as many
   // again for checkpoints, at least 8. So the marks of outputs do not evict all checkpoints.
-  static int64_t TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts = 0);
+  // `held`: sequences that do not run, and have a state each (StateCounts::held).
+  static int64_t TotalFor(int64_t running, bool reuses_prefixes, int64_t drafts = 0,
+                          int64_t held = 0);
   // Slots for the states of a running sequence.
   static constexpr int64_t ForEach(int64_t drafts) { return 2 + drafts; }
 
   // `pages`: number of pages of the cache. `running`: maximum number of running sequences.
-  StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts = 0);
+  StateSlots(int64_t total, int64_t pages, int64_t running, int64_t drafts = 0, int64_t held = 0);
 
   int32_t Take();  // a slot with one reference
   void Share(int32_t slot);

@@ -64,8 +64,14 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   const AttentionConfig& a = model.attention;
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
   KvFormat format{.dtype = dtype};
+  if (model.has_states()) format.linear = model.linear;
   for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
-    if (latent) {
+    if (model.layers[layer].linear) {
+      format.layers.push_back(
+          {.state_heads = model.linear->key_heads, .state_bytes = KvStateBytes(*model.linear)});
+    } else if (!model.layers[layer].attends()) {
+      format.layers.emplace_back();
+    } else if (latent) {
       KvLayerFormat& rows = format.layers.emplace_back();
       rows.heads = 1;
       rows.key_bytes = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim);
@@ -99,9 +105,13 @@ std::string KvFormat::Text() const {
   for (auto begin = layers.begin(); begin != layers.end();) {
     const auto end = std::find_if(begin, layers.end(),
                                   [&](const KvLayerFormat& layer) { return layer != *begin; });
-    runs.push_back(fmt::format("{} layer{}, {} heads of {} + {} bytes", end - begin,
-                               end - begin == 1 ? "" : "s", begin->heads, begin->key_bytes,
-                               begin->value_bytes));
+    const std::string what =
+        begin->heads > 0 ? fmt::format("{} heads of {} + {} bytes", begin->heads, begin->key_bytes,
+                                       begin->value_bytes)
+        : begin->state_heads > 0
+            ? fmt::format("states of {} heads of {} bytes", begin->state_heads, begin->state_bytes)
+            : std::string("without rows");
+    runs.push_back(fmt::format("{} layer{}, {}", end - begin, end - begin == 1 ? "" : "s", what));
     begin = end;
   }
   return fmt::format("{} ({})", Joined(runs, ", then "), Name(dtype));
@@ -129,7 +139,8 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
     : format_(KvFormat::Of(plan)),
       mesh_(config.mesh),
       num_pages_(plan.num_pages),
-      page_size_(config.page_size) {
+      page_size_(config.page_size),
+      num_states_(plan.num_states) {
   CHECK_EQ(std::ssize(kept), mesh_.world());
   std::vector<EnginePlan> stages;
   for (int stage = 0; stage < mesh_.pp; ++stage) {
@@ -140,6 +151,7 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
     const Mesh mesh(mesh_, rank);
     const EnginePlan& own = stages[mesh.pp_rank()];
     storages_.push_back(KeptPages::Storage(kept[rank], config, own, mesh));
+    states_.push_back(KeptPages::States(kept[rank], config, own, mesh));
     if (own.draft) drafts_.push_back(KeptPages::DraftStorage(kept[rank], config, own, mesh));
     progress_.push_back(KeptPages::Progress(kept[rank]));
   }
@@ -165,7 +177,10 @@ void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
     const auto index = shards_.size() % static_cast<size_t>(format_.num_layers());
     const bool values = format_.layers[index].value_bytes > 0;
     std::vector<KvShard>& shards = shards_.emplace_back();
+    std::vector<StateShard>& states = state_shards_.emplace_back();
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      if (model.layers[layer].linear) states.push_back(StateOf(model, layer, rank));
+      if (!model.layers[layer].attends()) continue;
       KvStorage& storage = storages[rank - int64_t{stage} * mesh_.tp];
       const Mesh mesh(mesh_, static_cast<int>(rank));
       const Range heads = latent ? Range{0, 1} : KvHeads(model, layer, mesh);
@@ -174,6 +189,27 @@ void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
                         heads});
     }
   }
+}
+
+KvCaches::StateShard KvCaches::StateOf(const ModelConfig& model, int64_t layer, int64_t rank) {
+  StateStorage& storage = states_[rank];
+  return {
+      .first = {.inputs = storage.inputs(layer),
+                .heads = storage.heads(layer),
+                .key_heads = LinearKeyHeads(*model.linear, Mesh(mesh_, static_cast<int>(rank)))},
+      .slot_floats = storage.slot_floats()};
+}
+
+std::vector<KvStateShard> KvCaches::State(int group, int64_t layer, int32_t slot) const {
+  CHECK(group >= 0 && group < groups() && layer >= 0 && layer < format_.num_layers());
+  if (slot < 0 || slot >= num_states_)
+    throw Invalid("slot {} is not one of the {} slots of recurrent states", slot, num_states_);
+  std::vector<KvStateShard> shards;
+  for (const StateShard& shard : state_shards_[group * format_.num_layers() + layer])
+    shards.push_back({.inputs = shard.first.inputs + slot * shard.slot_floats,
+                      .heads = shard.first.heads + slot * shard.slot_floats,
+                      .key_heads = shard.first.key_heads});
+  return shards;
 }
 
 KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> pages) const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,21 +13,28 @@
 #include "core/dtype.h"
 #include "engine/config.h"
 #include "engine/kv_transfer/kv_progress.h"
+#include "engine/kv_transfer/kv_states.h"
 #include "model/config.h"
 #include "model/kv_storage.h"
+#include "model/state_storage.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
 
+// What a layer has of a sequence: rows of keys and values, a recurrent state, or nothing.
+//
 // The rows of a layer. Their canonical order is: all keys, then all values, each by position, then
 // by KV head. A row is one head of one position, in the storage format of the cache
 // (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent. It has no values, or
 // the keys of its indexer in their place.
 struct KvLayerFormat {
-  int64_t heads = 0;        // KV heads of the layer; latent: 1
+  int64_t heads = 0;        // KV heads of the layer; latent: 1; 0: no rows
   int64_t key_bytes = 0;    // of a row
   int64_t value_bytes = 0;  // of a row; latent: 0, or an index key's
+  int64_t state_heads = 0;  // key heads of its state; 0: no state
+  int64_t state_bytes = 0;  // of a key head's part of the state (KvStateBytes)
 
+  int64_t StateBytes() const { return state_heads * state_bytes; }
   int64_t Bytes(int64_t positions) const { return positions * heads * (key_bytes + value_bytes); }
   bool operator==(const KvLayerFormat&) const = default;
 };
@@ -35,15 +43,18 @@ struct KvLayerFormat {
 struct KvFormat {
   std::vector<KvLayerFormat> layers;
   DType dtype = DType::kF32;
+  std::optional<LinearAttentionConfig> linear;  // if any layer has a state
 
   static KvFormat Of(const ModelConfig& model, DType dtype);
   // With the layers of the draft model, if there is one, after those of the model.
   static KvFormat Of(const EnginePlan& plan);
   int64_t num_layers() const { return std::ssize(layers); }
+  bool has_states() const { return linear.has_value(); }
   // The largest number of bytes of one position in a layer.
   int64_t LargestPosition() const;
   // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)". With different layers, each run of equal
-  // ones: "1 layer, 4 heads of 384 + 256 bytes, then 4 layers, 8 heads of 384 + 256 bytes (...)".
+  // ones: "3 layers, states of 16 heads of 134656 bytes, then 1 layer, 2 heads of 512 + 512 bytes
+  // (...)".
   std::string Text() const;
 };
 
@@ -82,6 +93,9 @@ class KvCaches {
   int groups() const { return mesh_.dp; }
   // `pages` must outlive the result.
   KvLayerRows Layer(int group, int64_t layer, std::span<const int32_t> pages) const;
+  // The state of a layer in a slot, on all ranks of the group; empty: the layer has none. Error
+  // kInvalid if there is no such slot.
+  std::vector<KvStateShard> State(int group, int64_t layer, int32_t slot) const;
   // The first layers that all ranks of the group have computed in this pass (KvProgress), without
   // those of a draft model, which runs after the pass. With pipeline stages, a stage that is in a
   // later pass has computed its layers, also of a draft model: no pass of such an engine is
@@ -91,21 +105,29 @@ class KvCaches {
   void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end);
 
  private:
+  struct StateShard {
+    KvStateShard first;  // of slot 0
+    int64_t slot_floats = 0;
+  };
   // Adds the shards of each layer that a stage has of an attention group. `storages` [tp]: of the
   // ranks of the stage.
   void AddShards(const ModelConfig& model, int group, int stage, std::span<KvStorage> storages);
+  // The states of a layer of a stage, on one of its ranks.
+  StateShard StateOf(const ModelConfig& model, int64_t layer, int64_t rank);
   // The ranks of an attention group in a stage.
   Range RanksOf(int group, int stage) const;
 
   KvFormat format_;
   MeshShape mesh_;
-  int64_t num_pages_ = 0, page_size_ = 1;
+  int64_t num_pages_ = 0, page_size_ = 1, num_states_ = 0;
   std::vector<int64_t> stage_layers_;  // [pp]
   int64_t draft_layers_ = 0;
-  std::vector<KvStorage> storages_;           // [world]
-  std::vector<KvStorage> drafts_;             // [tp] of the draft model; empty: none
-  std::vector<KvProgress> progress_;          // [world]
-  std::vector<std::vector<KvShard>> shards_;  // [groups · layers][attn_tp]
+  std::vector<KvStorage> storages_;                    // [world]
+  std::vector<KvStorage> drafts_;                      // [tp] of the draft model; empty: none
+  std::vector<StateStorage> states_;                   // [world]
+  std::vector<KvProgress> progress_;                   // [world]
+  std::vector<std::vector<KvShard>> shards_;           // [groups · layers][attn_tp]; [0]: no rows
+  std::vector<std::vector<StateShard>> state_shards_;  // [groups · layers][attn_tp]; [0]: no state
 };
 
 // Rows of the positions [begin, end) of one layer in the canonical order, as a cache with one page.

@@ -45,7 +45,9 @@ void Scheduler::StartReady() {
 void Scheduler::ReserveImports() {
   // Running and imported requests together are at most twice as many as may run.
   while (!imports_.empty() &&
-         std::ssize(held_) + std::ssize(ready_) < options_.max_running_requests) {
+         std::ssize(held_) + std::ssize(ready_) < options_.max_running_requests &&
+         cache_.HasSlotsFor(options_.max_running_requests,
+                            std::ssize(held_) + std::ssize(ready_) + 1)) {
     Sequence* const sequence = imports_.front();
     if (!TryReserve(*sequence)) return;
     imports_.erase(imports_.begin());
@@ -65,6 +67,7 @@ bool Scheduler::TryReserve(Sequence& sequence) {
     cache_.Release({}, sequence.cache);
     return false;
   }
+  cache_.PrepareImported(cached, sequence.prompt_length, sequence.cache);
   sequence.computed = sequence.settled = cached;
   return true;
 }
@@ -278,6 +281,7 @@ void Scheduler::Admit(PrefillBudget budget) {
 
 bool Scheduler::TryAdmit(Sequence& sequence, PrefillBudget& budget) {
   if (sequence.unknown > 0) return false;  // retracted in this step: its last token is not known
+  if (!cache_.HasSlotsFor(running() + 1, std::ssize(held_) + std::ssize(ready_))) return false;
   sequence.computed =
       cache_.Borrow(std::span<const int32_t>(sequence.tokens).first(sequence.max_reusable()),
                     sequence.cache, sequence.request.cache_salt, sequence.prompt_length);

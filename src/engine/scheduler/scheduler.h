@@ -74,6 +74,8 @@ class Scheduler {
   //   Start: its pages have been written, and it has its first token. It runs as soon as fewer than
   //     max_running_requests do.
   //   Hold: it leaves the running set and keeps its pages until Remove, or until Park.
+  // With recurrent states, each of them keeps a slot too. No request is admitted without slots
+  // (KvCache::HasSlotsFor), as none is without pages.
   void EnqueueImport(Sequence* sequence) { imports_.push_back(sequence); }
   void Start(Sequence* sequence);
   void Hold(Sequence* sequence);

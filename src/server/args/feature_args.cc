@@ -119,8 +119,8 @@ void AddDisaggregationFlags(CommandLine& app, ServerArgs& a) {
            "of bootstrap_port in requests")
       .Range(0, 65535);
   app.Flag("--disaggregation-transfer-backend", a.disaggregation_backend, kGroup,
-           "Transfer of the KV cache: tcp, or shm (one copy, if both workers run on one host as "
-           "one user)")
+           "Transfer of the KV cache and of recurrent states: tcp, or shm (one copy, if both "
+           "workers run on one host as one user)")
       .OneOf({"tcp", "shm"});
   app.Flag("--disaggregation-timeout", a.disaggregation_timeout_seconds, kGroup,
            "Seconds that a request waits for its other worker")

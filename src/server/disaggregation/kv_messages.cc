@@ -30,7 +30,11 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<KvPlace> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.key, m.version, m.group, m.begin, m.end, m.first_layer, m.end_layer, m.pages);
+  codec(m.key, m.version, m.group, m.begin, m.end, m.first_layer, m.end_layer, m.pages, m.state);
+}
+template <typename Codec, OneOf<KvStateHead> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.key, m.layer);
 }
 template <typename Codec, OneOf<KvTaken> T>
 void Fields(Codec& codec, T& m) {

@@ -6,8 +6,9 @@
 //   decode  -> prefill   KvWant                          the request has pages
 //   prefill -> decode    KvRowsHead, then the rows       tcp: a few MiB of one layer
 //                        KvPlace                         shm: positions of layers that can be
-//                        copied
-//   decode  -> prefill   KvTaken                         shm: they have been copied
+//                        copied; or the slot of recurrent states
+//   prefill -> decode    KvStateHead, then the state     tcp: the recurrent state of one layer
+//   decode  -> prefill   KvTaken                         shm: what KvPlace names has been copied
 //   prefill -> decode    KvDone                          all rows were sent; the first output
 //   either direction     KvFailed                        the request ends
 #pragma once
@@ -53,6 +54,13 @@ struct KvPlace {
   int64_t begin = 0, end = 0;
   int64_t first_layer = 0, end_layer = 0;
   std::vector<int32_t> pages;  // of the positions [0, end)
+  int32_t state = -1;          // not −1: the states in this slot, and no rows
+};
+// KvLayerFormat::StateBytes bytes follow, in the canonical order (CanonicalState): the state after
+// the last token of the prompt.
+struct KvStateHead {
+  KvKey key;
+  int64_t layer = 0;
 };
 struct KvTaken {
   KvKey key;
@@ -66,7 +74,8 @@ struct KvFailed {
   KvKey key;
   std::string error;
 };
-using KvMessage = std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvTaken, KvDone, KvFailed>;
+using KvMessage =
+    std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvStateHead, KvTaken, KvDone, KvFailed>;
 
 std::string EncodeHello(const KvHello& hello);
 KvHello DecodeHello(std::string_view bytes);

@@ -198,6 +198,8 @@ void KvReceiver::OnMessage(Link& link, const KvMessage& message, TcpStream& stre
     OnRows(link, *head, stream);
   } else if (const auto* place = std::get_if<KvPlace>(&message)) {
     OnPlace(link, *place);
+  } else if (const auto* state = std::get_if<KvStateHead>(&message)) {
+    OnState(link, *state, stream);
   } else if (const auto* done = std::get_if<KvDone>(&message)) {
     OnDone(link, *done);
   } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
@@ -225,6 +227,35 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
              caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end);
   room.deadline = Deadline();
   return true;
+}
+
+bool KvReceiver::WriteState(const Link& link, const KvKey& key, std::span<const KvStateShard> from,
+                            int64_t layer) {
+  const std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(key);
+  if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
+    return false;
+  Room& room = found->second;
+  if (room.pages.state < 0)
+    throw Invalid("{} has sent a recurrent state, which {} does not need", link.connection->peer(),
+                  key.Text());
+  CopyKvState(*caches_->caches.format().linear, from,
+              caches_->caches.State(room.group, layer, room.pages.state));
+  room.deadline = Deadline();
+  return true;
+}
+
+void KvReceiver::OnState(Link& link, const KvStateHead& head, TcpStream& stream) {
+  const KvFormat format = KvFormat::Of(options_.job.plan);
+  if (head.layer < 0 || head.layer >= format.num_layers() ||
+      format.layers[head.layer].StateBytes() == 0)
+    throw Invalid("{} has sent a recurrent state of layer {}, which has none",
+                  link.connection->peer(), head.layer);
+  std::vector<std::byte> bytes(static_cast<size_t>(format.layers[head.layer].StateBytes()));
+  if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
+    throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
+  const KvStateShard whole = CanonicalState(*format.linear, bytes);
+  WriteState(link, head.key, {&whole, 1}, head.layer);
 }
 
 void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
@@ -255,6 +286,10 @@ void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
                   place.end_layer);
   const int64_t piece = PositionsPerPiece(format);
   for (int64_t layer = place.first_layer; layer < place.end_layer; ++layer) {
+    if (place.state >= 0 && format.layers[layer].StateBytes() > 0 &&
+        !WriteState(link, place.key, theirs.State(place.group, layer, place.state), layer))
+      return;
+    if (format.layers[layer].Bytes(1) == 0) continue;
     const KvLayerRows rows = theirs.Layer(place.group, layer, place.pages);
     for (int64_t begin = place.begin; begin < place.end; begin += piece) {
       const int64_t end = std::min(begin + piece, place.end);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -76,6 +77,7 @@ class KvReceiver : public KvTransfers {
   std::string Connect(Link& link, std::unique_ptr<KvConnection>* connection);
   void OnMessage(Link& link, const KvMessage& message, TcpStream& stream);
   void OnRows(Link& link, const KvRowsHead& head, TcpStream& stream);
+  void OnState(Link& link, const KvStateHead& head, TcpStream& stream);
   void OnPlace(Link& link, const KvPlace& place);
   void OnDone(Link& link, const KvDone& done);
   void OnFailed(Link& link, const KvFailed& failed);
@@ -84,6 +86,9 @@ class KvReceiver : public KvTransfers {
   // not include the positions.
   bool Write(const Link& link, const KvKey& key, const KvLayerRows& from, int64_t layer,
              int64_t begin, int64_t end);
+  // The same for the state of a layer.
+  bool WriteState(const Link& link, const KvKey& key, std::span<const KvStateShard> from,
+                  int64_t layer);
   void EndLink(const LinkPtr& link, const std::string& why);
   // Ends the request with an error. Requires mutex_.
   void Fail(Room& room, const std::string& error);

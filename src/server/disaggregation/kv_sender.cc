@@ -160,9 +160,12 @@ void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
   r.deadline = Deadline();
   if (output.kv) {
     const int64_t page_size = options_.job.config.page_size;
-    if (output.kv->end < r.known.end || !SamePages(r.known, *output.kv, r.known.end, page_size)) {
+    const bool same_state = r.known.state < 0 || r.known.state == output.kv->state;
+    if (output.kv->end < r.known.end || !same_state ||
+        !SamePages(r.known, *output.kv, r.known.end, page_size)) {
       ++r.version;
       r.sent = 0;
+      r.state_sent = false;
       r.part = {};
     }
     r.known = *output.kv;
@@ -272,44 +275,6 @@ void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
   }
 }
 
-std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
-  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().num_layers();
-  const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
-  // Whether passes that compute the rows before known.computed may be in flight.
-  const bool in_flight = options_.job.config.mesh.pp > 1 && r.known.pass != 0;
-  if (r.part.begin == from && r.part.end > from) {  // continues with further layers
-    const bool ended = r.part.end <= r.known.computed && !in_flight;
-    const int64_t end_layer = ended ? layers : ready(r.part.pass);
-    if (end_layer <= r.part.end_layer) return std::nullopt;
-    return Rows{from, r.part.end, r.part.end_layer, end_layer, r.part.pass};
-  }
-  if (from < r.known.computed) {
-    const uint64_t pass = in_flight ? r.known.pass - 1 : 0;
-    const int64_t end_layer = in_flight ? ready(pass) : layers;
-    if (end_layer == 0) return std::nullopt;
-    return Rows{from, r.known.computed, 0, end_layer, pass};
-  }
-  if (from >= r.known.end || r.known.pass == 0) return std::nullopt;
-  const int64_t end_layer = ready(r.known.pass);
-  if (end_layer == 0) return std::nullopt;
-  return Rows{from, r.known.end, 0, end_layer, r.known.pass};
-}
-
-void KvSender::EndStep(Room& r) const {
-  r.sending = false;
-  if (r.step_version != r.version) return;  // the pages have changed meanwhile
-  if (r.step.end_layer == caches_->caches.format().num_layers()) {
-    r.sent = r.step.end;
-    r.part = {};
-  } else if (r.step.end <= r.known.computed || r.step.pass == r.known.pass) {
-    r.part = r.step;
-  }
-}
-
-bool KvSender::AwaitsLayers(const Room& r) const {
-  return r.peer && !r.sending && r.known.pass != 0 && std::max(r.sent, r.begin) < r.known.end;
-}
-
 void KvSender::Pace() {
   std::unique_lock lock(mutex_);
   const auto awaits = [this](const auto& entry) { return AwaitsLayers(entry.second); };
@@ -341,10 +306,11 @@ void KvSender::Advance(Rooms::iterator room) {
                            .end = rows->end,
                            .first_layer = rows->first_layer,
                            .end_layer = rows->end_layer,
-                           .pages = r.known.pages});
+                           .pages = r.known.pages,
+                           .state = rows->state});
     } else {
       r.peer->Post([this, key = key, weak = std::weak_ptr(r.peer)](TcpStream& stream) {
-        if (const Peer peer = weak.lock()) SendRows(key, stream, peer);
+        if (const Peer peer = weak.lock()) SendStep(key, stream, peer);
       });
     }
     return;
@@ -353,58 +319,13 @@ void KvSender::Advance(Rooms::iterator room) {
   // tell it later than they write to them.
   const bool valid = r.known.pinned || r.begin >= r.prompt_tokens;
   const bool complete =
-      r.ended || (!r.first.empty() && valid && std::max(r.sent, r.begin) >= r.prompt_tokens);
+      r.ended || (!r.first.empty() && valid && std::max(r.sent, r.begin) >= r.prompt_tokens &&
+                  !LacksStates(r));
   if (!complete) return;
   r.peer->Post(KvDone{key, r.first});
   if (r.id && !r.ended) ReleaseSoon(*r.id, "");
   Forget(room);
   rooms_.erase(room);
-}
-
-void KvSender::SendRows(const KvKey& key, TcpStream& stream, const Peer& peer) {
-  std::shared_ptr<MappedCaches> mapped;
-  Room copy;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto room = rooms_.find(key);
-    if (room == rooms_.end() || room->second.peer != peer) return;
-    if (room->second.step_version != room->second.version) {  // the pages have changed since
-      EndStep(room->second);
-      Advance(room);
-      changed_.notify_all();  // Pace
-      return;
-    }
-    mapped = caches_;
-    copy = room->second;
-  }
-  const KvFormat& format = mapped->caches.format();
-  const int64_t piece = PositionsPerPiece(format);
-  std::vector<std::byte> bytes;
-  const Rows& step = copy.step;
-  for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
-    const KvLayerFormat& of_layer = format.layers[layer];
-    const KvLayerRows rows = mapped->caches.Layer(copy.group, layer, copy.known.pages);
-    for (int64_t begin = step.begin; begin < step.end; begin += piece) {
-      const int64_t end = std::min(begin + piece, step.end);
-      bytes.resize(static_cast<size_t>(of_layer.Bytes(end - begin)));
-      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end);
-      const std::string head = EncodeKv(KvRowsHead{key, layer, begin, end});
-      uint64_t size = head.size();
-      iovec parts[] = {{&size, sizeof size},
-                       {const_cast<char*>(head.data()), head.size()},
-                       {bytes.data(), bytes.size()}};
-      if (stream.Send(parts, peer->limit()) != IoResult::kDone)
-        throw Error(ErrorKind::kPeer,
-                    fmt::format("{} did not accept the rows of the KV cache", peer->peer()));
-    }
-  }
-  const std::lock_guard lock(mutex_);
-  const auto room = rooms_.find(key);
-  if (room == rooms_.end() || room->second.peer != peer) return;
-  EndStep(room->second);
-  room->second.deadline = Deadline();
-  Advance(room);
-  changed_.notify_all();  // Pace
 }
 
 void KvSender::Forget(Rooms::iterator room) {

@@ -25,7 +25,8 @@ namespace switchyard {
 // has pages for it (KvWant). Rows are sent as soon as both are known: those of a layer while later
 // layers of the same pass are computed. The room ends with KvDone, or with an error for both
 // workers: if either request ends, if the connection ends, or --disaggregation-timeout after the
-// last event of the room.
+// last event of the room. Recurrent states follow the last rows: their slot is known once the
+// prompt is computed.
 //
 // Accepts connections at the bootstrap port on a thread of its own.
 class KvSender : public KvTransfers {
@@ -50,11 +51,12 @@ class KvSender : public KvTransfers {
  private:
   using Clock = std::chrono::steady_clock;
   using Peer = std::shared_ptr<KvConnection>;
-  // Positions of some layers, which a pass computes, or has computed.
+  // Positions of some layers, which a pass computes, or has computed; or states of all layers.
   struct Rows {
     int64_t begin = 0, end = 0;
     int64_t first_layer = 0, end_layer = 0;
     uint64_t pass = 0;
+    int32_t state = -1;  // not −1: the recurrent states in this slot, and no positions
   };
   struct Room {
     std::optional<uint64_t> id;  // of the request here; nullopt: none yet, or it has ended
@@ -63,12 +65,13 @@ class KvSender : public KvTransfers {
     std::optional<int64_t> wanted_tokens;  // KvWant::prompt_tokens; nullopt: no KvWant yet
     int64_t begin = 0;                     // KvWant::begin
     int group = 0;
-    KvPages known;         // the last RequestOutput::kv
-    uint64_t version = 0;  // changes if the pages of `known` change
-    int64_t sent = 0;      // the rows before it have arrived, in all layers
-    Rows part;             // rows from `sent` on that have arrived in the first layers only
-    bool sending = false;  // the writer's thread sends rows, or a KvPlace has no KvTaken yet
-    Rows step;             // these rows
+    KvPages known;            // the last RequestOutput::kv
+    uint64_t version = 0;     // changes if the pages of `known` change
+    int64_t sent = 0;         // the rows before it have arrived, in all layers
+    bool state_sent = false;  // the states after the prompt have arrived
+    Rows part;                // rows from `sent` on that have arrived in the first layers only
+    bool sending = false;     // the writer's thread sends rows, or a KvPlace has no KvTaken yet
+    Rows step;                // these rows
     uint64_t step_version = 0;
     std::string first;   // encoded first output; empty: not sampled yet
     bool ended = false;  // `first` is the last output, so no pages are needed
@@ -89,7 +92,7 @@ class KvSender : public KvTransfers {
   void Greet(AuthenticatedListener::Arrival arrival);
   void OnEnd(const std::string& why, const KvConnection* peer);
   void OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message);
-  void SendRows(const KvKey& key, TcpStream& stream, const Peer& peer);
+  void SendStep(const KvKey& key, TcpStream& stream, const Peer& peer);
   void Sweep();
   void Pace();  // continues rooms as soon as ranks have computed a layer
   // These require mutex_. CheckPrompts, Advance and Fail may erase the room.
@@ -100,6 +103,8 @@ class KvSender : public KvTransfers {
   void Advance(Rooms::iterator room);  // starts the room's next step, after an event
   // The rows that can be sent now; nullopt: none.
   std::optional<Rows> NextRows(const Room& room) const;
+  // Whether the decode worker needs the states after the prompt, and they have not arrived yet.
+  bool LacksStates(const Room& room) const;
   void EndStep(Room& room) const;  // its rows have arrived
   bool AwaitsLayers(const Room& room) const;
   void Fail(Rooms::iterator room, const std::string& error);  // sends the error to both workers

@@ -89,6 +89,27 @@ struct Side {
     for (int64_t layer = 0; layer < caches().format().num_layers(); ++layer)
       Fill(group, layer, pages, 0, end, seed);
   }
+  // The states of all layers in a slot, in the canonical order.
+  std::vector<std::byte> ReadStates(int group, int32_t slot) {
+    return VisitStates(
+        group, slot,
+        [](const LinearAttentionConfig& linear, const auto& shards, const KvStateShard& whole) {
+          CopyKvState(linear, shards, {&whole, 1});
+        });
+  }
+  // Writes random states.
+  void FillStates(int group, int32_t slot, uint64_t seed) {
+    std::mt19937 random(static_cast<uint32_t>(seed));
+    VisitStates(
+        group, slot,
+        [&](const LinearAttentionConfig& linear, const auto& shards, const KvStateShard& whole) {
+          const int64_t floats =
+              linear.key_heads * KvStateBytes(linear) / static_cast<int64_t>(sizeof(float));
+          for (int64_t i = 0; i < floats; ++i)
+            whole.inputs[i] = static_cast<float>(random() % 1000);  // the heads follow the inputs
+          CopyKvState(linear, {&whole, 1}, shards);
+        });
+  }
   void Publish(uint64_t pass, int64_t layers) {
     for (int stage = 0; stage < job.config.mesh.pp; ++stage) PublishStage(stage, pass, layers);
   }
@@ -96,6 +117,22 @@ struct Side {
     const int tp = job.config.mesh.tp;
     for (int rank = stage * tp; rank < (stage + 1) * tp; ++rank)
       KeptPages::Progress(arena->Kept(rank)).Publish(pass, layers);
+  }
+
+  // Calls `visit` with the shards of each layer that has states, and a buffer for its whole state.
+  // Returns the buffers.
+  template <typename Visit>
+  std::vector<std::byte> VisitStates(int group, int32_t slot, const Visit& visit) {
+    const KvFormat& format = caches().format();
+    std::vector<std::byte> all;
+    for (int64_t layer = 0; layer < format.num_layers(); ++layer) {
+      if (format.layers[layer].StateBytes() == 0) continue;
+      std::vector<std::byte> bytes(format.layers[layer].StateBytes());
+      visit(*format.linear, caches().State(group, layer, slot),
+            CanonicalState(*format.linear, bytes));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
   }
 
   const RankJob job;

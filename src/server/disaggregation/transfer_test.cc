@@ -5,7 +5,7 @@
 
 #include "comm/net/authenticated_listener.h"
 #include "core/error.h"
-#include "server/disaggregation/test_transfer.h"
+#include "server/disaggregation/test_rooms.h"
 
 namespace switchyard {
 namespace {
@@ -14,40 +14,6 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::filesystem::path Fixture(const char* name) {
-  return std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures" / name;
-}
-
-TransferSetup SetupOf(const char* fixture, MeshShape from = {1, 1}, MeshShape to = {1, 1},
-                      const char* backend = "tcp") {
-  return {.prefill = {.model = Fixture(fixture), .mesh = from, .page_size = 8},
-          .decode = {.model = Fixture(fixture), .mesh = to, .page_size = 4},
-          .backend = backend};
-}
-
-RequestOutput PagesOutput(KvPages pages) {
-  RequestOutput output;
-  output.kv = std::move(pages);
-  return output;
-}
-
-RequestOutput FirstOutput(int64_t end, std::vector<int32_t> pages, int32_t token = 7) {
-  RequestOutput output =
-      PagesOutput({.end = end, .pages = std::move(pages), .computed = end, .pinned = true});
-  output.new_tokens = {token};
-  output.cached_tokens = 3;
-  return output;
-}
-
-void ExpectSameRows(TransferRig& rig, int from_group, std::span<const int32_t> from, int to_group,
-                    std::span<const int32_t> to, int64_t begin, int64_t end) {
-  const int64_t layers = rig.prefill.caches().format().num_layers();
-  for (int64_t layer = 0; layer < layers; ++layer)
-    ASSERT_EQ(rig.prefill.Read(from_group, layer, from, begin, end),
-              rig.decode.Read(to_group, layer, to, begin, end))
-        << "layer " << layer;
-}
 
 // The connection of a decode worker, for tests that choose its messages.
 class DecodeConnection {
@@ -88,11 +54,6 @@ class DecodeConnection {
   TcpStream stream_;
 };
 
-struct Layout {
-  MeshShape from, to;
-  int from_group = 0, to_group = 0;
-};
-
 struct Source {
   const char *fixture, *algorithm = "";
 };
@@ -104,10 +65,11 @@ TEST(TransferTest, RowsArriveInEveryLayout) {
        {Source{"qwen3_moe"}, Source{"deepseek_v2"}, Source{"../families/mimo_v2_flash"},
         Source{"deepseek_v3", "NEXTN"}, Source{"../../../models/yardling", "MTP"}}) {
     for (const char* backend : {"tcp", "shm"}) {
-      for (const Layout& layout :
-           {Layout{{1, 1}, {1, 1}}, Layout{{2, 1}, {1, 1}}, Layout{{1, 1}, {2, 1}},
-            Layout{{.pp = 2}, {1, 1}}, Layout{{1, 1}, {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 0, 1},
-            Layout{{1, 1}, {2, 2, 2}, 0, 1}, Layout{{2, 2, 2}, {2, 1}, 1, 0}}) {
+      for (const TransferLayout& layout :
+           {TransferLayout{{1, 1}, {1, 1}}, TransferLayout{{2, 1}, {1, 1}},
+            TransferLayout{{1, 1}, {2, 1}}, TransferLayout{{.pp = 2}, {1, 1}},
+            TransferLayout{{1, 1}, {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, 0, 1},
+            TransferLayout{{1, 1}, {2, 2, 2}, 0, 1}, TransferLayout{{2, 2, 2}, {2, 1}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
         TransferSetup setup = SetupOf(fixture, layout.from, layout.to, backend);
         setup.prefill.algorithm = setup.decode.algorithm = algorithm;
@@ -433,8 +395,11 @@ TEST(TransferTest, DifferentServersAreRefusedOnBothSides) {
                 "the KV cache is 3 layers, 2 heads of 64 + 64 bytes (bfloat16) on the prefill "
                 "worker, but 3 layers, 2 heads of 64 + 64 bytes (float16) on the decode worker");
   TransferSetup model = SetupOf("qwen3_moe");
-  model.decode.model = Fixture("olmoe");
+  model.decode.model = TransferFixture("olmoe");
   ExpectRefused(model, "the hash of config.json is ");
+  TransferSetup states = SetupOf("../families/qwen3_next");
+  states.decode.model = TransferFixture("../families/qwen3_5_moe_text");
+  ExpectRefused(states, "the hash of config.json is ");
   TransferSetup backend = SetupOf("qwen3_moe");
   backend.decode_backend = "shm";
   ExpectRefused(backend, "--disaggregation-transfer-backend is tcp on the prefill worker, but shm");
