@@ -325,7 +325,8 @@ std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& ar
   app.Option("--model,--model-path", a.model, "Directory of a checkpoint").Required();
   app.Option("--tokenizer-path", a.tokenizer_path,
              "Directory of the tokenizer; default: the model's");
-  app.Option("--data", a.data, "Text, .jsonl and .parquet files, or directories of them").Required();
+  app.Option("--data", a.data, "Text, .jsonl and .parquet files, or directories of them")
+      .Required();
   app.Option("--chat-loss", a.chat_loss, "Tokens of a chat that are scored: assistant, or all")
       .ShowDefault()
       .OneOf({"assistant", "all"});

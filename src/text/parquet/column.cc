@@ -9,8 +9,8 @@
 
 namespace switchyard::parquet {
 
-ColumnReader::ColumnReader(std::span<const uint8_t> file, const std::string& name,
-                           size_t row_group, const ColumnChunk& chunk, const Leaf& leaf)
+ColumnReader::ColumnReader(std::span<const uint8_t> file, const std::string& name, size_t row_group,
+                           const ColumnChunk& chunk, const Leaf& leaf)
     : chunk_(chunk),
       leaf_(leaf),
       where_(fmt::format("{}: row group {}, column \"{}\"", name, row_group, leaf.name)),
@@ -44,8 +44,7 @@ std::optional<Entry> ColumnReader::Next() {
 void ColumnReader::BeginPage() {
   const uint64_t at = chunk_.begin + pages_.position();
   if (pages_.left() == 0) {
-    throw Invalid("{}: byte {}: {} of {} values are missing", where_, at, left_,
-                  chunk_.num_values);
+    throw Invalid("{}: byte {}: {} of {} values are missing", where_, at, left_, chunk_.num_values);
   }
   const PageHeader page = ReadPageHeader(&pages_);
   const std::span<const uint8_t> data = pages_.Take(page.compressed_bytes, "a page");

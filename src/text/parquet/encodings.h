@@ -35,7 +35,7 @@ class HybridDecoder {
 
   Cursor cursor_;
   int width_;
-  uint64_t left_ = 0;      // numbers of the present run
+  uint64_t left_ = 0;  // numbers of the present run
   bool packed_run_ = false;
   uint32_t repeated_ = 0;  // number of a run of equal numbers
   std::span<const uint8_t> packed_;

@@ -19,11 +19,11 @@ constexpr size_t kMaxSchemaDepth = 64;
 
 constexpr std::string_view kCodecNames[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO",
                                             "BROTLI",       "LZ4",    "ZSTD", "LZ4_RAW"};
-constexpr std::string_view kTypeNames[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
-                                           "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
+constexpr std::string_view kTypeNames[] = {
+    "BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
 constexpr std::string_view kEncodingNames[] = {
-    "PLAIN",      "GROUP_VAR_INT",       "PLAIN_DICTIONARY",        "RLE",
-    "BIT_PACKED", "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY",
+    "PLAIN",          "GROUP_VAR_INT",       "PLAIN_DICTIONARY",        "RLE",
+    "BIT_PACKED",     "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY",
     "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"};
 
 std::string NameAt(std::span<const std::string_view> names, size_t index, std::string_view what) {
@@ -222,9 +222,7 @@ int64_t PageNumber(ThriftReader* thrift, Type type, Cursor* cursor, int64_t limi
 
 }  // namespace
 
-std::string NameOf(Codec codec) {
-  return NameAt(kCodecNames, static_cast<size_t>(codec), "codec");
-}
+std::string NameOf(Codec codec) { return NameAt(kCodecNames, static_cast<size_t>(codec), "codec"); }
 std::string NameOf(Encoding encoding) {
   return NameAt(kEncodingNames, static_cast<size_t>(encoding), "encoding");
 }

@@ -54,9 +54,7 @@ struct SchemaNode {
   int64_t column = -1;               // index of a leaf in the row groups' columns
 
   bool is_list() const { return converted_type == 3 || logical_type == 3; }
-  bool is_map() const {
-    return converted_type == 1 || converted_type == 2 || logical_type == 2;
-  }
+  bool is_map() const { return converted_type == 1 || converted_type == 2 || logical_type == 2; }
 };
 
 // The pages of a column in a row group: bytes [begin, end) of the file.

@@ -56,9 +56,8 @@ std::vector<Json> Lines(const std::string& name) {
 
 TEST(ParquetTest, CodecsPagesAndEncodingsGiveTheSameTexts) {
   const std::vector<Json> want = Lines("texts.jsonl");
-  for (const char* name :
-       {"texts_plain", "texts_dictionary", "texts_fallback", "texts_snappy_v2", "texts_gzip",
-        "texts_lengths", "texts_prefixes"}) {
+  for (const char* name : {"texts_plain", "texts_dictionary", "texts_fallback", "texts_snappy_v2",
+                           "texts_gzip", "texts_lengths", "texts_prefixes"}) {
     EXPECT_EQ(Rows(Contents(std::string(name) + ".parquet"), {"text"}), want) << name;
   }
   std::vector<Json> required = want;
@@ -139,8 +138,10 @@ TEST(ParquetTest, PagesMayBeStoredOrRepeatThemselves) {
       17);
   EXPECT_EQ(text(Codec::kSnappy, snappy, 17), "ababababababaabax");
   EXPECT_THAT(error(Codec::kSnappy, std::string("\x04\x0d\x01", 3), 4), HasSubstr("begins before"));
-  EXPECT_THAT(error(Codec::kSnappy, std::string("\x04\x00\x61", 3), 5), HasSubstr("another length"));
-  EXPECT_THAT(error(Codec::kSnappy, std::string("\x01\x04\x61\x62", 4), 1), HasSubstr("more bytes"));
+  EXPECT_THAT(error(Codec::kSnappy, std::string("\x04\x00\x61", 3), 5),
+              HasSubstr("another length"));
+  EXPECT_THAT(error(Codec::kSnappy, std::string("\x01\x04\x61\x62", 4), 1),
+              HasSubstr("more bytes"));
   EXPECT_THAT(error(Codec::kSnappy, std::string("\x04\x00\x61", 3), 4), HasSubstr("fewer bytes"));
   EXPECT_THAT(error(Codec::kSnappy, "a", 1 << 20), HasSubstr("cannot decompress to"));
   // Two members with a stored block each; the first one has a name.

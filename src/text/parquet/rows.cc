@@ -97,9 +97,8 @@ size_t RowReader::AddNode(size_t index, Path path, bool is_element) {
   // A group around the element, which has no meaning of its own.
   leaf.name += '.';
   leaf.name += child.name;
-  path.nodes.push_back({.repeated = true,
-                        .definition = ++leaf.max_definition,
-                        .repetition = ++leaf.max_repetition});
+  path.nodes.push_back(
+      {.repeated = true, .definition = ++leaf.max_definition, .repetition = ++leaf.max_repetition});
   return AddNode(index + 2, std::move(path), true);
 }
 
@@ -107,8 +106,7 @@ void RowReader::AddLeaf(const SchemaNode& node, Path path) {
   Leaf& leaf = path.leaf;
   leaf.type = *node.type;
   leaf.column = static_cast<size_t>(node.column);
-  if (!IsPlain(node) || leaf.type == PhysicalType::kInt96 ||
-      leaf.type > PhysicalType::kByteArray) {
+  if (!IsPlain(node) || leaf.type == PhysicalType::kInt96 || leaf.type > PhysicalType::kByteArray) {
     throw Invalid(
         "{}: column \"{}\" has neither texts, integers, floats nor bools: values of type {} with "
         "the annotation {} are not supported",

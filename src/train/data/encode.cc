@@ -14,9 +14,9 @@
 #include "core/format.h"
 #include "core/regular_file.h"
 #include "text/chat/chat_template.h"
-#include "text/tokenizer/unicode.h"
 #include "text/parquet/metadata.h"
 #include "text/parquet/rows.h"
+#include "text/tokenizer/unicode.h"
 
 namespace switchyard::train {
 namespace {
@@ -140,8 +140,13 @@ std::vector<std::string_view> ColumnsToRead(const std::vector<std::string>& colu
         name, columns.size(),
         Joined(std::span(columns).first(std::min(columns.size(), kNamed)), ", "));
   }
-  std::vector<std::string_view> read{"text",       "messages",       "tools", "chat_template_kwargs",
-                                     "output_ids", "routed_experts", "routed_experts_start_len"};
+  std::vector<std::string_view> read{"text",
+                                     "messages",
+                                     "tools",
+                                     "chat_template_kwargs",
+                                     "output_ids",
+                                     "routed_experts",
+                                     "routed_experts_start_len"};
   // Only of rollouts. In other files they may have any type.
   if (has("output_ids")) read.insert(read.end(), {"input_ids", "meta_info"});
   return read;
@@ -157,9 +162,8 @@ void ReadParquet(const fs::path& path, std::vector<Document>* out) {
   const size_t before = out->size();
   while (auto row = rows.Next()) {
     if (row->values.empty()) continue;
-    out->push_back(
-        DocumentOf(std::move(row->values),
-                   fmt::format("{}: row group {}, row {}", name, row->row_group, row->row)));
+    out->push_back(DocumentOf(std::move(row->values), fmt::format("{}: row group {}, row {}", name,
+                                                                  row->row_group, row->row)));
   }
   if (out->size() == before) throw Invalid("{}: no document found", name);
 }
@@ -182,8 +186,8 @@ std::vector<fs::path> FilesBelow(const fs::path& directory) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     const fs::path ending = entry.path().extension();
-    const bool wanted = ending == ".jsonl" || ending == ".parquet" || ending == ".txt" ||
-                        ending == ".md";
+    const bool wanted =
+        ending == ".jsonl" || ending == ".parquet" || ending == ".txt" || ending == ".md";
     if (entry.is_regular_file() && wanted) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
@@ -198,7 +202,8 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
     const std::vector<fs::path> files =
         fs::is_directory(path) ? FilesBelow(path) : std::vector<fs::path>{path};
     if (files.empty()) {
-      throw Invalid("{}: the directory contains no .jsonl, .parquet, .txt or .md file", path.string());
+      throw Invalid("{}: the directory contains no .jsonl, .parquet, .txt or .md file",
+                    path.string());
     }
     for (const fs::path& file : files) {
       if (file.extension() == ".jsonl") {
