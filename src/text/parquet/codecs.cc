@@ -6,49 +6,11 @@
 
 #include "core/error.h"
 #include "text/parquet/cursor.h"
+#include "text/parquet/page_output.h"
+#include "text/parquet/zstd.h"
 
 namespace switchyard::parquet {
 namespace {
-
-// Output of a decoder: a fixed size, filled from the front.
-class PageOutput {
- public:
-  PageOutput(uint64_t bytes, const Cursor* input) : bytes_(bytes), input_(input) {}
-
-  void Append(std::span<const uint8_t> from) {
-    Reserve(from.size());
-    std::copy(from.begin(), from.end(), bytes_.begin() + static_cast<ptrdiff_t>(at_));
-    at_ += from.size();
-  }
-  // Appends bytes that begin `distance` before the end; the ranges may overlap.
-  void Repeat(uint64_t distance, uint64_t count) {
-    if (distance == 0 || distance > at_) input_->Fail("a copy begins before the data");
-    Reserve(count);
-    for (uint64_t i = 0; i < count; ++i, ++at_) bytes_[at_] = bytes_[at_ - distance];
-  }
-  void Append(uint8_t byte) {
-    Reserve(1);
-    bytes_[at_++] = byte;
-  }
-  uint64_t size() const { return at_; }
-  std::span<const uint8_t> From(uint64_t begin) const {
-    return std::span(bytes_).subspan(begin, at_ - begin);
-  }
-  std::vector<uint8_t> Finish() {
-    if (at_ != bytes_.size()) input_->Fail("the page decompresses to fewer bytes than it should");
-    return std::move(bytes_);
-  }
-
- private:
-  void Reserve(uint64_t count) const {
-    if (count > bytes_.size() - at_)
-      input_->Fail("the page decompresses to more bytes than it should");
-  }
-
-  std::vector<uint8_t> bytes_;
-  uint64_t at_ = 0;
-  const Cursor* input_;
-};
 
 // https://github.com/google/snappy/blob/main/format_description.txt
 std::vector<uint8_t> DecompressSnappy(Cursor in, uint64_t bytes) {
@@ -299,9 +261,9 @@ void CheckRatio(const Cursor& in, uint64_t bytes, uint64_t factor) {
 }  // namespace
 
 void CheckCodec(Codec codec, const std::string& where) {
-  if (codec <= Codec::kGzip) return;
+  if (codec <= Codec::kGzip || codec == Codec::kZstd) return;
   throw Error(ErrorKind::kInvalid, where + ": the codec " + NameOf(codec) + " is not supported",
-              "write the file with the codec SNAPPY, GZIP or none");
+              "write the file with the codec SNAPPY, GZIP, ZSTD or none");
 }
 
 std::vector<uint8_t> Decompress(Codec codec, std::span<const uint8_t> data, uint64_t bytes,
@@ -315,6 +277,10 @@ std::vector<uint8_t> Decompress(Codec codec, std::span<const uint8_t> data, uint
   if (codec == Codec::kGzip) {
     CheckRatio(in, bytes, 1032);  // copies of 258 bytes take 2 bits
     return DecompressGzip(in, bytes);
+  }
+  if (codec == Codec::kZstd) {
+    CheckRatio(in, bytes, 1 << 17);  // a block of 128 KiB takes 4 bytes
+    return DecompressZstd(in, bytes);
   }
   if (data.size() != bytes) in.Fail("the sizes of an uncompressed page differ");
   return {data.begin(), data.end()};

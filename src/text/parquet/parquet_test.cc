@@ -56,8 +56,9 @@ std::vector<Json> Lines(const std::string& name) {
 
 TEST(ParquetTest, CodecsPagesAndEncodingsGiveTheSameTexts) {
   const std::vector<Json> want = Lines("texts.jsonl");
-  for (const char* name : {"texts_plain", "texts_dictionary", "texts_fallback", "texts_snappy_v2",
-                           "texts_gzip", "texts_lengths", "texts_prefixes"}) {
+  for (const char* name :
+       {"texts_plain", "texts_dictionary", "texts_fallback", "texts_snappy_v2", "texts_gzip",
+        "texts_lengths", "texts_prefixes", "texts_zstd", "texts_zstd_fast"}) {
     EXPECT_EQ(Rows(Contents(std::string(name) + ".parquet"), {"text"}), want) << name;
   }
   std::vector<Json> required = want;
@@ -90,7 +91,7 @@ TEST(ParquetTest, UnsupportedFilesAreRefusedByName) {
     return ErrorOf([&] { Rows(Contents(name), {"text", "tools"}); });
   };
   const std::string place = "a.parquet: row group 0, column \"text\": ";
-  EXPECT_THAT(error("zstd.parquet"), StartsWith(place + "the codec ZSTD is not supported"));
+  EXPECT_THAT(error("lz4.parquet"), StartsWith(place + "the codec LZ4_RAW is not supported"));
   EXPECT_THAT(error("brotli.parquet"), StartsWith(place + "the codec BROTLI is not supported"));
   EXPECT_THAT(error("split.parquet"),
               AllOf(StartsWith("a.parquet: row group 0, column \"tools\", page at byte "),
@@ -172,8 +173,9 @@ TEST(ParquetTest, SurvivesMutations) {
     } catch (const Error&) {
     }
   };
-  for (const char* name : {"texts_dictionary.parquet", "texts_prefixes.parquet", "chats.parquet",
-                           "rollouts.parquet", "types.parquet"}) {
+  for (const char* name :
+       {"texts_dictionary.parquet", "texts_prefixes.parquet", "texts_zstd.parquet",
+        "texts_zstd_fast.parquet", "chats.parquet", "rollouts.parquet", "types.parquet"}) {
     const std::string whole = Contents(name);
     for (int n = 0; n < 400; ++n) {
       std::string changed = whole;

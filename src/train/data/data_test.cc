@@ -131,8 +131,8 @@ TEST_F(DataTest, ErrorsOfParquetNameTheFile) {
   EXPECT_THAT(error("other.parquet"),
               HasSubstr("other.parquet: has none of the columns \"text\", \"messages\" and "
                         "\"output_ids\"; it has 2 columns: prose, id"));
-  EXPECT_THAT(error("zstd.parquet"),
-              HasSubstr("zstd.parquet: row group 0, column \"text\": the codec ZSTD is not"));
+  EXPECT_THAT(error("lz4.parquet"),
+              HasSubstr("lz4.parquet: row group 0, column \"text\": the codec LZ4_RAW is not"));
   EXPECT_THAT(ReadError("x.parquet", "PAR1 and no more"), HasSubstr("x.parquet: "));
   EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.parquet"}); }, ErrorKind::kNotFound),
               HasSubstr("none.parquet"));

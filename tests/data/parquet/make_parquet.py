@@ -5,8 +5,8 @@
   chats.parquet      chats.jsonl: lists of structs with calls, tools and template variables
   rollouts.parquet   rollouts.jsonl: lists of token ids
   types.parquet      types.jsonl: numbers of all widths, floats, bools, nested lists, with their encodings
-  empty.parquet      no rows;  zstd.parquet, brotli.parquet, split.parquet, map.parquet, decimal.parquet, other.parquet
-                     are refused
+  empty.parquet      no rows
+  brotli.parquet, lz4.parquet, split.parquet, map.parquet, decimal.parquet, other.parquet: refused
 
 A null is absent from the JSON lines, also in structs, because Parquet has no absent fields.
 """
@@ -69,10 +69,12 @@ def write_texts():
     write("texts_lengths.parquet", table, **plain, column_encoding={"text": "DELTA_LENGTH_BYTE_ARRAY"})
     write("texts_prefixes.parquet", table, use_dictionary=False, compression="gzip", data_page_version="2.0",
           column_encoding={"text": "DELTA_BYTE_ARRAY"})
+    write("texts_zstd.parquet", table, compression="zstd", use_dictionary=False, data_page_size=4000, row_group_size=60)
+    write("texts_zstd_fast.parquet", table, compression="zstd", compression_level=-5, data_page_version="2.0")
     required = pa.table({"text": pa.array([row or "" for row in rows], pa.string())},
                         schema=pa.schema([pa.field("text", pa.string(), nullable=False)]))
     write("texts_required.parquet", required, compression="none")
-    for codec in ("zstd", "brotli"):
+    for codec in ("lz4", "brotli"):
         write(f"{codec}.parquet", table.slice(0, 4), compression=codec)
 
 
