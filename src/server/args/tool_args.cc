@@ -158,8 +158,8 @@ std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::str
       "Hugging Face's tokenizers load",
       "switchyard train-tokenizer");
   app.Option("INPUT", a.inputs,
-             "Text files, .jsonl files ({\"text\": …} or {\"messages\": […]} in each line), or "
-             "directories of them")
+             "Text files, .jsonl files ({\"text\": …} or {\"messages\": […]} in each line), "
+             ".parquet files with columns of these names, or directories of them")
       .Required();
   app.Option("--output", a.output, "Output directory; created if missing").Required();
   app.Option("--vocab-size", a.vocab_size,

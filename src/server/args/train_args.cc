@@ -51,7 +51,8 @@ void AddDataFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Data";
   app.List("--data", a.data, kGroup,
            "Text files, .jsonl files ({\"text\": …}, {\"messages\": […]} or a response of "
-           "/generate in each line), or directories of them");
+           "/generate in each line), .parquet files with columns of these names, or directories of "
+           "them");
   app.Flag("--length", a.length, kGroup, "Tokens per row, at most max_position_embeddings")
       .Positive();
   app.Switch("--whole-documents", a.whole_documents, kGroup,
@@ -324,7 +325,8 @@ std::optional<TrainScoreArgs> ParseTrainScore(const std::vector<std::string>& ar
   app.Option("--model,--model-path", a.model, "Directory of a checkpoint").Required();
   app.Option("--tokenizer-path", a.tokenizer_path,
              "Directory of the tokenizer; default: the model's");
-  app.Option("--data", a.data, "Text files, .jsonl files, or directories of them").Required();
+  app.Option("--data", a.data, "Text, .jsonl and .parquet files, or directories of them")
+      .Required();
   app.Option("--chat-loss", a.chat_loss, "Tokens of a chat that are scored: assistant, or all")
       .ShowDefault()
       .OneOf({"assistant", "all"});

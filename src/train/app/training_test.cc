@@ -55,6 +55,23 @@ TEST_F(TrainingTest, ARunInTwoPartsIsTheSameToTheBit) {
   }
 }
 
+TEST_F(TrainingTest, ParquetTrainsAsTheSameJsonLinesDo) {
+  const fs::path data = fs::path(SWITCHYARD_TEST_DATA) / "parquet";
+  TrainingOptions options = Options(6);
+  options.data = {data / "chats.jsonl"};
+  const TrainingEnd lines = Train(options);
+  options.data = {data / "chats.parquet"};
+  options.trainer.output = dir_ / "halves";
+  std::atomic<int> polls{0};
+  EXPECT_EQ(Train(options, [&] { return polls++ >= 3; }).step, 3);
+  const TrainingEnd rest = Train(options);
+  EXPECT_THAT(said_, HasSubstr("after step 3"));
+  EXPECT_EQ(rest.step, 6);
+  EXPECT_EQ(Losses(options.trainer.output), Losses(dir_ / "out"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_EQ(Bytes(rest.checkpoint / file), Bytes(lines.checkpoint / file)) << file;
+}
+
 // Writes rollouts with random experts, as a server returns them. The model of the tests has a dense
 // and an MoE layer of 8 experts, top-3.
 void WriteRollouts(const fs::path& path, int shift) {

@@ -93,6 +93,51 @@ TEST_F(DataTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(ErrorOf([] { ReadDocuments({}); }), HasSubstr("--data: no file"));
 }
 
+fs::path ParquetFile(const std::string& name) {
+  return fs::path(SWITCHYARD_TEST_DATA) / "parquet" / name;
+}
+
+TEST_F(DataTest, ParquetGivesTheDocumentsOfTheSameJsonLines) {
+  for (const std::string& name : std::vector<std::string>{"chats", "rollouts", "texts_plain"}) {
+    const auto columns = ReadDocuments({ParquetFile(name + ".parquet")});
+    const std::string lines = name == "texts_plain" ? "texts" : name;
+    // Rows without a text are lines without a document.
+    std::ifstream in(ParquetFile(lines + ".jsonl"));
+    std::string kept;
+    for (std::string line; std::getline(in, line);) kept += line == "{}" ? "\n" : line + "\n";
+    const auto want = ReadDocuments({Write("a.jsonl", kept)});
+    ASSERT_EQ(columns.size(), want.size()) << name;
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(columns[i].text, want[i].text) << name << " " << i;
+      EXPECT_EQ(columns[i].messages, want[i].messages);
+      EXPECT_EQ(columns[i].tools, want[i].tools);
+      EXPECT_EQ(columns[i].template_kwargs, want[i].template_kwargs);
+      ASSERT_EQ(columns[i].rollout.has_value(), want[i].rollout.has_value());
+      if (!want[i].rollout) continue;
+      EXPECT_EQ(columns[i].rollout->prompt, want[i].rollout->prompt);
+      EXPECT_EQ(columns[i].rollout->output, want[i].rollout->output);
+    }
+  }
+  fs::copy_file(ParquetFile("chats.parquet"), dir_ / "b.parquet");
+  EXPECT_EQ(ReadDocuments({dir_}).back().where,
+            (dir_ / "b.parquet").string() + ": row group 2, row 3");
+}
+
+TEST_F(DataTest, ErrorsOfParquetNameTheFile) {
+  const auto error = [](const char* name) {
+    return ErrorOf([&] { ReadDocuments({ParquetFile(name)}); });
+  };
+  EXPECT_THAT(error("empty.parquet"), HasSubstr("empty.parquet: no document found"));
+  EXPECT_THAT(error("other.parquet"),
+              HasSubstr("other.parquet: has none of the columns \"text\", \"messages\" and "
+                        "\"output_ids\"; it has 2 columns: prose, id"));
+  EXPECT_THAT(error("lz4.parquet"),
+              HasSubstr("lz4.parquet: row group 0, column \"text\": the codec LZ4_RAW is not"));
+  EXPECT_THAT(ReadError("x.parquet", "PAR1 and no more"), HasSubstr("x.parquet: "));
+  EXPECT_THAT(ErrorOf([&] { ReadDocuments({dir_ / "none.parquet"}); }, ErrorKind::kNotFound),
+              HasSubstr("none.parquet"));
+}
+
 TEST_F(DataTest, TextEndsWithEosAndSpelledTokensStayText) {
   WriteChatTokenizer("");
   const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);

@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "core/error.h"
+#include "core/format.h"
+#include "core/regular_file.h"
 #include "text/chat/chat_template.h"
+#include "text/parquet/metadata.h"
+#include "text/parquet/rows.h"
 #include "text/tokenizer/unicode.h"
 
 namespace switchyard::train {
@@ -66,13 +72,7 @@ Json TakeOptional(const char* key, bool is_wanted_type(const Json&), const char*
   return std::move(*found);
 }
 
-Document ReadLine(std::string_view line, std::string where) {
-  Json json;
-  try {
-    json = Json::parse(line);
-  } catch (const Json::exception& error) {
-    throw Invalid("{}: not JSON: {}", where, error.what());
-  }
+Document DocumentOf(Json json, std::string where) {
   const bool has_text = json.is_object() && json.contains("text");
   const bool has_messages = json.is_object() && json.contains("messages");
   Document document;
@@ -104,6 +104,16 @@ Document ReadLine(std::string_view line, std::string where) {
   return document;
 }
 
+Document ReadLine(std::string_view line, std::string where) {
+  Json json;
+  try {
+    json = Json::parse(line);
+  } catch (const Json::exception& error) {
+    throw Invalid("{}: not JSON: {}", where, error.what());
+  }
+  return DocumentOf(std::move(json), std::move(where));
+}
+
 void ReadJsonLines(const fs::path& path, std::vector<Document>* out) {
   const std::string text = ReadFile(path);
   const size_t before = out->size();
@@ -116,6 +126,46 @@ void ReadJsonLines(const fs::path& path, std::vector<Document>* out) {
     out->push_back(ReadLine(line, fmt::format("{}:{}", path.string(), number + 1)));
   }
   if (out->size() == before) throw Invalid("{}: no document found", path.string());
+}
+
+// The columns of a Parquet file that are read. Other columns are not decoded.
+std::vector<std::string_view> ColumnsToRead(const std::vector<std::string>& columns,
+                                            const std::string& name) {
+  const auto has = [&](std::string_view column) { return std::ranges::count(columns, column) > 0; };
+  if (!has("text") && !has("messages") && !has("output_ids")) {
+    constexpr size_t kNamed = 20;
+    throw Invalid(
+        "{}: has none of the columns \"text\", \"messages\" and \"output_ids\"; it has {} "
+        "columns: {}",
+        name, columns.size(),
+        Joined(std::span(columns).first(std::min(columns.size(), kNamed)), ", "));
+  }
+  std::vector<std::string_view> read{"text",
+                                     "messages",
+                                     "tools",
+                                     "chat_template_kwargs",
+                                     "output_ids",
+                                     "routed_experts",
+                                     "routed_experts_start_len"};
+  // Only of rollouts. In other files they may have any type.
+  if (has("output_ids")) read.insert(read.end(), {"input_ids", "meta_info"});
+  return read;
+}
+
+void ReadParquet(const fs::path& path, std::vector<Document>* out) {
+  const std::string name = path.string();
+  const std::shared_ptr<const MappedFile> file = MapFile(RegularFile(path));
+  const std::span<const uint8_t> bytes(file->data, file->size);
+  parquet::Metadata metadata = parquet::ReadMetadata(bytes, name);
+  const std::vector<std::string> columns = parquet::RootColumns(metadata);
+  parquet::RowReader rows(bytes, name, std::move(metadata), ColumnsToRead(columns, name));
+  const size_t before = out->size();
+  while (auto row = rows.Next()) {
+    if (row->values.empty()) continue;
+    out->push_back(DocumentOf(std::move(row->values), fmt::format("{}: row group {}, row {}", name,
+                                                                  row->row_group, row->row)));
+  }
+  if (out->size() == before) throw Invalid("{}: no document found", name);
 }
 
 void ReadText(const fs::path& path, std::vector<Document>* out) {
@@ -136,9 +186,9 @@ std::vector<fs::path> FilesBelow(const fs::path& directory) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     const fs::path ending = entry.path().extension();
-    if (entry.is_regular_file() && (ending == ".jsonl" || ending == ".txt" || ending == ".md")) {
-      files.push_back(entry.path());
-    }
+    const bool wanted =
+        ending == ".jsonl" || ending == ".parquet" || ending == ".txt" || ending == ".md";
+    if (entry.is_regular_file() && wanted) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -152,11 +202,14 @@ std::vector<Document> ReadDocuments(const std::vector<fs::path>& paths) {
     const std::vector<fs::path> files =
         fs::is_directory(path) ? FilesBelow(path) : std::vector<fs::path>{path};
     if (files.empty()) {
-      throw Invalid("{}: the directory contains no .jsonl, .txt or .md file", path.string());
+      throw Invalid("{}: the directory contains no .jsonl, .parquet, .txt or .md file",
+                    path.string());
     }
     for (const fs::path& file : files) {
       if (file.extension() == ".jsonl") {
         ReadJsonLines(file, &out);
+      } else if (file.extension() == ".parquet") {
+        ReadParquet(file, &out);
       } else {
         ReadText(file, &out);
       }

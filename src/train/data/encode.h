@@ -15,13 +15,14 @@
 
 namespace switchyard::train {
 
-// Reads training documents from text files.
+// Reads training documents from text, JSON-lines and Parquet files.
 
 // A text, a chat if `messages` is not null, or the tokens of a rollout.
 struct Document {
   std::string text;
   nlohmann::ordered_json messages;  // [{"role": …, "content": …} …]
-  std::string where;                // "corpus/a.jsonl:12", for error messages
+  // "corpus/a.jsonl:12" or "corpus/a.parquet: row group 0, row 11", for error messages
+  std::string where;
   // Only for chats: the offered tools, and further variables of the chat template; null if absent.
   nlohmann::ordered_json tools = nullptr;
   nlohmann::ordered_json template_kwargs = nullptr;
@@ -32,12 +33,14 @@ struct Document {
 // File formats by extension: .jsonl has one document per line, {"text": "…"} or {"messages":
 // [{"role": "user", "content": "…"}, …]}. A chat may also have "tools" and "chat_template_kwargs",
 // in the form that a chat request has. A line with "output_ids" is a rollout, and any document may
-// have routed experts (rollout.h). Other keys are ignored, empty lines skipped. A file with any
-// other extension is one document. A directory stands for the .jsonl, .txt and .md files below it,
-// ordered by path. Throws Error that names file and line for unreadable or empty files, paths
-// without any document, and text that is not UTF-8. Also throws for a line that is not JSON, that
-// has neither key or both keys, or whose messages are not a list of {role, content} strings. The
-// content of an assistant message with "tool_calls" may be null or absent.
+// have routed experts (rollout.h). Other keys are ignored, empty lines skipped. .parquet has one
+// document per row, and its columns are the keys (text/parquet/rows.h). A null is an absent key,
+// also in structs. Rows in which all of these columns are null are skipped. A file with any other
+// extension is one document. A directory stands for the .jsonl, .parquet, .txt and .md files below
+// it, ordered by path. Throws Error that names file and line (or row group and row) for unreadable
+// or empty files, paths without any document, and text that is not UTF-8. Also throws for a line
+// that is not JSON, that has neither key or both keys, or whose messages are not a list of {role,
+// content} strings. The content of an assistant message with "tool_calls" may be null or absent.
 std::vector<Document> ReadDocuments(const std::vector<std::filesystem::path>& paths);
 
 // Encodes documents into token ids and a loss mask.
