@@ -60,7 +60,7 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                         : std::nullopt),
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
-      linear_(context.config.has_states() ? std::make_optional<LinearAttention>(context)
+      linear_(context.config.has_linear() ? std::make_optional<LinearAttention>(context)
                                           : std::nullopt),
       dense_(MakeDense(context, weights)),
       fused_(context.config.hidden % 4 == 0 && !context.config.layer_norm ? context.device.fused()

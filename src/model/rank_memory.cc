@@ -237,7 +237,7 @@ class PassSizes {
            rows_ * heads * a.v_head_dim, rows_ * a.index_head_dim,
            rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
-    if (c_.has_states())
+    if (c_.has_linear())
       attention = std::max(
           attention, LinearScratchFloats(
                          *c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
@@ -280,7 +280,7 @@ class PassSizes {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
       use(heads * a.value_dim(), fp8_attention_);
-      if (c_.has_states())
+      if (c_.has_linear())
         use(LinearKeyHeads(*c_.linear, mesh_).size() * c_.linear->group() * c_.linear->value_dim,
             fp8_attention_);
     }

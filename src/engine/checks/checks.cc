@@ -180,6 +180,7 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   CheckStatesOfDrafts(c, model, gpus);
   refuse(c.disaggregated(), fmt::format("--disaggregation-mode {}", c.disaggregation_mode));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+  if (!model.has_linear()) return;
   if (gpus && kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {
       if (rows > 0 && rows < kernels::kDeltaChunk)

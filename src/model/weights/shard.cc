@@ -27,7 +27,7 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
                                          : fmt::format("the number of KV heads of layer {} ({})",
                                                        config.first_layer + layer, kv_heads));
   }
-  if (config.has_states() && config.linear->key_heads % attn_tp != 0) {
+  if (config.has_linear() && config.linear->key_heads % attn_tp != 0) {
     throw Invalid("{} does not divide {} {}; want a divisor", attention_ranks,
                   config.linear->heads_key, config.linear->key_heads);
   }
