@@ -157,6 +157,7 @@ struct LayerConfig {
   bool by_token = false;  // RouterConfig::by_token of a MoE layer
 
   bool attends() const { return mixer && !linear; }  // has keys and values
+  bool has_state() const { return linear || compress > 0; }  // a recurrent state
   // Has a dense feed-forward.
   bool dense() const { return feed_forward && (!moe || shortcut || dense_beside); }
   bool operator==(const LayerConfig&) const = default;
@@ -301,7 +302,7 @@ struct ModelConfig {
   }
   // Whether sequences have recurrent states in addition to keys and values: those of linear
   // attention, or of unfinished blocks of compressed attention.
-  bool has_states() const { return has_linear() || has_entries(); }
+  bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::has_state); }
   // Whether a MoE layer routes by token ids.
   bool has_token_routing() const { return std::ranges::any_of(layers, &LayerConfig::by_token); }
   // Elements of the residual of a token.

@@ -5,14 +5,32 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/compressed.h"
 #include "kernels/device.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
 
-// Floats of a layer's part of a slot: (inputs of the convolution, states of the heads).
+// Floats of the states of unfinished blocks in a layer: of the entries, then of the index entries.
+std::pair<int64_t, int64_t> EntryFloats(const ModelConfig& config, const LayerConfig& layer) {
+  const AttentionConfig& a = config.attention;
+  return {kernels::CompressStateFloats(a.head_dim, layer.overlaps),
+          layer.overlaps ? kernels::CompressStateFloats(a.index_head_dim, true) : 0};
+}
+
+// Floats of a layer's part of a slot: (inputs of the convolution, states of the heads), or with
+// compressed attention, the largest of EntryFloats.
 std::pair<int64_t, int64_t> Floats(const ModelConfig& config, const Mesh& mesh) {
+  if (!config.has_linear()) {
+    std::pair<int64_t, int64_t> most = {0, 0};
+    for (const LayerConfig& layer : config.layers) {
+      if (layer.compress == 0) continue;
+      const auto [entries, index] = EntryFloats(config, layer);
+      most = {std::max(most.first, entries), std::max(most.second, index)};
+    }
+    return most;
+  }
   const LinearAttentionConfig& c = *config.linear;
   const int64_t heads = LinearKeyHeads(c, mesh).size(), values = heads * c.group() * c.value_dim;
   return {(c.conv_width - 1) * (2 * heads * c.key_dim + values), values * c.key_dim};
@@ -25,7 +43,7 @@ StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t 
   if (!config.has_states()) return;
   SetSizes(config, mesh);
   for (size_t i = 0; i < layers_.size(); ++i)
-    if (config.layers[i].linear) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
+    if (config.layers[i].has_state()) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
 }
 
 StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,
@@ -36,14 +54,14 @@ StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t 
   constexpr size_t kAlignment = 256;  // of a layer's first slot
   const size_t of_layer = static_cast<size_t>(slots * slot_floats_) * sizeof(float);
   const size_t stride = (of_layer + kAlignment - 1) / kAlignment * kAlignment;
-  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
+  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::has_state);
   const size_t bytes = static_cast<size_t>(layers) * stride;
   memory_ = device.AllocateReleasable(bytes);
   const std::shared_ptr<void> all =
       memory_ ? std::shared_ptr<void>(memory_, memory_->data()) : device.Allocate(bytes);
   auto* next = static_cast<std::byte*>(all.get());
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (!config.layers[i].linear) continue;
+    if (!config.layers[i].has_state()) continue;
     layers_[i] = Tensor::View(next, DType::kF32, {slots, slot_floats_}, all);
     next += stride;
   }
@@ -66,7 +84,7 @@ void StateStorage::Restore() {
 size_t StateStorage::BytesPerSlot(const ModelConfig& config, const Mesh& mesh) {
   if (!config.has_states()) return 0;
   const auto [inputs, heads] = Floats(config, mesh);
-  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::linear);
+  const auto layers = std::ranges::count_if(config.layers, &LayerConfig::has_state);
   return static_cast<size_t>(layers * (inputs + heads)) * sizeof(float);
 }
 
