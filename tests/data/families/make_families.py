@@ -326,7 +326,14 @@ def as_published(weights, config):
 
 def as_deepseek_v4_weights(weights):
     """save_pretrained of transformers 5.24 writes the published names, but with a prefix, and renames attn.kv_norm."""
-    return {key.removeprefix("model.").replace("attn.norm.", "attn.kv_norm."): value for key, value in weights.items()}
+    names = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
+    published = {}
+    for key, value in weights.items():
+        key = key.removeprefix("model.")
+        for other, name in names.items():
+            key = key.replace(other, name)
+        published[key] = value
+    return published
 
 
 def fill(model, seed):
