@@ -98,9 +98,9 @@ struct EntryAttentionParams {
   const void* cache = nullptr;  // [slots, width] of `dtype`
   DType dtype = DType::kF32;
   int64_t heads = 0, width = 0;
-  int64_t window = 0;      // position p attends to position j if p − j < window
-  EntryPlaces entries;     // with ratio > 0
-  int64_t ratio = 0;       // 0: no entries
+  int64_t window = 0;                 // position p attends to position j if p − j < window
+  EntryPlaces entries;                // with ratio > 0
+  int64_t ratio = 0;                  // 0: no entries
   const int32_t* selected = nullptr;  // the result of SelectEntries; null: all entries
   int64_t topk = 0;
   const float* sinks = nullptr;  // [heads] logits without a value; or null

@@ -179,8 +179,7 @@ TEST(CompressedTest, AttendsToWindowAndSelectedEntries) {
     const SequenceSpan spans[] = {{.rows = rows, .kv_len = keys, .pages = pages.data()}};
     const EntryPlaces places{.data = entries.data(), .stride = width * 4, .span = span};
     const auto entry = [&](int64_t e) {
-      return static_cast<const float*>(
-          places.Of(spans[0].SlotOf((e + 1) * ratio - 1, page_size)));
+      return static_cast<const float*>(places.Of(spans[0].SlotOf((e + 1) * ratio - 1, page_size)));
     };
     std::vector<int32_t> selected(rows * topk, -1);
     if (ratio > 0)

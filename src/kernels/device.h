@@ -30,8 +30,8 @@ class DeviceTimer {
   virtual std::span<const int64_t> Resolve() = 0;
 };
 
-class FusedOps;      // kernels/fused_ops.h
-class RecurrentOps;  // kernels/recurrent.h
+class FusedOps;       // kernels/fused_ops.h
+class RecurrentOps;   // kernels/recurrent.h
 class CompressedOps;  // kernels/compressed.h
 class StreamOps;      // kernels/streams.h
 
@@ -143,7 +143,7 @@ class Device {
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
 
-  virtual RecurrentOps* recurrent() { return nullptr; }  // null: no ops of recurrent layers
+  virtual RecurrentOps* recurrent() { return nullptr; }    // null: no ops of recurrent layers
   virtual CompressedOps* compressed() { return nullptr; }  // null: no ops of compressed entries
   virtual StreamOps* streams() { return nullptr; }         // null: no ops of residual streams
 };

@@ -58,13 +58,9 @@ TEST(StreamsTest, CollapseAndExpandMatchPlainSums) {
                             .y = y.data()};
     CollapseStreams(p, pool);
     const std::vector<float> before = x;
-    ExpandStreams({.x = x.data(),
-                   .mix = mix.data(),
-                   .branch = branch.data(),
-                   .m = m,
-                   .n = n,
-                   .width = width},
-                  pool);
+    ExpandStreams(
+        {.x = x.data(), .mix = mix.data(), .branch = branch.data(), .m = m, .n = n, .width = width},
+        pool);
     for (int64_t t = 0; t < m; ++t) {
       const double r =
           1.0 / std::sqrt(double{squares[t]} / static_cast<double>(n * width) + double{kEps});
@@ -82,8 +78,7 @@ TEST(StreamsTest, CollapseAndExpandMatchPlainSums) {
       for (int64_t c = 0; c < width; ++c) {
         const auto old = [&](int64_t i) { return double{before[(t * n + i) * width + c]}; };
         double collapsed = 0;
-        for (int64_t i = 0; i < n; ++i)
-          collapsed += (Sigmoid(logit(i, 0)) + double{kEps}) * old(i);
+        for (int64_t i = 0; i < n; ++i) collapsed += (Sigmoid(logit(i, 0)) + double{kEps}) * old(i);
         ASSERT_NEAR(y[t * width + c], collapsed, 1e-4);
         for (int64_t i = 0; i < n; ++i) {
           double want = 2.0 * Sigmoid(logit(n + i, 1)) * double{branch[t * width + c]};

@@ -156,7 +156,7 @@ struct LayerConfig {
   bool overlaps = false;
   bool by_token = false;  // RouterConfig::by_token of a MoE layer
 
-  bool attends() const { return mixer && !linear; }  // has keys and values
+  bool attends() const { return mixer && !linear; }          // has keys and values
   bool has_state() const { return linear || compress > 0; }  // a recurrent state
   // Has a dense feed-forward.
   bool dense() const { return feed_forward && (!moe || shortcut || dense_beside); }

@@ -72,9 +72,8 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max(
-      {need(hidden_input_), need(grouped_), need(latent_), need(linear_), need(compressed_),
-       need(dense_)});
+  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(linear_),
+                   need(compressed_), need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -430,8 +429,7 @@ void Decoder::SelectRows(Pass& p, float* to) const {
   KeepInput(p, c_.config.num_layers());
   const bool normed = KeepsNormed(p);
   const float* rows = FinalRows(p);
-  if (normed && p.rows.tokens > 0)
-    Norm(rows, weights_.final_norm, p.rows.tokens, p.hidden_out);
+  if (normed && p.rows.tokens > 0) Norm(rows, weights_.final_norm, p.rows.tokens, p.hidden_out);
   if (!normed && p.hidden_out)
     c_.device.CopyRows({.x = rows,
                         .ldx = c_.config.hidden,
@@ -490,10 +488,8 @@ void Decoder::Collapse(Pass& p, const StreamWeights& w, bool mixes, float* y) co
                     .y = p.stream_logits.data(),
                     .ldy = w.logits.n,
                     .m = p.rows.tokens});
-  c_.device.SumSquares({.x = p.residual.data(),
-                        .m = p.rows.tokens,
-                        .n = width,
-                        .squares = p.stream_squares.data()});
+  c_.device.SumSquares(
+      {.x = p.residual.data(), .m = p.rows.tokens, .n = width, .squares = p.stream_squares.data()});
   c_.device.streams()->Collapse({.x = p.residual.data(),
                                  .m = p.rows.tokens,
                                  .n = streams.count,

@@ -114,7 +114,7 @@ class Pass {
   // runs, [T, StreamLogits], [T] and [T, StreamMix]; else empty.
   Activations stream_logits, stream_squares, stream_mix;
   Activations router_rows;  // with LayerConfig::by_token: [T, H + 1], or empty
-  Activations shortcut;  // outputs of experts that wait for the next layer [T, H], or empty
+  Activations shortcut;     // outputs of experts that wait for the next layer [T, H], or empty
   // Input and summed outputs of experts whose rows are narrower than hidden
   // (MoeModelConfig::latent), [T, latent] each; else empty.
   Activations latent_in, latent_out;

@@ -174,9 +174,9 @@ class PassSizes {
     double bytes = rows * (2.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
     bytes += rows * static_cast<double>(c_.residual_width()) * sizeof(float);
     if (c_.streams)
-      bytes += rows * sizeof(float) *
-               static_cast<double>(c_.streams->logits() + 1 +
-                                   kernels::StreamMix(c_.streams->count));
+      bytes +=
+          rows * sizeof(float) *
+          static_cast<double>(c_.streams->logits() + 1 + kernels::StreamMix(c_.streams->count));
     if (c_.has_token_routing()) bytes += rows * (c_.hidden + 1.0) * sizeof(float);
     bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
     if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);

@@ -43,7 +43,8 @@ StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t 
   if (!config.has_states()) return;
   SetSizes(config, mesh);
   for (size_t i = 0; i < layers_.size(); ++i)
-    if (config.layers[i].has_state()) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
+    if (config.layers[i].has_state())
+      layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
 }
 
 StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,

@@ -17,8 +17,8 @@ class Device;
 class ReleasableMemory;
 }  // namespace kernels
 
-// Slots for the states of the layers with linear attention, float32. Then a slot has for each of these
-// layers the last inputs of its convolution, then the states of its heads
+// Slots for the states of the layers with linear attention, float32. Then a slot has for each of
+// these layers the last inputs of its convolution, then the states of its heads
 // (kernels/recurrent.h). The engine assigns the slots to sequences and prefixes
 // (ForwardBatch::states); the model writes them. With compressed attention, a slot has for each
 // layer with entries the state of the unfinished block of entries (`inputs`), then of index entries

@@ -70,13 +70,13 @@ struct EntryWeights {
 
 // Compressed attention: heads are sharded by whole output groups. All else is whole on every rank.
 struct CompressedAttentionWeights {
-  LinearWeight q_a, q_b;         // [q_lora, H]; [heads of this rank · D, q_lora]
-  Tensor q_a_norm, q_norm;       // float32 [q_lora]; [D], all 1
-  LinearWeight kv;               // [D, H]
-  Tensor kv_norm;                // float32 [D]
-  Tensor sinks;                  // float32 [heads of this rank]
-  std::vector<WeightView> o_a;   // per output group of this rank: [output_rank, heads of it · D]
-  LinearWeight o;                // [H, output groups · output_rank]: row-parallel
+  LinearWeight q_a, q_b;        // [q_lora, H]; [heads of this rank · D, q_lora]
+  Tensor q_a_norm, q_norm;      // float32 [q_lora]; [D], all 1
+  LinearWeight kv;              // [D, H]
+  Tensor kv_norm;               // float32 [D]
+  Tensor sinks;                 // float32 [heads of this rank]
+  std::vector<WeightView> o_a;  // per output group of this rank: [output_rank, heads of it · D]
+  LinearWeight o;               // [H, output groups · output_rank]: row-parallel
   std::optional<EntryWeights> entries;  // with LayerConfig::compress
   // With LayerConfig::overlaps: the indexer.
   LinearWeight index_q;      // [index_heads · index_head_dim, q_lora]
@@ -149,9 +149,9 @@ struct ModelWeights {
   // This rank's rows of the vocabulary head (HeadRows); a tied head is a view of the embedding. A
   // classifier's head has all classes on every rank. An embedding model has no head.
   WeightView head;
-  Tensor head_bias;         // float32 [rows of head], or undefined
+  Tensor head_bias;            // float32 [rows of head], or undefined
   StreamWeights head_streams;  // with ModelConfig::streams
-  size_t bytes_mapped = 0;  // mapped bytes of this rank's shard
+  size_t bytes_mapped = 0;     // mapped bytes of this rank's shard
 };
 
 struct LoadOptions {

@@ -173,8 +173,7 @@ void CheckStatesOfDrafts(const EngineConfig& c, const ModelConfig& model, bool g
 void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (model.attention.kind != AttentionConfig::Kind::kCompressed) return;
   const auto refuse = [&](bool given, const std::string& flag, std::string_view advice) {
-    if (given)
-      throw Invalid("{}: not supported for {}; {}", flag, model.architecture, advice);
+    if (given) throw Invalid("{}: not supported for {}; {}", flag, model.architecture, advice);
   };
   refuse(gpus, "--device cuda", "use --device cpu");
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp), "want 1");

@@ -50,8 +50,8 @@ void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
 
 // Reads two rotary embeddings: of layers with compressed entries into config->rope, and of others
 // into config->window_rope. rope_parameters has the objects "compress" and "main" (transformers).
-// Without them, as on the hub: compress_rope_theta with rope_scaling, whose attention_factor is 1 if
-// absent, and rope_theta.
+// Without them, as on the hub: compress_rope_theta with rope_scaling, whose attention_factor is 1
+// if absent, and rope_theta.
 void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries,
                          const RopeDefaults& window, int64_t head_dim, ModelConfig* config);
 

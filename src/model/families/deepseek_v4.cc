@@ -115,15 +115,15 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
   RequireFalse(reader, "mlp_bias");
 
   const int64_t rotated = reader.IntOr({"qk_rope_head_dim"}, 0, 0, kMaxWidth);
-  const double part = rotated > 0
-                          ? static_cast<double>(rotated) / static_cast<double>(a.head_dim)
-                          : 64.0 / 512.0;
+  const double part =
+      rotated > 0 ? static_cast<double>(rotated) / static_cast<double>(a.head_dim) : 64.0 / 512.0;
   ReadRopeWithEntries(reader, {.theta = 160000.0, .part = part}, {.theta = 10000.0, .part = part},
                       a.head_dim, config);
   config->rope.interleaved = config->window_rope->interleaved = true;
   a.qk_rope_head_dim = config->rope.rotary_dim;
   if (config->window_rope->rotary_dim != a.qk_rope_head_dim)
-    throw Invalid("{}: want equal values of partial_rotary_factor", reader.Where("rope_parameters"));
+    throw Invalid("{}: want equal values of partial_rotary_factor",
+                  reader.Where("rope_parameters"));
   if (a.index_head_dim < a.qk_rope_head_dim)
     throw Invalid("{} is {}, less than the {} rotated elements of a head",
                   reader.Where("index_head_dim"), a.index_head_dim, a.qk_rope_head_dim);
@@ -148,9 +148,10 @@ void ReadExperts(const ConfigReader& reader, ModelConfig* config) {
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   if (reader.Has("quantization_config"))
-    throw Invalid("{}: FP8 and MXFP4 checkpoints of this architecture are not supported; want one "
-                  "with bfloat16 weights",
-                  reader.Where("quantization_config"));
+    throw Invalid(
+        "{}: FP8 and MXFP4 checkpoints of this architecture are not supported; want one "
+        "with bfloat16 weights",
+        reader.Where("quantization_config"));
   ReadCommon(reader, 1e-6, config);
   ReadLayers(reader, config);
   ReadAttention(reader, config);

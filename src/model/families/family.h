@@ -86,7 +86,7 @@ struct TensorNames {
   // Name of the correction bias after the prefix of the MoE block. Empty: the name that most
   // families use, with the router's prefix.
   std::string correction_bias_name;
-  std::string token_experts;  // experts by token id, after the prefix of the MoE block
+  std::string token_experts;         // experts by token id, after the prefix of the MoE block
   bool correction_bias_row = false;  // the correction bias is stored as [1, E]
   bool expert_biases = false;        // experts have biases; only if experts are interleaved
   // Experts are stacked: gate_up_proj [E, H, 2I] and down_proj [E, I, H], both transposed; or as

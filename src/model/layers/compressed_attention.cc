@@ -177,8 +177,7 @@ void CompressedAttention::Attend(Pass& pass, const Arrays& a, const CompressedAt
        .heads = heads_,
        .width = a_.head_dim,
        .window = kind.window,
-       .entries =
-           kind.compress > 0 ? pass.kv->Entries(c_.config, layer) : kernels::EntryPlaces(),
+       .entries = kind.compress > 0 ? pass.kv->Entries(c_.config, layer) : kernels::EntryPlaces(),
        .ratio = kind.compress,
        .selected = kind.overlaps ? pass.selected_keys() : nullptr,
        .topk = a_.index_topk,

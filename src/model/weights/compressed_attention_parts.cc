@@ -48,15 +48,13 @@ CompressedAttentionWeights BuildCompressedAttention(Parts& parts, int64_t layer,
   CompressedAttentionWeights w;
   w.q_a = parts.Rows(prefix + names.q_a, rank, hidden, {0, rank}, false, kKeys);
   w.q_a_norm = parts.Norm(prefix + names.q_a_norm + ".weight", rank, "q_lora_rank");
-  w.q_b = parts.Rows(prefix + names.q_b, a.heads * a.head_dim, rank, heads * a.head_dim, false,
-                     kKeys);
+  w.q_b =
+      parts.Rows(prefix + names.q_b, a.heads * a.head_dim, rank, heads * a.head_dim, false, kKeys);
   w.q_norm = Ones(a.head_dim);
   w.kv = parts.Rows(prefix + names.k, a.head_dim, hidden, {0, a.head_dim}, false, kKeys);
   w.kv_norm = parts.Norm(prefix + names.k_norm + ".weight", a.head_dim, "head_dim");
-  w.sinks = parts.Vector({.name = prefix + names.sinks,
-                          .n = a.heads,
-                          .range = heads,
-                          .keys = "num_attention_heads"});
+  w.sinks = parts.Vector(
+      {.name = prefix + names.sinks, .n = a.heads, .range = heads, .keys = "num_attention_heads"});
   const Range groups{heads.begin / heads_of_group, heads.end / heads_of_group};
   for (int64_t group = groups.begin; group < groups.end; ++group) {
     const Range rows{group * a.output_rank, (group + 1) * a.output_rank};

@@ -97,7 +97,8 @@ CompressedAttentionWeights BuildCompressedAttention(Parts& parts, int64_t layer,
 StreamWeights BuildStreams(Parts& parts, const std::string& name, int64_t logits);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
-// `by_token`: LayerConfig::by_token. BuildMoe builds the routed experts only on a rank without attention (Mesh::attends).
+// `by_token`: LayerConfig::by_token. BuildMoe builds the routed experts only on a rank without
+// attention (Mesh::attends).
 //
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,

@@ -66,11 +66,11 @@ void CheckTokenExperts(const RouterConfig& config, size_t layer, const RouterWei
                         static_cast<size_t>(config.top_k));
     for (size_t i = 0; i < row.size(); ++i) {
       if (row[i] < 0 || row[i] >= config.num_experts)
-        throw Invalid("layer {}: the router's table has expert {} for token {}; want 0 to {}", layer,
-                      row[i], token, config.num_experts - 1);
+        throw Invalid("layer {}: the router's table has expert {} for token {}; want 0 to {}",
+                      layer, row[i], token, config.num_experts - 1);
       if (std::ranges::count(row.first(i), row[i]) > 0)
-        throw Invalid("layer {}: the router's table has expert {} twice for token {}", layer, row[i],
-                      token);
+        throw Invalid("layer {}: the router's table has expert {} twice for token {}", layer,
+                      row[i], token);
     }
   }
 }

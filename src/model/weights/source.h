@@ -49,7 +49,7 @@ struct VectorRequest {
   // Stored as integers, in [0, below) in dummy weights; 0: stored as floats. They are exact in
   // float32 up to 2^24.
   int64_t below = 0;
-  bool norm = false;      // a norm's weight; dummy weights of norms are 1
+  bool norm = false;  // a norm's weight; dummy weights of norms are 1
   std::string_view keys;
 };
 

@@ -21,7 +21,7 @@ struct RouterConfig {
     // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
     // (https://arxiv.org/abs/2409.12136). Only with k = 2, without groups and correction bias.
     kSparseMixer,
-    kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4)
+    kTopKSigmoid,   // the k largest logits, then the sigmoid of each (Llama 4)
     kSqrtSoftplus,  // scores = sqrt(ln(1 + e^x)) of each logit x (DeepSeek-V4)
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
@@ -82,8 +82,8 @@ struct RouterWeights {
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
 
-// With RouterConfig::by_token: takes the experts of each token from weights.token_experts. The id of
-// token t is ids[t · stride], a whole number below weights.token_rows. Logits are checked as in
+// With RouterConfig::by_token: takes the experts of each token from weights.token_experts. The id
+// of token t is ids[t · stride], a whole number below weights.token_rows. Logits are checked as in
 // SelectExperts.
 void LookUpExperts(const RouterConfig& config, const RouterWeights& weights, const float* logits,
                    int64_t tokens, const float* ids, int64_t stride, TopK* out, ThreadPool& pool);
