@@ -164,7 +164,7 @@ struct EnginePlan {
   }
   // RankEngine::Options::state_chunk
   int32_t state_chunk() const {
-    return cuda && model.has_states() &&
+    return cuda && model.has_linear() &&
                    kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)
                ? kernels::kDeltaChunk
                : 0;

@@ -30,8 +30,10 @@ class DeviceTimer {
   virtual std::span<const int64_t> Resolve() = 0;
 };
 
-class FusedOps;      // kernels/fused_ops.h
-class RecurrentOps;  // kernels/recurrent.h
+class FusedOps;       // kernels/fused_ops.h
+class RecurrentOps;   // kernels/recurrent.h
+class CompressedOps;  // kernels/compressed.h
+class StreamOps;      // kernels/streams.h
 
 // The sequences of one pass, in the memory and form that a device's attention reads. Made by the
 // device, which outlives it. Its memory has fixed addresses, so a captured pass reads the sequences
@@ -141,7 +143,9 @@ class Device {
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
 
-  virtual RecurrentOps* recurrent() { return nullptr; }  // null: no ops of recurrent layers
+  virtual RecurrentOps* recurrent() { return nullptr; }    // null: no ops of recurrent layers
+  virtual CompressedOps* compressed() { return nullptr; }  // null: no ops of compressed entries
+  virtual StreamOps* streams() { return nullptr; }         // null: no ops of residual streams
 };
 
 // A Device on the threads of `pool`, which must outlive it. Ops run synchronously.

@@ -53,6 +53,8 @@ enum class Activation : uint8_t {
   kSwiGlu,  // silu(gate) · up
   // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
   kSwiGluClamped,
+  // DeepSeek-V4: silu(g) · u with g = min(gate, limit), u = clamp(up, ±limit). CPUs only.
+  kSwiGluLimited,
   // relu(up)². There is no gate: ExpertWeights::gate is the same matrix as `up`, and only one
   // product is computed.
   kRelu2,
@@ -77,7 +79,7 @@ struct GroupedMlpParams {
   std::span<const ExpertWeights> experts;  // E
   std::span<const int32_t> offsets;        // [E + 1], ascending from 0
   Activation activation = Activation::kSwiGlu;
-  float alpha = 1.702f, limit = 7.0f;  // parameters of kSwiGluClamped
+  float alpha = 1.702f, limit = 7.0f;  // parameters of kSwiGluClamped, kSwiGluLimited
   float* scratch = nullptr;            // [offsets[E], I], activated intermediate rows
   float* out = nullptr;                // [offsets[E], H]
   int64_t ldo = 0;

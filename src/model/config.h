@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "kernels/ops.h"
 #include "kernels/state_rule.h"
+#include "kernels/streams.h"
 #include "model/config_quantization.h"
 #include "model/pooling.h"
 #include "moe/router/router.h"
@@ -41,7 +42,9 @@ struct RopeConfig {
 };
 
 struct AttentionConfig {
-  enum class Kind : uint8_t { kGrouped, kLatent };
+  // kCompressed: DeepSeek-V4. One row is key and value of all heads. Layers attend to a sliding
+  // window, and to compressed entries (LayerConfig::compress).
+  enum class Kind : uint8_t { kGrouped, kLatent, kCompressed };
   enum class QkNorm : uint8_t { kNone, kPerHead, kWhole };
   Kind kind = Kind::kGrouped;
   int64_t heads = 0;
@@ -76,6 +79,10 @@ struct AttentionConfig {
   int64_t index_topk = 0;
   int64_t index_heads = 0, index_head_dim = 0;
   bool index_interleaved = false;  // RopeConfig::interleaved of the indexer
+  // Compressed: heads, head_dim, q_lora_rank, qk_rope_head_dim (the last elements of a head), and
+  // the sizes of the indexer, which selects entries. The output has a projection to output_rank
+  // elements for each of output_groups groups of heads, then a joint one.
+  int64_t output_groups = 0, output_rank = 0;
 
   // Elements of a value of one head.
   int64_t value_dim() const { return v_head_dim > 0 ? v_head_dim : head_dim; }
@@ -103,6 +110,16 @@ struct LinearAttentionConfig {
   int64_t group() const { return value_heads / key_heads; }
   // Decays of a value head, as GatedDeltaParams::decays.
   int64_t decays() const { return rule == kernels::StateRule::kKeyDelta ? key_dim : 1; }
+};
+
+// Residual streams (kernels/streams.h).
+struct StreamsConfig {
+  int64_t count = 0;  // rows of the residual of a token
+  int iterations = 0;
+  float eps = 1e-6f;
+
+  // Elements of the logits of a block's weights, and of the head's.
+  int64_t logits() const { return kernels::StreamLogits(count); }
 };
 
 struct LayerConfig {
@@ -133,8 +150,14 @@ struct LayerConfig {
   // With AttentionConfig::index_topk: the layer has no indexer, and attends to the keys that the
   // layer before attends to. Both are in the same pipeline stage.
   bool shared_index = false;
+  // Compressed attention: positions of an entry; 0: no entries. `overlaps`: an entry also covers
+  // the positions of the entry before, and an indexer selects entries.
+  int32_t compress = 0;
+  bool overlaps = false;
+  bool by_token = false;  // RouterConfig::by_token of a MoE layer
 
-  bool attends() const { return mixer && !linear; }  // has keys and values
+  bool attends() const { return mixer && !linear; }          // has keys and values
+  bool has_state() const { return linear || compress > 0; }  // a recurrent state
   // Has a dense feed-forward.
   bool dense() const { return feed_forward && (!moe || shortcut || dense_beside); }
   bool operator==(const LayerConfig&) const = default;
@@ -184,8 +207,10 @@ struct ModelConfig {
   bool tie_embeddings = false;
   AttentionConfig attention;
   std::optional<LinearAttentionConfig> linear;  // if any layer has linear attention
+  std::optional<StreamsConfig> streams;         // unset: the residual of a token is one row
   RopeConfig rope;
-  std::optional<RopeConfig> window_rope;  // of layers with a sliding window; unset: `rope`
+  // Of layers with a sliding window, without compressed entries; unset: `rope`.
+  std::optional<RopeConfig> window_rope;
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   std::optional<MoeModelConfig> moe;
@@ -246,9 +271,12 @@ struct ModelConfig {
   }
   // Whether a layer selects keys itself (AttentionConfig::index_topk).
   bool has_indexer(int64_t layer) const {
+    if (attention.kind == AttentionConfig::Kind::kCompressed) return layers[layer].overlaps;
     return attention.index_topk > 0 && !layers[layer].shared_index;
   }
-  bool uses_window_rope(int64_t layer) const { return window_rope && layers[layer].window > 0; }
+  bool uses_window_rope(int64_t layer) const {
+    return window_rope && layers[layer].window > 0 && layers[layer].compress == 0;
+  }
   const RopeConfig& rope_of(int64_t layer) const {
     return uses_window_rope(layer) ? *window_rope : rope;
   }
@@ -268,8 +296,17 @@ struct ModelConfig {
   // Elements of the rows of the routed experts.
   int64_t expert_row_width() const { return moe && moe->latent > 0 ? moe->latent : hidden; }
   bool has_moe() const { return moe.has_value(); }
-  // Whether sequences have recurrent states in addition to keys and values.
-  bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::linear); }
+  bool has_linear() const { return std::ranges::any_of(layers, &LayerConfig::linear); }
+  bool has_entries() const {
+    return std::ranges::any_of(layers, [](const LayerConfig& l) { return l.compress > 0; });
+  }
+  // Whether sequences have recurrent states in addition to keys and values: those of linear
+  // attention, or of unfinished blocks of compressed attention.
+  bool has_states() const { return std::ranges::any_of(layers, &LayerConfig::has_state); }
+  // Whether a MoE layer routes by token ids.
+  bool has_token_routing() const { return std::ranges::any_of(layers, &LayerConfig::by_token); }
+  // Elements of the residual of a token.
+  int64_t residual_width() const { return hidden * (streams ? streams->count : 1); }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   // Experts that a token chooses in all layers, those of other pipeline stages included; dense
   // layers count as MoE layers. 0 without experts.

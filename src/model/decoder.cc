@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/streams.h"
 #include "model/layers/dispatch_row_hook.h"
 
 namespace switchyard {
@@ -60,16 +61,19 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                         : std::nullopt),
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
-      linear_(context.config.has_states() ? std::make_optional<LinearAttention>(context)
+      linear_(context.config.has_linear() ? std::make_optional<LinearAttention>(context)
                                           : std::nullopt),
+      compressed_(MakeAttention<CompressedAttention>(context, AttentionConfig::Kind::kCompressed)),
       dense_(MakeDense(context, weights)),
       fused_(context.config.hidden % 4 == 0 && !context.config.layer_norm ? context.device.fused()
-                                                                          : nullptr) {}
+                                                                          : nullptr) {
+  CHECK(!c_.config.streams || (c_.device.streams() != nullptr && fused_ == nullptr));
+}
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max(
-      {need(hidden_input_), need(grouped_), need(latent_), need(linear_), need(dense_)});
+  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(linear_),
+                   need(compressed_), need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -176,8 +180,22 @@ void Decoder::BeginRows(Pass& p) const {
 
 void Decoder::Embed(Pass& p) const {
   BeginRows(p);
+  if (p.rows.tokens > 0 && c_.config.streams) return EmbedInStreams(p);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
   if (p.rows.tokens > 0 && hidden_input_) hidden_input_->Join(p);
+}
+
+// All streams begin with the row of the embedding.
+void Decoder::EmbedInStreams(Pass& p) const {
+  const int64_t hidden = c_.config.hidden, width = c_.config.residual_width();
+  vocabulary_.Embed(p, p.normed.data());
+  for (int64_t first = 0; first < width; first += hidden)
+    c_.device.CopyRows({.x = p.normed.data(),
+                        .ldx = hidden,
+                        .y = p.residual.data() + first,
+                        .ldy = width,
+                        .m = p.rows.tokens,
+                        .n = hidden});
 }
 
 void Decoder::ReceiveRows(Pass& p) const {
@@ -257,9 +275,9 @@ void Decoder::Project(Pass& p, int layer) const {
   if (p.rows.tokens > 0 && c_.config.layers[layer].mixer) {
     const bool joined = p.joined.size() > 0;  // HiddenInput has filled it
     const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
-    if (!joined) NormResidual(p, w.input_norm, nullptr, rounded);
+    if (!joined) NormResidual(p, w.input_norm, w.attention_streams, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
-    if (!attends) return;  // Attend computes all of linear attention
+    if (!attends || compressed_) return;  // Attend computes all of these kinds
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
@@ -280,28 +298,48 @@ void Decoder::Attend(Pass& p, int layer) const {
   } else {
     if (grouped_) grouped_->Attend(p, w.grouped, layer, out);
     if (latent_) latent_->Attend(p, w.latent, layer, out);
+    if (compressed_) compressed_->Run(p, w.compressed, layer, p.normed.data(), out);
   }
   c_.groups.attn_tp->AllReduceSum(out, p.rows.tokens * c_.config.hidden);
   AddBranch(p, w.attention_output_norm);
 }
 
-MoeTokens Decoder::TokensOf(const Pass& p) const {
+void Decoder::FillRouterRows(Pass& p) const {
+  const int64_t hidden = c_.config.hidden, width = hidden + 1;
+  float* rows = p.router_rows.data();
+  c_.device.CopyRows({.x = p.normed.data(),
+                      .ldx = hidden,
+                      .y = rows,
+                      .ldy = width,
+                      .m = p.rows.tokens,
+                      .n = hidden});
+  // CPUs only, so the arrays are in host memory.
+  for (int64_t t = 0; t < p.rows.tokens; ++t)
+    rows[t * width + hidden] = static_cast<float>(p.rows.ids[t]);
+}
+
+MoeTokens Decoder::TokensOf(const Pass& p, int layer) const {
+  const float* router_rows = IsLatent() ? p.normed.data() : nullptr;
+  if (c_.config.layers[layer].by_token) router_rows = p.router_rows.data();
   return {.group_tokens = p.group_tokens,
           .group_decode_tokens = p.group_decode_tokens,
           .routed_experts = p.routed.empty() ? nullptr : p.routed_rows(),
           .router_faults = {p.kv->router_faults(), p.rows.slots},
           .first_row = p.place.first_row,
-          .router_rows = IsLatent() ? p.normed.data() : nullptr};
+          .router_rows = router_rows};
 }
 
 void Decoder::Route(Pass& p, int layer) const {
   const MoeLayer& moe = *moe_[layer];
-  const MoeTokens tokens = TokensOf(p);
+  const MoeTokens tokens = TokensOf(p, layer);
   const Tensor& norm = weights_.layers[layer].post_attention_norm;
   const bool direct = norm.defined() && !IsLatent();  // experts read the normed rows
   const DispatchRowHook hook(direct ? moe.InputRows(*p.moe, tokens) : MoeInputBuffer{},
                              c_.config.hidden);
-  if (p.rows.tokens > 0) NormResidual(p, norm, hook.to.rows ? &hook : nullptr);
+  if (p.rows.tokens > 0)
+    NormResidual(p, norm, weights_.layers[layer].feed_forward_streams,
+                 hook.to.rows ? &hook : nullptr);
+  if (c_.config.layers[layer].by_token) FillRouterRows(p);
   if (p.rows.tokens > 0 && IsLatent())
     Multiply(weights_.layers[layer].latent_in, p.normed.data(), p.rows.tokens,
              /*accumulate=*/false, p.latent_in.data());
@@ -322,7 +360,7 @@ void Decoder::RunExperts(Pass& p, int layer) const {
   }
   if (!c_.config.layers[layer].feed_forward) return;
   const LayerWeights& w = weights_.layers[layer];
-  if (p.rows.tokens > 0) NormResidual(p, w.post_attention_norm);
+  if (p.rows.tokens > 0) NormResidual(p, w.post_attention_norm, w.feed_forward_streams);
   dense_->Forward(p, w.dense, p.normed.data(), p.branch.data());
 }
 
@@ -333,7 +371,7 @@ void Decoder::Finish(Pass& p, int layer) const {
       p.exchanging = -1;
       moe->Scatter(*p.moe);
     } else {
-      moe->Forward(*p.moe, MoeInput(p), TokensOf(p), MoeOutput(p, layer));
+      moe->Forward(*p.moe, MoeInput(p), TokensOf(p, layer), MoeOutput(p, layer));
     }
     StoreRoutedExperts(p, layer);
   }
@@ -390,17 +428,17 @@ void Decoder::SelectRows(Pass& p, float* to) const {
   if (p.branch_pending) AddPendingBranch(p);
   KeepInput(p, c_.config.num_layers());
   const bool normed = KeepsNormed(p);
-  if (normed && p.rows.tokens > 0)
-    Norm(p.residual.data(), weights_.final_norm, p.rows.tokens, p.hidden_out);
+  const float* rows = FinalRows(p);
+  if (normed && p.rows.tokens > 0) Norm(rows, weights_.final_norm, p.rows.tokens, p.hidden_out);
   if (!normed && p.hidden_out)
-    c_.device.CopyRows({.x = p.residual.data(),
+    c_.device.CopyRows({.x = rows,
                         .ldx = c_.config.hidden,
                         .y = p.hidden_out,
                         .ldy = c_.config.hidden,
                         .m = p.rows.tokens,
                         .n = c_.config.hidden});
   if (p.rows.logit_rows == 0) return;
-  c_.device.CopyRows({.x = normed ? p.hidden_out : p.residual.data(),
+  c_.device.CopyRows({.x = normed ? p.hidden_out : rows,
                       .ldx = c_.config.hidden,
                       .rows = p.rows.logit_row,
                       .y = to,
@@ -434,9 +472,47 @@ void Decoder::Norm(const float* x, const Tensor& weight, int64_t rows, float* y,
                      .hook = hook});
 }
 
-void Decoder::NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook,
+// With streams, `branch` is free: no block is in flight.
+const float* Decoder::FinalRows(Pass& p) const {
+  if (!c_.config.streams) return p.residual.data();
+  if (p.rows.tokens > 0) Collapse(p, weights_.head_streams, /*mixes=*/false, p.branch.data());
+  return p.branch.data();
+}
+
+void Decoder::Collapse(Pass& p, const StreamWeights& w, bool mixes, float* y) const {
+  const int64_t width = c_.config.residual_width();
+  const StreamsConfig& streams = *c_.config.streams;
+  c_.device.Linear({.x = p.residual.data(),
+                    .ldx = width,
+                    .w = w.logits,
+                    .y = p.stream_logits.data(),
+                    .ldy = w.logits.n,
+                    .m = p.rows.tokens});
+  c_.device.SumSquares(
+      {.x = p.residual.data(), .m = p.rows.tokens, .n = width, .squares = p.stream_squares.data()});
+  c_.device.streams()->Collapse({.x = p.residual.data(),
+                                 .m = p.rows.tokens,
+                                 .n = streams.count,
+                                 .width = c_.config.hidden,
+                                 .logits = p.stream_logits.data(),
+                                 .squares = p.stream_squares.data(),
+                                 .base = w.base.data<float>(),
+                                 .scale = w.scale.data<float>(),
+                                 .iterations = streams.iterations,
+                                 .eps = streams.eps,
+                                 .norm_eps = c_.config.norm_eps,
+                                 .mix = mixes ? p.stream_mix.data() : nullptr,
+                                 .y = y});
+}
+
+void Decoder::NormResidual(Pass& p, const Tensor& weight, const StreamWeights& streams,
+                           const kernels::RowHook* hook,
                            const kernels::RoundedRows& rounded) const {
   const int64_t tokens = p.rows.tokens, hidden = c_.config.hidden;
+  if (c_.config.streams) {
+    Collapse(p, streams, /*mixes=*/true, p.normed.data());
+    return Norm(p.normed.data(), weight, tokens, p.normed.data(), hook);
+  }
   if (!weight.defined()) {
     if (p.branch_pending) AddPendingBranch(p);
     c_.device.CopyRows({.x = p.residual.data(),
@@ -472,6 +548,13 @@ void Decoder::CompleteResidual(std::span<Pass* const> passes) const {
 
 void Decoder::AddPendingBranch(Pass& p) const {
   p.branch_pending = false;
+  if (c_.config.streams)
+    return c_.device.streams()->Expand({.x = p.residual.data(),
+                                        .mix = p.stream_mix.data(),
+                                        .branch = p.branch.data(),
+                                        .m = p.rows.tokens,
+                                        .n = c_.config.streams->count,
+                                        .width = c_.config.hidden});
   c_.device.AddInPlace(p.residual.data(), p.branch.data(), p.rows.tokens * c_.config.hidden);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/fused_ops.h"
+#include "model/layers/compressed_attention.h"
 #include "model/layers/dense_feed_forward.h"
 #include "model/layers/embedding_and_head.h"
 #include "model/layers/grouped_attention.h"
@@ -78,6 +79,7 @@ class Decoder {
   profile::SpanInfo Describe(const schedule::Operation& operation, const PassRows& rows) const;
   void BeginRows(Pass& p) const;
   void Embed(Pass& p) const;
+  void EmbedInStreams(Pass& p) const;
   // Hidden rows from the previous pipeline stage, and to the next one. The residual stream is
   // complete (CompleteResidual).
   void ReceiveRows(Pass& p) const;
@@ -100,7 +102,9 @@ class Decoder {
   // Copies to `to` the rows whose logits are needed; with KeepsNormed, after the final norm.
   void SelectRows(Pass& p, float* to) const;
 
-  MoeTokens TokensOf(const Pass& p) const;
+  MoeTokens TokensOf(const Pass& p, int layer) const;
+  // With LayerConfig::by_token: the router's rows, which are the normed rows and the token ids.
+  void FillRouterRows(Pass& p) const;
   bool IsShortcut(int layer) const { return c_.config.layers[layer].shortcut; }
   // Whether a MoE layer's experts read narrower rows (MoeModelConfig::latent).
   bool IsLatent() const { return c_.config.moe->latent > 0; }
@@ -116,8 +120,14 @@ class Decoder {
             const kernels::RowHook* hook = nullptr) const;
   // Writes the norm of the residual stream to `rounded`, or to `normed` if its form is kNone.
   // Without a weight, writes the stream itself to `normed`.
-  void NormResidual(Pass& p, const Tensor& weight, const kernels::RowHook* hook = nullptr,
+  // `streams`: of the block, with ModelConfig::streams.
+  void NormResidual(Pass& p, const Tensor& weight, const StreamWeights& streams,
+                    const kernels::RowHook* hook = nullptr,
                     const kernels::RoundedRows& rounded = {}) const;
+  // The residual streams → y [T, H], and if `mixes`, the weights of the block's output.
+  void Collapse(Pass& p, const StreamWeights& w, bool mixes, float* y) const;
+  // The final rows before the norm, [T, H].
+  const float* FinalRows(Pass& p) const;
   // Adds the output of a branch, summed over ranks, to the residual stream. If `norm` is defined,
   // the output is normed first. With fused_, the next norm does the addition.
   void AddBranch(Pass& p, const Tensor& norm) const;
@@ -137,6 +147,7 @@ class Decoder {
   const std::optional<GroupedAttention> grouped_;
   const std::optional<LatentAttention> latent_;
   const std::optional<LinearAttention> linear_;
+  const std::optional<CompressedAttention> compressed_;
   const std::optional<DenseFeedForward> dense_;  // for the dense layers
   // Null: the device has no fused ops, or they do not support the norms of the model.
   kernels::FusedOps* const fused_;

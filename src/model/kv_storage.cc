@@ -1,10 +1,12 @@
 #include "model/kv_storage.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "core/check.h"
 #include "kernels/cache_rows.h"
+#include "kernels/compressed.h"
 #include "kernels/device.h"
 #include "model/weights/shard.h"
 
@@ -16,7 +18,37 @@ size_t RoundUpToPage(size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
+// Bytes of a place of entries, divided by the slots that share it and rounded up to whole elements.
+int64_t EntryBytesOfSlot(const ModelConfig& config, int64_t layer, DType dtype) {
+  const LayerConfig& kind = config.layers[layer];
+  if (kind.compress == 0) return 0;
+  const AttentionConfig& a = config.attention;
+  const int64_t place =
+      kernels::CacheRowBytes(dtype, a.head_dim) +
+      (kind.overlaps ? kernels::CacheRowBytes(dtype, a.index_head_dim) : int64_t{0});
+  const auto element = static_cast<int64_t>(SizeOf(dtype));
+  const int64_t unit = kernels::EntrySpan(kind.compress) * element;
+  return (place + unit - 1) / unit * element;
+}
+
 }  // namespace
+
+kernels::EntryPlaces KvStorage::Entries(const ModelConfig& config, int64_t layer) {
+  Tensor& places = v_[layer];
+  const int64_t span = kernels::EntrySpan(config.layers[layer].compress);
+  CHECK_EQ(page_size_ % span, 0);
+  return {.data = places.mutable_raw(),
+          .stride = span * (static_cast<int64_t>(places.num_bytes()) / places.dim(0)),
+          .span = span,
+          .dtype = dtype_};
+}
+
+kernels::EntryPlaces KvStorage::IndexEntries(const ModelConfig& config, int64_t layer) {
+  kernels::EntryPlaces places = Entries(config, layer);
+  places.data = static_cast<std::byte*>(places.data) +
+                kernels::CacheRowBytes(dtype_, config.attention.head_dim);
+  return places;
+}
 
 KvRowBytes KvStorage::RowBytes(const ModelConfig& config, int64_t layer, const Mesh& mesh,
                                DType dtype) {
@@ -25,6 +57,9 @@ KvRowBytes KvStorage::RowBytes(const ModelConfig& config, int64_t layer, const M
   if (a.kind == AttentionConfig::Kind::kLatent)
     return {.k = kernels::CacheRowBytes(dtype, a.kv_lora_rank + a.qk_rope_head_dim),
             .v = config.has_indexer(layer) ? kernels::CacheRowBytes(dtype, a.index_head_dim) : 0};
+  if (a.kind == AttentionConfig::Kind::kCompressed)
+    return {.k = kernels::CacheRowBytes(dtype, a.head_dim),
+            .v = EntryBytesOfSlot(config, layer, dtype)};
   const int64_t heads = KvHeads(config, layer, mesh).size();
   return {.k = heads * kernels::CacheRowBytes(dtype, a.head_dim),
           .v = heads * kernels::CacheRowBytes(dtype, a.value_dim())};

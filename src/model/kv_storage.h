@@ -10,6 +10,7 @@
 
 #include "comm/mesh.h"
 #include "core/tensor.h"
+#include "kernels/compressed.h"
 #include "kernels/ops.h"
 #include "model/config.h"
 #include "model/state_storage.h"
@@ -36,7 +37,8 @@ struct KvRowBytes {
 // Memory of the paged KV cache, per layer; none for layers without attention or with linear
 // attention. Grouped attention: k and v, [slots, KV heads of the layer on this rank, D], where
 // values may have another D than keys. Latent attention: one tensor [slots, kv_lora + rope] in `k`,
-// and in layers with an indexer its keys [slots, index_head_dim] in `v`. Owned by the engine,
+// and in layers with an indexer its keys [slots, index_head_dim] in `v`. Compressed attention: `k`
+// [slots, head_dim], and in layers with entries their places in `v` (Entries). Owned by the engine,
 // written by the model. Each attention group has its own cache, sharded over its ranks.
 class KvStorage {
  public:
@@ -68,6 +70,10 @@ class KvStorage {
   void SetStates(StateStorage states) { states_ = std::move(states); }
   Tensor& k(int64_t layer) { return k_[layer]; }
   Tensor& v(int64_t layer) { return v_[layer]; }
+  // The places of entries of a layer with LayerConfig::compress, and of its index entries. The page
+  // size is a multiple of their span.
+  kernels::EntryPlaces Entries(const ModelConfig& config, int64_t layer);
+  kernels::EntryPlaces IndexEntries(const ModelConfig& config, int64_t layer);
 
   // Frees the memory, also that of the states, or allocates it again with zeros, at the same
   // addresses. Copies of this object share the memory. The caller drops all prefixes of the cache.

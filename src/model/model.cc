@@ -190,6 +190,10 @@ struct Model::Impl {
       if (!config.layers[i].moe) continue;
       layer_config.placement = options.load.placements[i];
       layer_config.layer = static_cast<int>(i);
+      // Rows of a router by token ids have the id as their last element.
+      layer_config.router.by_token = config.layers[i].by_token;
+      layer_config.router_width =
+          config.layers[i].by_token ? config.hidden + 1 : moe_backend->shape().router_width;
       moe[i] = std::make_unique<MoeLayer>(layer_config, std::exchange(weights.layers[i].moe, {}),
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them

@@ -18,14 +18,31 @@ constexpr int64_t kIds = 0, kPositions = 1, kSlots = 2, kLogitRows = 3, kTokenRo
 constexpr int kSelectsBit = 55;
 constexpr uint64_t kSelects = uint64_t{1} << kSelectsBit;
 
+// Elements of a token's rows of residual streams.
+struct StreamSizes {
+  int64_t logits = 0, squares = 0, mix = 0;
+};
+StreamSizes StreamElements(const ModelConfig& config) {
+  if (!config.streams) return {};
+  return {.logits = config.streams->logits(),
+          .squares = 1,
+          .mix = kernels::StreamMix(config.streams->count)};
+}
+
 }  // namespace
 
 Pass::Pass(int index, const LayerContext& context, int64_t max_tokens, int64_t scratch_floats)
     : sequences(context.device.MakeSequences()),
-      residual(context.device, max_tokens * context.config.hidden),
-      normed(context.device, residual.size()),
-      branch(context.device, residual.size()),
-      shortcut(context.device, context.config.has_shortcuts() ? residual.size() : 0),
+      residual(context.device, max_tokens * context.config.residual_width()),
+      normed(context.device, max_tokens * context.config.hidden),
+      branch(context.device, normed.size()),
+      stream_logits(context.device, max_tokens * StreamElements(context.config).logits),
+      stream_squares(context.device, max_tokens * StreamElements(context.config).squares),
+      stream_mix(context.device, max_tokens * StreamElements(context.config).mix),
+      router_rows(context.device, context.config.has_token_routing()
+                                      ? max_tokens * (context.config.hidden + 1)
+                                      : 0),
+      shortcut(context.device, context.config.has_shortcuts() ? normed.size() : 0),
       latent_in(context.device,
                 context.config.has_moe() ? context.config.moe->latent * max_tokens : 0),
       latent_out(context.device, latent_in.size()),

@@ -108,8 +108,13 @@ class Pass {
   PaddedBatch padded;             // if the batch is padded
 
   // The residual stream. A layer's output waits in `branch` until the next norm adds it.
-  Activations residual, normed, branch;  // [T, H] each
-  Activations shortcut;  // outputs of experts that wait for the next layer [T, H], or empty
+  Activations residual;        // [T, residual_width]
+  Activations normed, branch;  // [T, H] each
+  // With ModelConfig::streams (kernels/streams.h): logits, squares and weights of the block that
+  // runs, [T, StreamLogits], [T] and [T, StreamMix]; else empty.
+  Activations stream_logits, stream_squares, stream_mix;
+  Activations router_rows;  // with LayerConfig::by_token: [T, H + 1], or empty
+  Activations shortcut;     // outputs of experts that wait for the next layer [T, H], or empty
   // Input and summed outputs of experts whose rows are narrower than hidden
   // (MoeModelConfig::latent), [T, latent] each; else empty.
   Activations latent_in, latent_out;

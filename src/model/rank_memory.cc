@@ -9,6 +9,7 @@
 #include "kernels/recurrent.h"
 #include "model/complete_options.h"
 #include "model/kv_storage.h"
+#include "model/layers/compressed_attention.h"
 #include "model/layers/linear_attention.h"
 #include "model/layers/scratch.h"
 #include "model/model.h"
@@ -170,7 +171,13 @@ class PassSizes {
   // kernels also keep one buffer of rounded input rows.
   double Activations() const {
     const auto rows = static_cast<double>(rows_);
-    double bytes = rows * (3.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
+    double bytes = rows * (2.0 * c_.hidden * sizeof(float) + 6 * sizeof(int32_t));
+    bytes += rows * static_cast<double>(c_.residual_width()) * sizeof(float);
+    if (c_.streams)
+      bytes +=
+          rows * sizeof(float) *
+          static_cast<double>(c_.streams->logits() + 1 + kernels::StreamMix(c_.streams->count));
+    if (c_.has_token_routing()) bytes += rows * (c_.hidden + 1.0) * sizeof(float);
     bytes += rows * static_cast<double>(c_.attention.input_width) * sizeof(float);  // joined rows
     if (c_.has_shortcuts()) bytes += rows * c_.hidden * sizeof(float);
     if (c_.has_moe()) bytes += rows * c_.moe->router.top_k * sizeof(int32_t);
@@ -229,6 +236,8 @@ class PassSizes {
       attention = LayerScratch::Floats({rows_ * q * widest, rows_ * kv * a.head_dim,
                                         rows_ * kv * a.value_dim(), rows_ * heads * widest,
                                         2 * rows_, rows_ * kv, 2 * gates, gates});
+    } else if (a.kind == AttentionConfig::Kind::kCompressed) {
+      attention = CompressedScratchFloats(a, heads, rows_);
     } else {
       const int64_t latent = a.kv_lora_rank + a.qk_rope_head_dim;
       attention = LayerScratch::Floats(
@@ -237,7 +246,7 @@ class PassSizes {
            rows_ * heads * a.v_head_dim, rows_ * a.index_head_dim,
            rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
     }
-    if (c_.has_states())
+    if (c_.has_linear())
       attention = std::max(
           attention, LinearScratchFloats(
                          *c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
@@ -280,7 +289,7 @@ class PassSizes {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
       use(heads * a.value_dim(), fp8_attention_);
-      if (c_.has_states())
+      if (c_.has_linear())
         use(LinearKeyHeads(*c_.linear, mesh_).size() * c_.linear->group() * c_.linear->value_dim,
             fp8_attention_);
     }

@@ -28,6 +28,12 @@ double AttentionCost(const ModelConfig& model, int64_t layer) {
     const auto kv_heads = static_cast<double>(model.kv_heads(layer));
     return hidden * (heads * (key + (a.gate ? 2 : 1) * value) + kv_heads * (key + value));
   }
+  if (a.kind == AttentionConfig::Kind::kCompressed) {
+    const auto head = static_cast<double>(a.head_dim), rank = static_cast<double>(a.q_lora_rank);
+    const auto output = static_cast<double>(a.output_rank);
+    return hidden * (rank + head) + heads * head * (rank + output) +
+           static_cast<double>(a.output_groups) * output * hidden;
+  }
   const auto rope = static_cast<double>(a.qk_rope_head_dim);
   const auto nope = static_cast<double>(a.qk_nope_head_dim);
   const auto value = static_cast<double>(a.v_head_dim);
@@ -85,6 +91,8 @@ double KeyCost(const ModelConfig& model) {
   const auto heads = static_cast<double>(a.heads);
   if (a.kind == AttentionConfig::Kind::kGrouped)
     return heads * static_cast<double>(a.head_dim + a.value_dim());
+  if (a.kind == AttentionConfig::Kind::kCompressed)
+    return heads * static_cast<double>(2 * a.head_dim);
   return heads * static_cast<double>(2 * a.kv_lora_rank + a.qk_rope_head_dim);
 }
 

@@ -7,14 +7,32 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/compressed.h"
 #include "kernels/device.h"
 #include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
 
-// Floats of a layer's part of a slot: (inputs of the convolution, states of the heads).
+// Floats of the states of unfinished blocks in a layer: of the entries, then of the index entries.
+std::pair<int64_t, int64_t> EntryFloats(const ModelConfig& config, const LayerConfig& layer) {
+  const AttentionConfig& a = config.attention;
+  return {kernels::CompressStateFloats(a.head_dim, layer.overlaps),
+          layer.overlaps ? kernels::CompressStateFloats(a.index_head_dim, true) : 0};
+}
+
+// Floats of a layer's part of a slot: (inputs of the convolution, states of the heads), or with
+// compressed attention, the largest of EntryFloats.
 std::pair<int64_t, int64_t> Floats(const ModelConfig& config, const Mesh& mesh) {
+  if (!config.has_linear()) {
+    std::pair<int64_t, int64_t> most = {0, 0};
+    for (const LayerConfig& layer : config.layers) {
+      if (layer.compress == 0) continue;
+      const auto [entries, index] = EntryFloats(config, layer);
+      most = {std::max(most.first, entries), std::max(most.second, index)};
+    }
+    return most;
+  }
   const LinearAttentionConfig& c = *config.linear;
   const int64_t heads = LinearKeyHeads(c, mesh).size(), values = heads * c.group() * c.value_dim;
   return {(c.conv_width - 1) * (2 * heads * c.key_dim + values), values * c.key_dim};
@@ -28,7 +46,7 @@ size_t LayerStride(int64_t slots, int64_t slot_floats) {
 }
 
 size_t LayersWithStates(const ModelConfig& config) {
-  return static_cast<size_t>(std::ranges::count_if(config.layers, &LayerConfig::linear));
+  return static_cast<size_t>(std::ranges::count_if(config.layers, &LayerConfig::has_state));
 }
 
 }  // namespace
@@ -38,7 +56,8 @@ StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t 
   if (!config.has_states()) return;
   SetSizes(config, mesh);
   for (size_t i = 0; i < layers_.size(); ++i)
-    if (config.layers[i].linear) layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
+    if (config.layers[i].has_state())
+      layers_[i] = Tensor::Empty(DType::kF32, {slots, slot_floats_});
 }
 
 StateStorage::StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots,
@@ -71,7 +90,7 @@ size_t StateStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t 
 void StateStorage::Place(const ModelConfig& config, std::byte* memory,
                          const std::shared_ptr<void>& owner) {
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (!config.layers[i].linear) continue;
+    if (!config.layers[i].has_state()) continue;
     layers_[i] = Tensor::View(memory, DType::kF32, {slots_, slot_floats_}, owner);
     memory += LayerStride(slots_, slot_floats_);
   }

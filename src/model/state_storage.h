@@ -18,10 +18,12 @@ class Device;
 class ReleasableMemory;
 }  // namespace kernels
 
-// Slots for the states of the layers with linear attention, float32. A slot has for each of these
-// layers the last inputs of its convolution, then the states of its heads
+// Slots for the states of the layers with linear attention, float32. Then a slot has for each of
+// these layers the last inputs of its convolution, then the states of its heads
 // (kernels/recurrent.h). The engine assigns the slots to sequences and prefixes
-// (ForwardBatch::states); the model writes them. Each attention group has its own states, sharded
+// (ForwardBatch::states); the model writes them. With compressed attention, a slot has for each
+// layer with entries the state of the unfinished block of entries (`inputs`), then of index entries
+// (`heads`), the same on all ranks. Each attention group has its own states, sharded
 // over its ranks by key heads. Copies of this object share the memory.
 class StateStorage {
  public:

@@ -61,6 +61,35 @@ struct LatentAttentionWeights {
   std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
 
+// Projections of compressed entries (kernels/compressed.h), whole on every rank.
+struct EntryWeights {
+  LinearWeight rows, gates;  // [width, H], or [2 · width, H] if entries overlap
+  Tensor bias;               // float32 [ratio, width or 2 · width]
+  Tensor norm;               // float32 [width]
+};
+
+// Compressed attention: heads are sharded by whole output groups. All else is whole on every rank.
+struct CompressedAttentionWeights {
+  LinearWeight q_a, q_b;        // [q_lora, H]; [heads of this rank · D, q_lora]
+  Tensor q_a_norm, q_norm;      // float32 [q_lora]; [D], all 1
+  LinearWeight kv;              // [D, H]
+  Tensor kv_norm;               // float32 [D]
+  Tensor sinks;                 // float32 [heads of this rank]
+  std::vector<WeightView> o_a;  // per output group of this rank: [output_rank, heads of it · D]
+  LinearWeight o;               // [H, output groups · output_rank]: row-parallel
+  std::optional<EntryWeights> entries;  // with LayerConfig::compress
+  // With LayerConfig::overlaps: the indexer.
+  LinearWeight index_q;      // [index_heads · index_head_dim, q_lora]
+  WeightView index_weights;  // [index_heads, H]
+  std::optional<EntryWeights> index_entries;
+};
+
+// The weights of a block's collapse of residual streams (kernels::CollapseStreamsParams).
+struct StreamWeights {
+  WeightView logits;   // [StreamLogits(n), n · H], or of the head [n, n · H]
+  Tensor base, scale;  // float32
+};
+
 // Linear attention: key heads are sharded in contiguous runs, each with its value heads.
 struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
@@ -89,15 +118,17 @@ struct LayerWeights {
   // norm. The first two norm the inputs of attention and of the feed-forward, the other two norm
   // their outputs.
   Tensor input_norm, post_attention_norm, attention_output_norm, feed_forward_output_norm;
-  // A layer has one of the three, or none (LayerConfig::mixer).
+  // A layer has one of the four, or none (LayerConfig::mixer).
   GroupedAttentionWeights grouped;
   LatentAttentionWeights latent;
   LinearAttentionWeights linear;
+  CompressedAttentionWeights compressed;
+  StreamWeights attention_streams, feed_forward_streams;  // with ModelConfig::streams
   kernels::ExpertWeights dense;  // dense layers: the feed-forward, replicated or its TP shard
   // With MoeModelConfig::latent: [latent, H] of the experts' input, [H, latent] of their output.
   LinearWeight latent_in, latent_out;
   MoeLayerWeights moe;        // MoE layers
-  std::vector<Tensor> owned;  // float32 copies that `moe` points into (biases)
+  std::vector<Tensor> owned;  // copies that `moe` points into (biases, experts by token id)
 };
 
 // The input of a model with ModelConfig::takes_hidden(), from a token's embedding e and a hidden
@@ -118,8 +149,9 @@ struct ModelWeights {
   // This rank's rows of the vocabulary head (HeadRows); a tied head is a view of the embedding. A
   // classifier's head has all classes on every rank. An embedding model has no head.
   WeightView head;
-  Tensor head_bias;         // float32 [rows of head], or undefined
-  size_t bytes_mapped = 0;  // mapped bytes of this rank's shard
+  Tensor head_bias;            // float32 [rows of head], or undefined
+  StreamWeights head_streams;  // with ModelConfig::streams
+  size_t bytes_mapped = 0;     // mapped bytes of this rank's shard
 };
 
 struct LoadOptions {

@@ -66,7 +66,8 @@ struct MoeTokens {
   // Index of this group's first token among the tokens of its whole batch, for observers.
   int64_t first_row = 0;
   // With MoeLayerConfig::router_width: the rows that the router reads [tokens of this group,
-  // router_width], in place of those of the experts. Without a shared expert.
+  // router_width], in place of those of the experts. Without a shared expert, unless the rows of
+  // the experts are the first elements of those of the router (RouterConfig::by_token).
   const float* router_rows = nullptr;
 };
 

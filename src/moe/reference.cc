@@ -36,10 +36,13 @@ Row Expert(const MoeLayerConfig& config, const kernels::ExpertWeights& w,
       middle[i] = u < 0.0 ? 0.0f : static_cast<float>(u * u);
       continue;
     }
-    if (config.activation == kernels::Activation::kSwiGluClamped) {
+    if (config.activation != kernels::Activation::kSwiGlu) {
       const double limit = config.swiglu_limit;
       g = std::min(g, limit);
-      u = std::clamp(u, -limit, limit) + 1.0;
+      u = std::clamp(u, -limit, limit);
+    }
+    if (config.activation == kernels::Activation::kSwiGluClamped) {
+      u += 1.0;
       slope = config.swiglu_alpha;
     }
     middle[i] = static_cast<float>(g * Sigmoid(slope * g) * u);
@@ -104,8 +107,13 @@ void MoeReference(const MoeLayerConfig& config, const MoeLayerWeights& weights, 
   }
   ThreadPool one_thread(1);
   TopK topk;
-  SelectExperts(config.router, logits.data(), tokens, weights.router.correction_bias, &topk,
-                one_thread);
+  if (config.router.by_token) {
+    LookUpExperts(config.router, weights.router, logits.data(), tokens,
+                  router_rows + config.router_width - 1, config.router_width, &topk, one_thread);
+  } else {
+    SelectExperts(config.router, logits.data(), tokens, weights.router.correction_bias, &topk,
+                  one_thread);
+  }
   RoutedReference(config, weights, format, hidden, topk, out);
 
   if (!weights.has_shared) return;

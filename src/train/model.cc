@@ -20,6 +20,8 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
     if (is) throw Invalid("{}: {} cannot be trained", c.architecture, what);
   };
   refuse(c.attention.qkv_bias || c.attention.output_bias, "an attention with biases");
+  refuse(c.attention.kind == AttentionConfig::Kind::kCompressed,
+         "an attention to compressed entries");
   refuse(std::ranges::any_of(c.layers, &LayerConfig::sinks), "an attention with sinks");
   refuse(c.attention.kind == AttentionConfig::Kind::kGrouped &&
              c.attention.value_dim() != c.attention.head_dim,

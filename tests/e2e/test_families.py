@@ -27,7 +27,7 @@ MORE = {
     "overlap": ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"],
     "stages": ["--pp-size", 2],
 }
-SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages"}
+SPARSE = {"deepseek_v32": "dp", "glm_moe_dsa_shared": "stages", "deepseek_v4": "dp"}
 FLAGS = ["--tokenizer-path", FIXTURES / "qwen3_moe", "--dtype", "float32", "--max-total-tokens", 2048, "--log-level", "warning"]
 
 
@@ -90,7 +90,8 @@ FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requ
 RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h"]
 
 
-@pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []),
+@pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []), ("deepseek_v4", []),
+                                         ("deepseek_v4_plain", []),
                                          ("qwen3_next", ["--pp-size", 3])], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     check(name, tmp_path, *FEW_STATES, *flags)

@@ -15,6 +15,7 @@
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/options.h"
 #include "eplb/manager.h"
+#include "kernels/compressed.h"
 #include "kernels/recurrent.h"
 #include "model/stages.h"
 #include "model/weights/source.h"
@@ -168,6 +169,20 @@ void CheckStatesOfDrafts(const EngineConfig& c, const ModelConfig& model, bool g
                 model.architecture, kernels::kMaxStateCopies);
 }
 
+// Compressed attention (docs/notes/deepseek_v4.md).
+void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
+  if (model.attention.kind != AttentionConfig::Kind::kCompressed) return;
+  const auto refuse = [&](bool given, const std::string& flag, std::string_view advice) {
+    if (given) throw Invalid("{}: not supported for {}; {}", flag, model.architecture, advice);
+  };
+  refuse(gpus, "--device cuda", "use --device cpu");
+  refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp), "want 1");
+  refuse(!c.speculative.algorithm.empty(),
+         fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");
+  refuse(c.page_size % kernels::kEntrySlots != 0, fmt::format("--page-size {}", c.page_size),
+         fmt::format("want a multiple of {}", kernels::kEntrySlots));
+}
+
 // Options that a model with recurrent states does not support. The features pass keys and values
 // on, but not states.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
@@ -179,6 +194,7 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   };
   CheckStatesOfDrafts(c, model, gpus);
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap");
+  if (!model.has_linear()) return;
   if (gpus && kernels::ChunksPrompts(model.linear->rule, model.linear->key_dim)) {
     const auto check = [](int64_t rows, const char* flag) {
       if (rows > 0 && rows < kernels::kDeltaChunk)
@@ -392,6 +408,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
   CheckStagesOfGpus(config, plan.cuda);
   CheckPooling(config, plan.model);
+  CheckEntries(config, plan.model, plan.cuda);
   CheckStates(config, plan.model, plan.cuda);
   CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);

@@ -6,9 +6,11 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/compressed.h"
 #include "kernels/cpu/driver.h"
 #include "kernels/device.h"
 #include "kernels/recurrent.h"
+#include "kernels/streams.h"
 
 namespace switchyard::kernels {
 namespace {
@@ -35,15 +37,53 @@ class CpuHostCopy final : public HostCopy {
   std::vector<std::byte> bytes_;
 };
 
+template <typename Params>
+Params WithSequences(Params p, const PassSequences& sequences) {
+  const auto& own = static_cast<const CpuSequences&>(sequences);
+  p.sequences = own.spans;
+  p.page_size = own.page_size;
+  return p;
+}
+
+class CpuCompressedOps final : public CompressedOps {
+ public:
+  explicit CpuCompressedOps(ThreadPool& pool) : pool_(pool) {}
+
+  void Compress(const CompressParams& p) override { kernels::Compress(p, pool_); }
+  void SelectEntries(const SelectEntriesParams& p, const PassSequences& sequences) override {
+    kernels::SelectEntries(WithSequences(p, sequences), pool_);
+  }
+  void AttendToEntries(const EntryAttentionParams& p, const PassSequences& sequences) override {
+    kernels::AttendToEntries(WithSequences(p, sequences), pool_);
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
+class CpuStreamOps final : public StreamOps {
+ public:
+  explicit CpuStreamOps(ThreadPool& pool) : pool_(pool) {}
+
+  void Collapse(const CollapseStreamsParams& p) override { CollapseStreams(p, pool_); }
+  void Expand(const ExpandStreamsParams& p) override { ExpandStreams(p, pool_); }
+
+ private:
+  ThreadPool& pool_;
+};
+
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(ThreadPool& pool) : pool_(pool), recurrent_(MakeCpuRecurrentOps(pool)) {}
+  explicit CpuDevice(ThreadPool& pool)
+      : pool_(pool), recurrent_(MakeCpuRecurrentOps(pool)), compressed_(pool), streams_(pool) {}
 
   std::string Describe() const override {
     return fmt::format("CPU, {} threads, {}", pool_.num_threads(), Name(ActiveIsa()));
   }
   bool is_cpu() const override { return true; }
   RecurrentOps* recurrent() override { return recurrent_.get(); }
+  CompressedOps* compressed() override { return &compressed_; }
+  StreamOps* streams() override { return &streams_; }
 
   std::shared_ptr<void> Allocate(size_t bytes) override {
     auto tensor =
@@ -109,16 +149,10 @@ class CpuDevice final : public Device {
   static void Copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
-  template <typename Params>
-  static Params WithSequences(Params p, const PassSequences& sequences) {
-    const auto& own = static_cast<const CpuSequences&>(sequences);
-    p.sequences = own.spans;
-    p.page_size = own.page_size;
-    return p;
-  }
-
   ThreadPool& pool_;
   const std::unique_ptr<RecurrentOps> recurrent_;
+  CpuCompressedOps compressed_;
+  CpuStreamOps streams_;
 };
 
 void CpuDevice::Clamp(float* x, int64_t count, float limit) {

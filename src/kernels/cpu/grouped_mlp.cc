@@ -172,14 +172,26 @@ struct Run {
     }
   }
 
-  void Activate(float* gate, const float* up, int64_t n) const {
+  // May overwrite `up`.
+  void Activate(float* gate, float* up, int64_t n) const {
     switch (p.activation) {
       case Activation::kSwiGlu:
         return kernels.swiglu(gate, up, n);
       case Activation::kSwiGluClamped:
         return kernels.swiglu_clamped(gate, up, n, p.alpha, p.limit);
+      case Activation::kSwiGluLimited:
+        Limit(gate, up, n, p.limit);
+        return kernels.swiglu(gate, up, n);
       case Activation::kRelu2:
         CHECK(false);  // Middle
+    }
+  }
+
+  // gate = min(gate, limit), up = clamp(up, ±limit). NaN stays NaN.
+  static void Limit(float* gate, float* up, int64_t n, float limit) {
+    for (int64_t i = 0; i < n; ++i) {
+      gate[i] = gate[i] > limit ? limit : gate[i];
+      up[i] = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
     }
   }
 

@@ -48,6 +48,13 @@ struct RopeDefaults {
 void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
                          const RopeDefaults& window, int64_t head_dim, ModelConfig* config);
 
+// Reads two rotary embeddings: of layers with compressed entries into config->rope, and of others
+// into config->window_rope. rope_parameters has the objects "compress" and "main" (transformers).
+// Without them, as on the hub: compress_rope_theta with rope_scaling, whose attention_factor is 1
+// if absent, and rope_theta.
+void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries,
+                         const RopeDefaults& window, int64_t head_dim, ModelConfig* config);
+
 // DeepSeek applies yarn's temperature to the scores: scale times YarnMscale(mscale_all_dim)², once
 // for queries and once for keys. Call after ReadRope.
 void ScaleLatentScores(ModelConfig* config);

@@ -19,7 +19,8 @@ std::vector<Family> Collect() {
         Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
         FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
         BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(), MiMoV2FlashFamily(),
-        DeepseekV32Family(),  Qwen3NextFamily(),  KimiLinearFamily(),   NemotronHFamily()}) {
+        DeepseekV32Family(),  Qwen3NextFamily(),  KimiLinearFamily(),   NemotronHFamily(),
+        DeepseekV4Family()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;

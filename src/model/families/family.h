@@ -38,6 +38,12 @@ struct TensorNames {
   std::string q_b = "self_attn.q_b_proj";
   std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm";
   std::string kv_b = "self_attn.kv_b_proj";
+  // Compressed attention: `k` is the row that is key and value, and `o_a` has the rows of the
+  // projections of all output groups. Prefix of wkv, wgate, ape and norm; the indexer's are under
+  // its own prefix.
+  std::string o_a, compressor;
+  // Residual streams: followed by fn, base and scale. The first two follow the layer's prefix.
+  std::string attention_streams, feed_forward_streams, head_streams;
   std::string indexer = "self_attn.indexer";  // prefix of wq_b, wk, k_norm and weights_proj
 
   // Linear attention. LinearAttentionConfig::separate decides which projections exist. Kimi Delta
@@ -74,11 +80,13 @@ struct TensorNames {
   // One linear with the gate rows, then the up rows of the shared expert [2S, H], and its down
   // linear, by their names in the layer. Empty: gate_proj, up_proj and down_proj of `shared`.
   std::string shared_gate_up, shared_down;
+  bool shared_as_experts = false;  // linears of `shared` have the names of those of an expert
 
   bool router_bias = false, correction_bias = false;
   // Name of the correction bias after the prefix of the MoE block. Empty: the name that most
   // families use, with the router's prefix.
   std::string correction_bias_name;
+  std::string token_experts;         // experts by token id, after the prefix of the MoE block
   bool correction_bias_row = false;  // the correction bias is stored as [1, E]
   bool expert_biases = false;        // experts have biases; only if experts are interleaved
   // Experts are stacked: gate_up_proj [E, H, 2I] and down_proj [E, I, H], both transposed; or as
@@ -135,6 +143,7 @@ std::span<const Family> OlmoeFamily();
 std::span<const Family> DeepseekV2Family();
 std::span<const Family> DeepseekV3Family();
 std::span<const Family> DeepseekV32Family();
+std::span<const Family> DeepseekV4Family();
 std::span<const Family> GptOssFamily();
 std::span<const Family> Glm4MoeFamily();
 std::span<const Family> Dots1Family();

@@ -183,4 +183,29 @@ void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
   config->window_rope = of_type(kSliding, window);
 }
 
+void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries,
+                         const RopeDefaults& window, int64_t head_dim, ModelConfig* config) {
+  const auto read = [&](const ConfigReader* parameters, const ConfigReader* scaling,
+                        const RopeDefaults& defaults) {
+    return ReadOne(reader, parameters, scaling, defaults, head_dim, config->max_position);
+  };
+  const double theta = reader.DoubleOr({"compress_rope_theta"}, entries.theta, 1.0, 1e15);
+  const auto parameters = reader.Object("rope_parameters");
+  if (parameters && parameters->Has("main") && parameters->Has("compress")) {
+    const auto of = [&](std::string_view label, const RopeDefaults& defaults) {
+      const auto own = parameters->Object(label);
+      return read(PointerTo(own), nullptr, defaults);
+    };
+    config->rope = of("compress", entries);
+    config->window_rope = of("main", window);
+    return;
+  }
+  const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
+  config->rope = read(nullptr, PointerTo(scaling), entries);
+  config->rope.theta = theta;
+  if (config->rope.type == RopeConfig::Type::kYarn && !config->rope.attention_factor)
+    config->rope.attention_factor = 1.0;
+  config->window_rope = read(nullptr, nullptr, window);
+}
+
 }  // namespace switchyard

@@ -83,7 +83,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   Meter meter(parts);
   if (!parts.mesh().attends()) {
     if (!kind.moe) return layer;
-    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), kind.by_token, &layer.owned);
     bytes.experts += meter.Next();
     return layer;
   }
@@ -99,12 +99,19 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
     layer.linear = BuildLinearAttention(parts, prefix);
   } else if (kind.mixer && config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
+  } else if (kind.mixer && config.attention.kind == AttentionConfig::Kind::kCompressed) {
+    layer.compressed = BuildCompressedAttention(parts, index, prefix);
   } else if (kind.mixer) {
     layer.latent = BuildLatentAttention(parts, prefix, config.has_indexer(index));
   }
+  if (config.streams) {
+    const int64_t logits = config.streams->logits();
+    layer.attention_streams = BuildStreams(parts, prefix + names.attention_streams, logits);
+    layer.feed_forward_streams = BuildStreams(parts, prefix + names.feed_forward_streams, logits);
+  }
   bytes.attention += meter.Next();
   if (kind.moe) {
-    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), &layer.owned);
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), kind.by_token, &layer.owned);
     const double router = StoredBytes(layer.moe.router.w);
     const double shared = layer.moe.has_shared ? BytesOf(layer.moe.shared, config.activation) +
                                                      StoredBytes(layer.moe.shared_gate)
@@ -191,6 +198,8 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   if (attends && config.has_head) {
     if (!config.eagle || config.eagle->inner_rows) w.final_norm = BuildFinalNorm(parts);
     bytes.norms += meter.Next();
+    if (config.streams)
+      w.head_streams = BuildStreams(parts, names.head_streams, config.streams->count);
     BuildHead(parts, &w);
     bytes.head += meter.Next();
   }

@@ -1,5 +1,7 @@
+#include <cstring>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "model/weights/checkpoint_reader.h"
 #include "model/weights/source.h"
@@ -48,8 +50,10 @@ class CheckpointSource : public WeightSource {
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
     if (r.kernel > 0) shape = {r.n / r.kernel, 1, r.kernel};
     if (r.of_heads) shape = {1, 1, r.n, 1};
+    if (r.columns > 0) shape = {r.n / r.columns, r.columns};
     const StoredTensor* t = in_.Find(r.name, shape, r.keys);
     if (!t) return;
+    if (r.below > 0) return Integers(*t, r, out);
     if (!IsPlain(t->dtype)) {
       throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t->file, r.name,
                     Name(t->dtype));
@@ -64,6 +68,24 @@ class CheckpointSource : public WeightSource {
   void Finish(const Progress& progress) override { in_.Finish(progress); }
 
  private:
+  void Integers(const StoredTensor& t, const VectorRequest& r, std::span<float> out) const {
+    if (t.dtype != DType::kI64 && t.dtype != DType::kI32)
+      throw Invalid("{}: tensor \"{}\" is {}; want int64 or int32", t.file, r.name, Name(t.dtype));
+    if (!in_.read_data()) return;
+    for (int64_t i = 0; i < r.range.size(); ++i) {
+      const int64_t at = r.offset + (r.range.begin + i) * r.step;
+      int64_t wide = 0;  // little-endian, at any alignment
+      int32_t narrow = 0;
+      if (t.dtype == DType::kI64) {
+        std::memcpy(&wide, t.data + at * SizeOf(t.dtype), sizeof(wide));
+      } else {
+        std::memcpy(&narrow, t.data + at * SizeOf(t.dtype), sizeof(narrow));
+        wide = narrow;
+      }
+      out[i] = static_cast<float>(wide);
+    }
+  }
+
   // A module that is missing from a checkpoint's ignore list may still be stored unquantized.
   Packing StoredPacking(const MatrixRequest& r) {
     if (r.scheme.packing == Packing::kWhileLoading) return r.scheme.packing;

@@ -186,6 +186,10 @@ class DummySource : public WeightSource {
     for (int64_t i = 0; i < r.range.size(); ++i) {
       const auto stored = static_cast<uint64_t>(r.offset + (r.range.begin + i) * r.step);
       const auto bits = static_cast<int32_t>(MixBits(seed + stored * kSplitMixStep) >> 32);
+      if (r.below > 0) {
+        out[i] = static_cast<float>(stored % static_cast<uint64_t>(r.below));
+        continue;
+      }
       out[i] = r.norm ? 1.0f : 0.05f * static_cast<float>(bits) * 0x1p-31f;
     }
   }

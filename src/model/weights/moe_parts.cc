@@ -3,6 +3,7 @@
 #include <iterator>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "model/weights/parts.h"
 
@@ -11,8 +12,29 @@ namespace {
 
 constexpr std::string_view kExpertKeys = "num_experts, hidden_size, moe_intermediate_size";
 
+// The experts of each token id [vocabulary, top_k].
+void AddTokenExperts(Parts& parts, const std::string& block, std::vector<Tensor>* owned,
+                     RouterWeights* router) {
+  const RouterConfig& config = parts.config().moe->router;
+  const int64_t rows = parts.config().vocab_size, n = rows * config.top_k;
+  std::vector<float> numbers(static_cast<size_t>(n));
+  parts.Vector({.name = block + parts.names().token_experts,
+                .n = n,
+                .range = {0, n},
+                .columns = config.top_k,
+                .below = config.num_experts,
+                .keys = "vocab_size, num_experts_per_tok"},
+               numbers);
+  owned->push_back(Tensor::Empty(DType::kI32, {n}));
+  int32_t* experts = owned->back().data<int32_t>();
+  for (const float number : numbers) *experts++ = static_cast<int32_t>(number);
+  router->token_experts = std::as_const(owned->back()).data<int32_t>();
+  router->token_rows = rows;
+}
+
 // `block`: the prefix of the MoE block.
-RouterWeights BuildRouter(Parts& parts, const std::string& block, std::vector<Tensor>* owned) {
+RouterWeights BuildRouter(Parts& parts, const std::string& block, bool by_token,
+                          std::vector<Tensor>* owned) {
   const std::string prefix = block + parts.names().router;
   const int64_t experts = parts.config().moe->router.num_logits();
   const auto vector = [&](const std::string& name) {
@@ -23,7 +45,9 @@ RouterWeights BuildRouter(Parts& parts, const std::string& block, std::vector<Te
   RouterWeights w;
   w.w = parts.RouterMatrix(prefix, experts);
   if (parts.names().router_bias) w.bias = vector(prefix + ".bias");
-  if (parts.names().correction_bias) {
+  if (by_token) {
+    AddTokenExperts(parts, block, owned, &w);
+  } else if (parts.names().correction_bias) {
     owned->push_back(parts.Vector({.name = CorrectionBiasName(parts.names(), block),
                                    .n = experts,
                                    .range = {0, experts},
@@ -179,13 +203,13 @@ std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string
 }
 
 MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
-                         std::vector<Tensor>* owned) {
+                         bool by_token, std::vector<Tensor>* owned) {
   const MoeModelConfig& moe = *parts.config().moe;
   const TensorNames& names = parts.names();
   const Mesh& mesh = parts.mesh();
   const std::string block = BlockPrefix(parts, prefix);
   MoeLayerWeights w;
-  if (mesh.attends()) w.router = BuildRouter(parts, block, owned);
+  if (mesh.attends()) w.router = BuildRouter(parts, block, by_token, owned);
   const Range places = ExpertsOfRank(placement.num_physical(), mesh);
   w.experts = ExpertsOfBlock(
       parts, block, placement.physical_to_logical().subspan(places.begin, places.size()), owned);
@@ -195,12 +219,17 @@ MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPl
     w.has_shared = true;
     const std::string name = block + names.shared;
     const bool stacked = !names.shared_gate_up.empty();
-    const std::string down = stacked ? prefix + names.shared_down : name + ".down_proj";
+    const auto of_shared = [&](const std::string& expert, const char* other) {
+      return name + "." + (names.shared_as_experts ? expert : other);
+    };
+    const std::string down =
+        stacked ? prefix + names.shared_down : of_shared(names.expert_down, "down_proj");
     const Range part = parts.replicated_shared_expert()
                            ? Range{0, shared}
                            : parts.EvenColumns(down, shared, mesh.tp(), mesh.tp_rank());
     w.shared = stacked ? StackedShared(parts, prefix, part)
-                       : parts.FeedForward(name + ".gate_proj", name + ".up_proj", down,
+                       : parts.FeedForward(of_shared(names.expert_gate, "gate_proj"),
+                                           of_shared(names.expert_up, "up_proj"), down,
                                            parts.config().hidden, shared, part,
                                            "hidden_size, the shared experts' intermediate "
                                            "size");

@@ -91,15 +91,20 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
 // `indexer`: whether the layer has an indexer.
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer);
 LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& prefix);
+CompressedAttentionWeights BuildCompressedAttention(Parts& parts, int64_t layer,
+                                                    const std::string& prefix);
+// `name`: the beginning of the tensors' names; `logits`: rows of the matrix.
+StreamWeights BuildStreams(Parts& parts, const std::string& name, int64_t logits);
 // In BuildExperts and BuildMoe, biases that the results point to are appended to *owned.
 //
-// BuildMoe builds the routed experts only on a rank without attention (Mesh::attends).
+// `by_token`: LayerConfig::by_token. BuildMoe builds the routed experts only on a rank without
+// attention (Mesh::attends).
 //
 // Builds the given logical experts of a layer, each with its MoE-TP shard of the intermediate size.
 std::vector<kernels::ExpertWeights> BuildExperts(Parts& parts, const std::string& prefix,
                                                  std::span<const int32_t> experts,
                                                  std::vector<Tensor>* owned);
 MoeLayerWeights BuildMoe(Parts& parts, const std::string& prefix, const ExpertPlacement& placement,
-                         std::vector<Tensor>* owned);
+                         bool by_token, std::vector<Tensor>* owned);
 
 }  // namespace switchyard

@@ -1,7 +1,9 @@
 #include "model/weights/routers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
@@ -57,6 +59,22 @@ void Check(size_t layer, const RouterWeights& router) {
   }
 }
 
+// Exchanges expect that the experts of a token differ.
+void CheckTokenExperts(const RouterConfig& config, size_t layer, const RouterWeights& router) {
+  for (int64_t token = 0; token < router.token_rows; ++token) {
+    const std::span row(router.token_experts + token * config.top_k,
+                        static_cast<size_t>(config.top_k));
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (row[i] < 0 || row[i] >= config.num_experts)
+        throw Invalid("layer {}: the router's table has expert {} for token {}; want 0 to {}",
+                      layer, row[i], token, config.num_experts - 1);
+      if (std::ranges::count(row.first(i), row[i]) > 0)
+        throw Invalid("layer {}: the router's table has expert {} twice for token {}", layer,
+                      row[i], token);
+    }
+  }
+}
+
 }  // namespace
 
 void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
@@ -65,7 +83,9 @@ void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
     RouterWeights& router = weights->layers[i].moe.router;
     if (!IsPlainFormat(router.w.format)) router.w = Dequantized(router.w);
     if (config.same_experts) router.w = Zeros(router.w);
-    Check(static_cast<size_t>(config.first_layer) + i, router);
+    const size_t number = static_cast<size_t>(config.first_layer) + i;
+    Check(number, router);
+    if (config.layers[i].by_token) CheckTokenExperts(config.moe->router, number, router);
   }
 }
 

@@ -27,10 +27,13 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
                                          : fmt::format("the number of KV heads of layer {} ({})",
                                                        config.first_layer + layer, kv_heads));
   }
-  if (config.has_states() && config.linear->key_heads % attn_tp != 0) {
+  if (config.has_linear() && config.linear->key_heads % attn_tp != 0) {
     throw Invalid("{} does not divide {} {}; want a divisor", attention_ranks,
                   config.linear->heads_key, config.linear->key_heads);
   }
+  if (a.kind == AttentionConfig::Kind::kCompressed && a.output_groups % attn_tp != 0)
+    throw Invalid("{} does not divide o_groups {}; want a divisor", attention_ranks,
+                  a.output_groups);
   for (int64_t layer = 0; !mesh.replicated_dense() && layer < config.num_layers(); ++layer) {
     if (config.layers[layer].dense() && config.dense_width(layer) < tp)
       throw Invalid("--tp {} is more than intermediate_size {}; want at most this size", tp,

@@ -184,8 +184,13 @@ void CpuMoeBackend::Route(const MoeLayerParts& layer, MoeState& state) {
                      .ldy = experts,
                      .m = tokens},
                     pool_);
-  SelectExperts(config.router, logits, tokens, parts.weights.router.correction_bias, &s.logical,
-                pool_);
+  if (config.router.by_token) {
+    LookUpExperts(config.router, parts.weights.router, logits, tokens,
+                  s.round_router_x() + s.router_width - 1, s.router_width, &s.logical, pool_);
+  } else {
+    SelectExperts(config.router, logits, tokens, parts.weights.router.correction_bias, &s.logical,
+                  pool_);
+  }
   if (config.router.zero_experts > 0)
     RemoveZeroExperts(config.router, &s.logical, s.zero_weights.Get(s.lane_tokens) + s.round.begin);
   if (scales) {

@@ -13,6 +13,9 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// ln(1 + e^x) is x in float32 where x is large.
+float SqrtSoftplus(float x) { return std::sqrt(x > 20.0f ? x : std::log1p(std::exp(x))); }
+
 // Index of the largest value; the lowest index on ties; −1 if all values are −∞.
 int ArgMax(std::span<const float> values) {
   int best = -1;
@@ -103,6 +106,8 @@ void SelectForToken(const RouterConfig& config, std::span<const float> logits,
     Softmax(scores);
   } else if (config.scoring == RouterConfig::Scoring::kSigmoid) {
     for (float& s : scores) s = 1.0f / (1.0f + std::exp(-s));
+  } else if (config.scoring == RouterConfig::Scoring::kSqrtSoftplus) {
+    for (float& s : scores) s = SqrtSoftplus(s);
   }
 
   choice = scores;
@@ -153,6 +158,14 @@ void FinishWeights(const RouterConfig& config, std::span<const int32_t> ids,
   for (float& w : chosen) w *= config.routed_scaling_factor;
 }
 
+void Resize(int64_t tokens, int k, TopK* out) {
+  out->tokens = tokens;
+  out->k = k;
+  out->ids.resize(tokens * k);
+  out->weights.resize(tokens * k);
+  out->bad_experts.resize(tokens);
+}
+
 }  // namespace
 
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
@@ -163,11 +176,7 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
   CHECK(config.scoring != RouterConfig::Scoring::kSparseMixer || (k == 2 && !correction_bias));
   CHECK(!config.scales_input || k == 1);
   CHECK(config.num_groups >= 1 && experts % config.num_groups == 0);
-  out->tokens = tokens;
-  out->k = k;
-  out->ids.resize(tokens * k);
-  out->weights.resize(tokens * k);
-  out->bad_experts.resize(tokens);
+  Resize(tokens, k, out);
   pool.RunRanges(tokens, 16, [&](int64_t begin, int64_t end) {
     static thread_local RouterScratch scratch;
     for (int64_t t = begin; t < end; ++t) {
@@ -181,6 +190,31 @@ void SelectExperts(const RouterConfig& config, const float* logits, int64_t toke
       }
       SelectForToken(config, row, correction_bias, &scratch, ids, weights);
       FinishWeights(config, ids, weights);
+    }
+  });
+}
+
+void LookUpExperts(const RouterConfig& config, const RouterWeights& weights, const float* logits,
+                   int64_t tokens, const float* ids, int64_t stride, TopK* out, ThreadPool& pool) {
+  const int experts = config.num_logits(), k = config.top_k;
+  CHECK(config.scoring == RouterConfig::Scoring::kSqrtSoftplus && config.zero_experts == 0);
+  CHECK(weights.token_experts != nullptr);
+  Resize(tokens, k, out);
+  pool.RunRanges(tokens, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const auto chosen = std::span(out->ids).subspan(t * k, k);
+      const auto scores = std::span(out->weights).subspan(t * k, k);
+      const std::span row(logits + t * experts, static_cast<size_t>(experts));
+      out->bad_experts[t] = FirstBad(row, nullptr);
+      if (out->bad_experts[t] >= 0) {
+        SelectNothing(chosen, scores);
+        continue;
+      }
+      const auto id = static_cast<int64_t>(ids[t * stride]);
+      CHECK(id >= 0 && id < weights.token_rows);
+      std::copy_n(weights.token_experts + id * k, k, chosen.begin());
+      for (int j = 0; j < k; ++j) scores[j] = SqrtSoftplus(row[chosen[j]]);
+      FinishWeights(config, chosen, scores);
     }
   });
 }

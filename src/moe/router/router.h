@@ -21,7 +21,8 @@ struct RouterConfig {
     // relative to the larger magnitude of the two. Liu et al., "GRIN: GRadient-INformed MoE"
     // (https://arxiv.org/abs/2409.12136). Only with k = 2, without groups and correction bias.
     kSparseMixer,
-    kTopKSigmoid,  // the k largest logits, then the sigmoid of each (Llama 4)
+    kTopKSigmoid,   // the k largest logits, then the sigmoid of each (Llama 4)
+    kSqrtSoftplus,  // scores = sqrt(ln(1 + e^x)) of each logit x (DeepSeek-V4)
   };
   enum class GroupScore : uint8_t { kMax, kTop2Sum };  // score of an expert group
 
@@ -42,6 +43,10 @@ struct RouterConfig {
   // A weight multiplies the expert's input row instead of its output (Llama 4). So rows are scaled
   // before dispatch, and are dispatched with weight 1. Only with k = 1.
   bool scales_input = false;
+  // The experts of a token depend only on its id, and their weights on the logits (hash routing of
+  // DeepSeek-V4). The router's rows have the token's id as a further, last element. Only with
+  // scores of single logits, on CPUs.
+  bool by_token = false;
 
   int num_logits() const { return num_experts + zero_experts; }
 };
@@ -63,6 +68,9 @@ struct RouterWeights {
   const float* bias = nullptr;  // [num_logits], added to the logits; or null
   // [num_logits], added to the scores for selection only; or null.
   const float* correction_bias = nullptr;
+  // [token_rows, top_k] the experts of each token id, with RouterConfig::by_token.
+  const int32_t* token_experts = nullptr;
+  int64_t token_rows = 0;
 };
 
 // Selects experts: logits [tokens, num_logits] → *out. Ids from num_experts on are experts without
@@ -73,6 +81,12 @@ struct RouterWeights {
 // a slot, its id is −1.
 void SelectExperts(const RouterConfig& config, const float* logits, int64_t tokens,
                    const float* correction_bias, TopK* out, ThreadPool& pool);
+
+// With RouterConfig::by_token: takes the experts of each token from weights.token_experts. The id
+// of token t is ids[t · stride], a whole number below weights.token_rows. Logits are checked as in
+// SelectExperts.
+void LookUpExperts(const RouterConfig& config, const RouterWeights& weights, const float* logits,
+                   int64_t tokens, const float* ids, int64_t stride, TopK* out, ThreadPool& pool);
 
 // Replaces the slots of experts without computation by empty ones (id −1, weight 0). Stores the sum
 // of their weights, in slot order, in weights [tokens].

@@ -218,6 +218,21 @@ FAMILIES.update({
         moe_latent_size=20, intermediate_size=40,
         layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "linear_attention", "moe"])),
 })
+V4 = dict(hidden_size=32, head_dim=16, qk_rope_head_dim=8, q_lora_rank=20, n_routed_experts=8, moe_intermediate_size=24,
+          o_lora_rank=12, index_n_heads=16, index_head_dim=12, hc_sinkhorn_iters=6, sliding_window=6, swiglu_limit=2.0)
+FAMILIES.update({
+    "deepseek_v4": ("DeepseekV4", dict(
+        **V4, num_hidden_layers=4, num_experts_per_tok=3, o_groups=2, index_topk=3, num_hash_layers=2,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                     "compressed_sparse_attention"],
+        compress_rates=dict(compressed_sparse_attention=2, heavily_compressed_attention=8), rope_parameters=dict(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0))),
+    "deepseek_v4_plain": ("DeepseekV4", dict(
+        **{**V4, "head_dim": 12, "qk_rope_head_dim": 6, "index_n_heads": 12, "index_head_dim": 10, "swiglu_limit": 1.0},
+        num_experts_per_tok=2, o_groups=4, index_topk=2, hc_mult=2, num_hash_layers=1, routed_scaling_factor=2.0,
+        layer_types=["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"],
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=6), tie_word_embeddings=True)),
+})
 # Configurations of the decoders of multimodal models. Models whose class has another name than the configuration's.
 TEXTS = {"Kimi_K25": "DeepseekV3Config", "Llama4": "Llama4TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 CLASSES = {"Kimi_K25": "Kimi_K25ForConditionalGeneration", "SarvamMoE": "Glm4MoeForCausalLM"}
@@ -229,6 +244,8 @@ LING = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_exper
 CENTRED = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
 # Tensors that keep float32: the selection biases of routers.
 EXACT = ("e_score_correction_bias", "expert_bias")
+# Tensors of published checkpoints that are not bfloat16, by the ends of their names.
+FLOATS = ("gate.bias", "_base", "_fn", "_scale", ".ape", "attn_sink")
 
 
 def configuration(kind, settings):
@@ -307,6 +324,18 @@ def as_published(weights, config):
             if ".mlp.experts." not in key or int(key.split(".")[5]) < config.n_routed_experts}
 
 
+def as_deepseek_v4_weights(weights):
+    """save_pretrained of transformers 5.24 writes the published names, but with a prefix, and renames attn.kv_norm."""
+    names = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
+    published = {}
+    for key, value in weights.items():
+        key = key.removeprefix("model.")
+        for other, name in names.items():
+            key = key.replace(other, name)
+        published[key] = value
+    return published
+
+
 def fill(model, seed):
     """Random weights that use every part of the model; correction biases decide some selections."""
     generator = torch.Generator().manual_seed(seed)
@@ -318,6 +347,10 @@ def fill(model, seed):
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name or "freqs_ci" in name:
+                continue
+            if name.endswith("tid2eid"):  # different experts for each token
+                order = torch.rand(len(tensor), model.config.n_routed_experts, generator=generator)
+                tensor.copy_(order.argsort(1)[:, :tensor.shape[1]])
                 continue
             exact = any(bias in name for bias in EXACT)
             if exact:
@@ -385,7 +418,9 @@ def make(name, folder):
     else:
         model.save_pretrained(stored)
     weights = safetensors.torch.load_file(stored / "model.safetensors")
-    weights = {key: value if key.endswith(EXACT) else value.bfloat16() for key, value in weights.items()}
+    kept = EXACT + FLOATS if kind == "DeepseekV4" else EXACT
+    weights = {key: value if key.endswith(kept) or not value.is_floating_point() else value.bfloat16()
+               for key, value in weights.items()}
     if name == "kimi_linear":
         weights = as_kimi_linear_weights(weights)
     safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
@@ -408,7 +443,9 @@ def make(name, folder):
         weights = as_published(weights, config)
     if without_sinks:
         weights = {key: value for key, value in weights.items() if "sink" not in key}
-    if kind == "LongcatFlash" or without_sinks:
+    if kind == "DeepseekV4":
+        weights = as_deepseek_v4_weights(weights)
+    if kind in ("LongcatFlash", "DeepseekV4") or without_sinks:
         safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
@@ -429,7 +466,7 @@ def make(name, folder):
 
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
-KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
+KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "DeepseekV4", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
         "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "KimiLinear", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral",
         "NemotronH", "Olmoe", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5MoeText", "SarvamMoE", "SolarOpen"]
 

@@ -23,6 +23,7 @@ float Activate(const GroupedMlpParams& p, float gate, float up) {
   if (p.activation == Activation::kSwiGlu) return static_cast<float>(gate * Sigmoid(gate) * up);
   const double g = std::min(gate, p.limit);
   const double u = std::clamp(up, -p.limit, p.limit);
+  if (p.activation == Activation::kSwiGluLimited) return static_cast<float>(g * Sigmoid(g) * u);
   return static_cast<float>(g * Sigmoid(p.alpha * g) * (u + 1));
 }
 
