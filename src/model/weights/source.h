@@ -46,8 +46,8 @@ struct VectorRequest {
   int64_t kernel = 0;     // stored as [n / kernel, 1, kernel], as a convolution of each channel
   bool of_heads = false;  // stored as [1, 1, n, 1], to broadcast to [batch, rows, heads, elements]
   int64_t columns = 0;    // stored as [n / columns, columns]
-  // Stored as integers, in [0, below) in dummy weights; 0: stored as floats. They are exact in
-  // float32 up to 2^24.
+  // Stored as integers in [0, below), different ones in each row of `columns`; 0: stored as floats.
+  // At most 2^24, so they are exact in float32. Other integers are an error kInvalid.
   int64_t below = 0;
   bool norm = false;  // a norm's weight; dummy weights of norms are 1
   std::string_view keys;
