@@ -283,7 +283,8 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
 
 def test_simulate_has_pipeline_stages(tmp_path):
     file = tmp_path / "trace.json"
-    flags = [*POISSON, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace", file]
+    flags = [*POISSON, "--rate", 20, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace",
+             file]
     out = simulate(*flags, layout="tp4-ep4-dp4-dense1-deepep")
     assert out.splitlines()[1].startswith("tp4-pp2-ep4-dp4-dense1-deepep, 1 engine: ")
     assert re.search(r"pipeline stages are busy \d+, \d+ % of the time; at most 3 passes are in flight", out)
