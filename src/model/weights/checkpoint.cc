@@ -7,6 +7,7 @@
 #include "core/gguf_files.h"
 #include "core/regular_file.h"
 #include "model/weights/safetensors.h"
+#include "model/weights/stored_names.h"
 
 namespace switchyard {
 namespace {
@@ -173,28 +174,13 @@ void AddFile(const fs::path& path, const WeightMap* weight_map, uint32_t shard,
   }
 }
 
-// A checkpoint that was saved from a decoder without its head (transformers' ...Model) has names
-// without "model.". Adds this prefix, so that all checkpoints have the same names.
-void AddModelPrefix(std::map<std::string, StoredTensor, std::less<>>* tensors) {
-  if (!tensors->contains("embed_tokens.weight") || tensors->contains("model.embed_tokens.weight"))
-    return;
-  for (const std::string_view part : {"embed_tokens.", "layers.", "norm."}) {
-    for (auto it = tensors->lower_bound(part);
-         it != tensors->end() && it->first.starts_with(part);) {
-      auto node = tensors->extract(it++);
-      node.key().insert(0, "model.");
-      tensors->insert(std::move(node));
-    }
-  }
-}
-
 }  // namespace
 
 Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
   const auto weight_map = FindWeightMap(dir);
   if (!weight_map) {
     AddFile(dir / kSingleFile, nullptr, 0, &tensors_);
-    AddModelPrefix(&tensors_);
+    Rename();
     return;
   }
   std::vector<std::string> paths;
@@ -209,7 +195,12 @@ Checkpoint::Checkpoint(const fs::path& dir) : dir_(dir) {
                     (dir / kIndexFile).string(), name, weight_map->shards[shard]);
     }
   }
-  AddModelPrefix(&tensors_);
+  Rename();
+}
+
+void Checkpoint::Rename() {
+  names_ = StoredNamesOf(tensors_);
+  RenameToFamily(names_, &tensors_);
 }
 
 std::vector<FileStamp> WeightFiles(const fs::path& dir) {
@@ -229,6 +220,10 @@ std::vector<FileStamp> WeightFiles(const fs::path& dir) {
 const StoredTensor* Checkpoint::Find(std::string_view name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;
+}
+
+const StoredTensor* Checkpoint::FindStored(std::string_view name) const {
+  return Find(NameOfFamily(names_, name));
 }
 
 }  // namespace switchyard

@@ -25,8 +25,11 @@ struct StoredTensor {
   std::shared_ptr<const void> owner;
 };
 
+enum class StoredNames : uint8_t;  // model/weights/stored_names.h
+
 // A checkpoint directory: model.safetensors, or model.safetensors.index.json and the files its
-// weight_map names. Immutable; files stay mapped as long as a tensor's owner lives. They must not
+// weight_map names. Tensors have the names of the model's family, which differ from those in some
+// files. Immutable; files stay mapped as long as a tensor's owner lives. They must not
 // change while they are mapped: a read past the end of a truncated file kills the process with
 // SIGBUS.
 class Checkpoint {
@@ -40,11 +43,16 @@ class Checkpoint {
   explicit Checkpoint(const std::filesystem::path& dir);
 
   const StoredTensor* Find(std::string_view name) const;  // nullptr: absent
+  // The tensor by its name in the files; nullptr: absent.
+  const StoredTensor* FindStored(std::string_view name) const;
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   const std::filesystem::path& dir() const { return dir_; }
 
  private:
+  void Rename();
+
   std::filesystem::path dir_;
+  StoredNames names_{};
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 

@@ -77,9 +77,7 @@ std::shared_ptr<const OverlayCheckpoint> OverlayCheckpoint::Make(
       const std::string link = fmt::format("base-{}.safetensors", links.size());
       links[link] = fs::canonical(stamp.path);
       for (auto& [name, entry] : HeaderOf(stamp.path)) {
-        const StoredTensor* tensor = checkpoint.Find(name);
-        // Names without "model." are those of a checkpoint without a head.
-        if (tensor == nullptr) tensor = checkpoint.Find("model." + name);
+        const StoredTensor* tensor = checkpoint.FindStored(name);
         if (tensor == nullptr || fs::path(tensor->file) != stamp.path) continue;
         files[name] = link;
         present.emplace(name, std::move(entry));

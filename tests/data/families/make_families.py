@@ -325,7 +325,8 @@ def as_published(weights, config):
 
 
 def as_deepseek_v4_weights(weights):
-    """save_pretrained of transformers 5.24 writes the published names, but with a prefix, and renames attn.kv_norm."""
+    """save_pretrained of transformers 5.24 writes the published names, but with a prefix, and renames attn.kv_norm.
+    deepseek_v4_plain keeps its names."""
     names = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
     published = {}
     for key, value in weights.items():
@@ -443,9 +444,9 @@ def make(name, folder):
         weights = as_published(weights, config)
     if without_sinks:
         weights = {key: value for key, value in weights.items() if "sink" not in key}
-    if kind == "DeepseekV4":
+    if name == "deepseek_v4":
         weights = as_deepseek_v4_weights(weights)
-    if kind in ("LongcatFlash", "DeepseekV4") or without_sinks:
+    if kind == "LongcatFlash" or name == "deepseek_v4" or without_sinks:
         safetensors.torch.save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
     generator = torch.Generator().manual_seed(seed + 1)
     prompts = [torch.randint(0, 510, (length,), generator=generator) for length in (1, 7, 15)]
