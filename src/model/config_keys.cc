@@ -273,7 +273,7 @@ std::vector<std::string> RefuseUnreadKeys(const ConfigReader& settings,
     const auto rotary = settings.Object(name);
     if (!rotary) continue;
     Refuse(*rotary, architecture, nullptr);
-    for (const char* type : {"full_attention", "sliding_attention"})
+    for (const char* type : {"full_attention", "sliding_attention", "main", "compress"})
       if (const auto of_type = rotary->Object(type)) Refuse(*of_type, architecture, nullptr);
   }
   return unknown;

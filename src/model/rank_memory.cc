@@ -328,6 +328,12 @@ class PassSizes {
     return std::min(lanes * all, 1.25 * lanes * all / mesh_.ep());
   }
 
+  // Width of the rows that routers read beside those of the experts; 0: they read the same rows.
+  int64_t RouterRowWidth() const {
+    if (c_.has_token_routing()) return c_.hidden + 1;
+    return c_.moe->latent > 0 ? c_.hidden : 0;
+  }
+
   double CpuMoe() const {
     const double k = c_.moe->router.top_k, lane = Lane();
     const auto hidden = static_cast<double>(c_.expert_row_width());
@@ -342,8 +348,8 @@ class PassSizes {
     if (none && o_.moe.row_dtype != DType::kF32)  // rounded input rows
       bytes += lane * (mesh_.dp() > 1 ? mesh_.ep() : 1) * hidden * sizeof(float);
     if (c_.moe->router.zero_experts > 0) bytes += lane * sizeof(float);
-    if (c_.moe->latent > 0 && mesh_.moe_tp() > 1)  // gathered rows of the router
-      bytes += lane * static_cast<double>(c_.hidden) * sizeof(float);
+    if (mesh_.moe_tp() > 1)  // gathered rows of the router
+      bytes += lane * static_cast<double>(RouterRowWidth()) * sizeof(float);
     if (c_.moe->router.scales_input) bytes += lane * hidden * sizeof(float);
     if (c_.moe->shared_intermediate > 0) {
       const bool whole = o_.load.replicated_shared_expert;

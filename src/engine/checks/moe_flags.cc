@@ -94,6 +94,11 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
     throw Invalid(
         "--speculative-draft-model-path {}: a draft model with recurrent states is not supported",
         config.speculative.draft_model_path);
+  if (draft && draft->attention.kind == AttentionConfig::Kind::kCompressed)
+    throw Invalid(
+        "--speculative-draft-model-path {}: a draft model with compressed attention ({}) is not "
+        "supported",
+        config.speculative.draft_model_path, draft->architecture);
   if (draft && draft->has_moe()) {
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);

@@ -146,6 +146,14 @@ void ReadExperts(const ConfigReader& reader, ModelConfig* config) {
   config->swiglu_limit = static_cast<float>(reader.DoubleOr({"swiglu_limit"}, 10.0, 1e-6, 1e6));
 }
 
+// Routers of these layers read token ids in float32 (Decoder::FillRouterRows).
+void CheckTokenIds(const ConfigReader& reader, const ModelConfig& config) {
+  constexpr int64_t kExact = int64_t{1} << 24;
+  if (config.vocab_size > kExact && config.has_token_routing())
+    throw Invalid("{} is {}; want at most {} with layers that route by token id",
+                  reader.Where("vocab_size"), config.vocab_size, kExact);
+}
+
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   if (reader.Has("quantization_config"))
     throw Invalid(
@@ -154,6 +162,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
         reader.Where("quantization_config"));
   ReadCommon(reader, 1e-6, config);
   ReadLayers(reader, config);
+  CheckTokenIds(reader, *config);
   ReadAttention(reader, config);
   ReadExperts(reader, config);
   config->streams = StreamsConfig{

@@ -137,6 +137,26 @@ RopeConfig ReadOne(const ConfigReader& reader, const ConfigReader* parameters,
 
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
+// The objects of rope_parameters of layers without entries, and of those with entries.
+constexpr std::string_view kMain = "main", kCompress = "compress";
+
+// Object `label` of rope_parameters, which must have its own theta and rotated part: transformers
+// takes no absent key from elsewhere. `theta`: the key outside the object, which must agree.
+RopeConfig ReadNamedRope(const ConfigReader& reader, const ConfigReader& parameters,
+                         std::string_view label, std::string_view theta, int64_t head_dim,
+                         int64_t max_position) {
+  const auto own = parameters.Object(label);
+  if (!own)
+    throw Invalid("{} is missing; want both objects, {} and {}", parameters.Where(label), kMain,
+                  kCompress);
+  const RopeDefaults given{.theta = own->Double({"rope_theta"}, 1.0, 1e15),
+                           .part = own->Double({"partial_rotary_factor"}, 0.0, 1.0)};
+  if (const double outer = reader.DoubleOr({theta}, given.theta, 1.0, 1e15); outer != given.theta)
+    throw Invalid("{} is {}, but {} is {}; want equal values, or only the latter",
+                  reader.Where(theta), outer, own->Where("rope_theta"), given.theta);
+  return ReadOne(reader, &*own, nullptr, given, head_dim, max_position);
+}
+
 const ConfigReader* PointerTo(const std::optional<ConfigReader>& object) {
   return object ? &*object : nullptr;
 }
@@ -191,14 +211,12 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
   };
   const double theta = reader.DoubleOr({"compress_rope_theta"}, entries.theta, 1.0, 1e15);
   const auto parameters = reader.Object("rope_parameters");
-  if (parameters && parameters->Has("main") && parameters->Has("compress")) {
-    const auto of = [&](std::string_view label, const RopeDefaults& defaults) {
-      const auto own = parameters->Object(label);
-      return read(PointerTo(own), nullptr, defaults);
-    };
-    reader.Ignore({"rope_theta", "partial_rotary_factor"});  // the two objects have their own
-    config->rope = of("compress", entries);
-    config->window_rope = of("main", window);
+  if (parameters && (parameters->Has(kMain) || parameters->Has(kCompress))) {
+    config->rope = ReadNamedRope(reader, *parameters, kCompress, "compress_rope_theta", head_dim,
+                                 config->max_position);
+    config->window_rope =
+        ReadNamedRope(reader, *parameters, kMain, "rope_theta", head_dim, config->max_position);
+    reader.Ignore({"partial_rotary_factor"});  // the two objects have their own
     return;
   }
   const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
