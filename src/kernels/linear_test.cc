@@ -244,6 +244,38 @@ TEST_P(LinearTest, HeadLinearMatchesReferenceBothWays) {
   }
 }
 
+// Few heads are divided by rows over the threads, which changes no bit.
+TEST_P(LinearTest, HeadLinearDoesNotDependOnThreads) {
+  Random random(7);
+  ThreadPool one(1), three(3), eight(8);
+  for (const WeightFormat format : kAllFormats) {
+    for (const int64_t rows : {1, 33, 160}) {
+      constexpr int64_t kColumns = 64, kTokens = 5;
+      const int64_t heads = random.Pick<int64_t>({1, 2, 5});
+      std::vector<WeightView> w;
+      for (int64_t h = 0; h < heads; ++h) w.push_back(random.Weight(format, rows, kColumns));
+      const std::vector<float> x = random.Normal(kTokens * heads * kColumns);
+      std::vector<float> want(kTokens * heads * rows);
+      HeadLinearParams p = {.x = x.data(),
+                            .ldx = heads * kColumns,
+                            .head_stride_x = kColumns,
+                            .w = w,
+                            .transposed = true,
+                            .y = want.data(),
+                            .ldy = heads * rows,
+                            .head_stride_y = rows,
+                            .m = kTokens};
+      HeadLinear(p, one);
+      for (ThreadPool* pool : {&three, &eight}) {
+        std::vector<float> y(want.size(), 7.0f);
+        p.y = y.data();
+        HeadLinear(p, *pool);
+        EXPECT_TRUE(SameBits(y, want)) << Name(format) << " " << rows << " " << heads;
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, EmbedScalesOwnRowsAndZeroesOthers) {
   Random random(6);
   ThreadPool pool(2);

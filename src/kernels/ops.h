@@ -253,8 +253,9 @@ struct SelectKeysParams {
 };
 void SelectKeys(const SelectKeysParams& p, ThreadPool& pool);
 
-// Per-head products of MLA weight absorption; W has one view per head. The weight's activation
-// format is ignored, because the checkpoint does not define it for these inputs:
+// Per-head products of MLA weight absorption, and products of output groups in compressed
+// attention; W has one view per head or group. The weight's activation format is ignored, because
+// the checkpoint does not define it for these inputs:
 //   y[t, h, :] = x[t, h, :] · W_h     transposed = false: sums over the rows of the stored W_h
 //   y[t, h, :] = x[t, h, :] · W_hᵀ    transposed = true: sums over its columns
 struct HeadLinearParams {

@@ -113,6 +113,15 @@ void RunTask(const cpu::KernelTable& kernels, const LinearParams& p, const cpu::
   cpu::RunLinear(kernels, p.w, input, first, nullptr, t);
 }
 
+// Tasks of each head: of whole panels of rows, and about eight tasks per thread.
+int64_t PartsOfHead(std::span<const WeightView> heads, int threads) {
+  if (threads == 1) return 1;
+  int64_t rows = 0;
+  for (const WeightView& w : heads) rows = std::max(rows, w.n);
+  const int64_t wanted = CeilDiv(int64_t{8} * threads, static_cast<int64_t>(heads.size()));
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, CeilDiv(rows, kPanelRows)));
+}
+
 }  // namespace
 
 void Linear(const LinearParams& p, ThreadPool& pool) { LinearGroup({&p, 1}, pool); }
@@ -152,15 +161,22 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
   const auto source = [&](int64_t head) { return p.x + head * p.head_stride_x; };
   const auto target = [&](int64_t head) { return p.y + head * p.head_stride_y; };
   if (p.transposed) {
-    cpu::RunTasks(pool, heads, [&](int64_t head) {
+    // Few heads (the output groups of compressed attention) have several tasks each.
+    const int64_t parts = PartsOfHead(p.w, pool.num_threads());
+    cpu::RunTasks(pool, heads * parts, [&](int64_t task) {
+      const int64_t head = task / parts, part = task % parts;
       const WeightView& w = p.w[head];
+      const int64_t panels = CeilDiv(w.n, kPanelRows);
+      const int64_t begin = panels * part / parts * kPanelRows;
+      const int64_t end = std::min(w.n, panels * (part + 1) / parts * kPanelRows);
+      if (begin >= end) return;
       kernels->linear({
           .w = cpu::MakeRef(w),
           .x = {source(head), p.ldx, nullptr},
           .codes = {},
           .m = p.m,
-          .begin = 0,
-          .end = w.n,
+          .begin = begin,
+          .end = end,
           .bias = nullptr,
           .y = target(head),
           .ldy = p.ldy,
