@@ -19,6 +19,7 @@
 #include "engine/expert_services.h"
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
+#include "model/attention_flops.h"
 #include "model/model.h"
 #include "model/weights/expert_formats.h"
 #include "plan/uniform_routing.h"
@@ -237,17 +238,8 @@ double DecodeBytes(const ModelConfig& config, int32_t batch) {
 // FLOPs of prefill: two for each weight by which a token is multiplied, plus the FLOPs of causal
 // attention.
 double PrefillFlops(const ModelConfig& config, const Case& c) {
-  const AttentionConfig& a = config.attention;
   const double weights = DecodeBytes(config, 1) / SizeOf(config.dtype);
-  const double key = a.kind == AttentionConfig::Kind::kLatent
-                         ? 2.0 * a.kv_lora_rank + a.qk_rope_head_dim
-                         : 2.0 * a.head_dim;
-  // Causal: half of the keys. With an indexer, which scores them all, at most index_topk.
-  const auto input = static_cast<double>(c.input), topk = static_cast<double>(a.index_topk);
-  const double keys = topk > 0 && topk < input ? topk * (2 - topk / input) : input;
-  const double index = static_cast<double>(a.index_heads * a.index_head_dim) * input;
-  const double attention = (key * a.heads * keys + index) * config.num_layers();
-  return c.batch * static_cast<double>(c.input) * (2.0 * weights + attention);
+  return c.batch * (static_cast<double>(c.input) * 2.0 * weights + AttentionFlops(config, c.input));
 }
 
 // Fraction of the roofline.
