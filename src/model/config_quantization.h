@@ -69,9 +69,15 @@ struct SchemeRule {
 // are packed into 4 bits: they are small, and every head of a token depends on each latent element
 // and on the selected keys.
 inline constexpr std::string_view kLatentProjections[] = {
-    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer",
-    // DeepSeek-V4: also the projections of compressed entries.
-    "attn.wq_a", "attn.wkv", "attn.indexer", "attn.compressor"};
+    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer", "attn.wq_a",
+    "attn.wkv"};  // the last two: compressed attention
+
+// Linears that --quantization never packs. MLA splits kv_b_proj by heads and absorbs it into
+// queries and outputs. Compressed attention has a matrix in wo_a for each group of heads, which
+// files of quantized weights cannot store. An entry is a mean of many rows, and the indexer selects
+// entries, so errors of their small matrices reach many positions.
+inline constexpr std::string_view kPlainProjections[] = {"self_attn.kv_b_proj", "attn.wo_a",
+                                                         "attn.compressor", "attn.indexer"};
 
 struct QuantizationConfig {
   std::string method;              // quant_method of the checkpoint; empty: none
@@ -134,7 +140,7 @@ std::vector<SchemeRule> ReadQuantizationRules(const std::string& location);
 
 // Error kInvalid if the method is unknown, or if the checkpoint is already quantized by another
 // method (the error names both). Experts, attention and dense feed-forwards are packed on load,
-// except MLA's kv_b_proj; "mxfp4" packs the routed experts only.
+// except kPlainProjections; "mxfp4" packs the routed experts only.
 void ApplyFlags(const QuantizationFlags& flags, QuantizationConfig* config);
 
 // Maps a module's name to its scheme. Immutable; any thread may use it.

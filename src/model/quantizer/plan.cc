@@ -139,7 +139,8 @@ void CheckPatterns(const Checkpoint& checkpoint, const ModelConfig& config,
   }
   for (const ModulePattern& pattern : config.quantization.ignored) {
     if (pattern.kind == ModulePattern::Kind::kName &&
-        std::ranges::count(kAlwaysPlain, pattern.text) != 0)
+        (pattern.text == kPlainMtpProjection ||
+         std::ranges::count(kPlainProjections, pattern.text) != 0))
       continue;
     if (!MatchesAny(pattern, all)) {
       throw Invalid("--ignore {}: matches no tensor of {}; correct or remove the pattern",

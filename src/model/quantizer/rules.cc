@@ -41,9 +41,10 @@ QuantizationConfig ConfigOf(const QuantizeRules& rules) {
     config.rules.push_back(
         {SchemeOf(rules.format, kFileGroupUnit, "--format"), std::move(targets)});
   }
-  for (const std::string_view name : kAlwaysPlain) {
+  for (const std::string_view name : kPlainProjections) {
     config.ignored.push_back({ModulePattern::Kind::kName, std::string(name)});
   }
+  config.ignored.push_back({ModulePattern::Kind::kName, std::string(kPlainMtpProjection)});
   for (const std::string& text : rules.ignored) config.ignored.push_back(ParsePattern(text));
   try {
     const LinearSchemes checked(config);  // throws for malformed patterns

@@ -11,9 +11,9 @@
 
 namespace switchyard {
 
-// Linears that readers of compressed-tensors expect plain: MLA's kv_b_proj, which is absorbed,
-// eh_proj of MTP layers, and DeepSeek-V4's wo_a, which has a matrix for each group of heads.
-inline constexpr std::string_view kAlwaysPlain[] = {"self_attn.kv_b_proj", "eh_proj", "attn.wo_a"};
+// A linear that readers of compressed-tensors expect plain, besides kPlainProjections: eh_proj of
+// MTP layers.
+inline constexpr std::string_view kPlainMtpProjection = "eh_proj";
 
 // The settings of `switchyard quantize`, from flags and from a file of rules.
 struct QuantizeRules {
@@ -26,8 +26,8 @@ struct QuantizeRules {
 void ReadQuantizeRules(const std::filesystem::path& file, QuantizeRules* rules);
 
 // The rules as a loader applies them while it reads a plain checkpoint (Packing::kWhileLoading).
-// Linears of kAlwaysPlain stay plain. mxfp4 packs routed experts only, unless rules name others.
-// int4 and nvfp4 keep kLatentProjections plain, unless rules name them.
+// kPlainProjections and kPlainMtpProjection stay plain. mxfp4 packs routed experts only, unless
+// rules name others. int4 and nvfp4 keep kLatentProjections plain, unless rules name them.
 QuantizationConfig ConfigOf(const QuantizeRules& rules);
 
 }  // namespace switchyard

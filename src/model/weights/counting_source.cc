@@ -91,10 +91,12 @@ bool StoresForPanels(Packing packing) {
 }
 
 // Whether the loader may pack the matrix into panels. MLA multiplies the transpose of kv_b_proj,
-// for which panels are slow.
+// for which panels are slow. Groups of wo_a are multiplied by float32 rows (HeadLinear).
 bool MayPack(const ModelConfig& config, const MatrixRequest& r) {
   const Packing packing = r.scheme.packing;
-  if (packing == Packing::kGguf || packing == Packing::kWhileLoading) return true;
+  if (packing == Packing::kGguf) return true;
+  if (r.name.ends_with("attn.wo_a.weight")) return false;
+  if (packing == Packing::kWhileLoading) return true;
   return !config.quantization.stored_layout && StoresForPanels(packing) &&
          !r.name.ends_with("kv_b_proj.weight");
 }
