@@ -1,7 +1,9 @@
 // Different storage layouts of one model that load as the same weights.
 #include <cstring>
+#include <utility>
 
 #include "model/weights/assembled.h"
+#include "model/weights/stored_names.h"
 
 namespace switchyard {
 namespace {
@@ -85,6 +87,56 @@ TEST(CheckpointVariants, TransposedExperts) {
   EXPECT_EQ(c.CheckMessage(), "no error");
   ExpectSame(Assemble(c.Write(), c.config, {1, 1}), want);
   ExpectSame(Assemble(c.Write(), c.config, {4, 2}), want);
+}
+
+// The fixture deepseek_v4 has the published names.
+TEST(CheckpointVariants, NamesOfDeepseekV4AsTransformersSavesThem) {
+  ChangedCheckpoint c("deepseek_v4", "families");
+  const Roles want = Assemble(c.Write(), c.config, {1, 1});
+  const auto published = std::exchange(c.tensors, {});
+  for (const auto& [name, tensor] : published) {  // saved without the head: one name differs
+    std::string saved = name;
+    if (const size_t at = saved.find("attn.kv_norm."); at != std::string::npos)
+      saved.replace(at, 13, "attn.norm.");
+    c.tensors[saved] = tensor;
+  }
+  EXPECT_EQ(c.CheckMessage(), "no error");
+  ExpectSame(Assemble(c.Write(), c.config, {1, 1}), want);
+  const auto decoder = std::exchange(c.tensors, {});
+  for (const auto& [name, tensor] : decoder) {
+    std::string saved = "model." + name;
+    if (name == "embed.weight") saved = "model.embed_tokens.weight";
+    if (name == "head.weight") saved = name;
+    if (name.starts_with("hc_head_")) saved = "model.hc_head.hc_" + name.substr(8);
+    c.tensors[saved] = tensor;
+  }
+  EXPECT_EQ(c.CheckMessage(), "no error");
+  ExpectSame(Assemble(c.Write(), c.config, {2, 2}), want);
+  const Checkpoint stored(c.Write());
+  EXPECT_NE(stored.Find("layers.0.attn.kv_norm.weight"), nullptr);
+  EXPECT_EQ(stored.Find("layers.0.attn.kv_norm.weight"),
+            stored.FindStored("model.layers.0.attn.norm.weight"));
+  c.tensors["layers.0.attn.wq_a.weight"] = c.tensors["model.layers.0.attn.wq_a.weight"];
+  EXPECT_THAT(c.CheckMessage(),
+              ::testing::HasSubstr("\"layers.0.attn.wq_a.weight\" is stored twice, also as "
+                                   "\"model.layers.0.attn.wq_a.weight\""));
+}
+
+// Checkpoints of other families keep names that look like those of DeepSeek-V4.
+TEST(CheckpointVariants, NamesOfFamilies) {
+  const auto of = [](StoredNames names, const char* stored) { return NameOfFamily(names, stored); };
+  EXPECT_EQ(of(StoredNames::kOfFamily, "model.layers.0.attn.norm.weight"),
+            "model.layers.0.attn.norm.weight");
+  EXPECT_EQ(of(StoredNames::kWithoutModel, "layers.0.attn.norm.weight"),
+            "model.layers.0.attn.norm.weight");
+  EXPECT_EQ(of(StoredNames::kWithoutModel, "lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.layers.12.attn.compressor.norm.weight"),
+            "layers.12.attn.compressor.norm.weight");
+  EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.layers.12.attn.norm.weight"),
+            "layers.12.attn.kv_norm.weight");
+  EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.norm.weight"), "norm.weight");
+  EXPECT_EQ(of(StoredNames::kDeepseekV4, "embed.weight"), "embed.weight");
+  EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.embed.weight"), "embed.weight");
 }
 
 }  // namespace

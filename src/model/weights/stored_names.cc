@@ -42,8 +42,8 @@ std::string NameOfDeepseekV4(std::string_view stored) {
 StoredNames StoredNamesOf(const StoredTensors& tensors) {
   for (const std::string_view name : {"model.hc_head.hc_fn", "hc_head.hc_fn", "hc_head_fn"})
     if (tensors.contains(name)) return StoredNames::kDeepseekV4;
-  const bool bare = tensors.contains("embed_tokens.weight") &&
-                    !tensors.contains("model.embed_tokens.weight");
+  const bool bare =
+      tensors.contains("embed_tokens.weight") && !tensors.contains("model.embed_tokens.weight");
   return bare ? StoredNames::kWithoutModel : StoredNames::kOfFamily;
 }
 
@@ -70,8 +70,8 @@ void RenameToFamily(StoredNames names, StoredTensors* tensors) {
     node.key() = NameOfFamily(names, stored);
     const auto result = renamed.insert(std::move(node));
     if (!result.inserted)
-      throw Invalid("{}: tensor \"{}\" is stored twice, also as \"{}\"", result.position->second.file,
-                    result.position->first, stored);
+      throw Invalid("{}: tensor \"{}\" is stored twice, also as \"{}\"",
+                    result.position->second.file, result.position->first, stored);
   }
   *tensors = std::move(renamed);
 }
