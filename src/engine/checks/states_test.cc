@@ -71,6 +71,20 @@ TEST(ChecksTest, RecurrentStates) {
               HasSubstr("a draft model with recurrent states is not supported"));
 }
 
+// A draft model without entries has no recurrent states either.
+TEST(ChecksTest, DraftModelsWithCompressedAttention) {
+  EngineConfig config;
+  config.speculative.draft_model_path = "drafts";
+  const ModelConfig draft = LoadModelConfig(
+      Fixture("../families/deepseek_v4"),
+      R"({"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+                          "sliding_attention"]})");
+  EXPECT_FALSE(draft.has_states());
+  EXPECT_THAT(ErrorOf([&] { CheckDraft(config, draft, {}); }),
+              HasSubstr("--speculative-draft-model-path drafts: a draft model with compressed "
+                        "attention (DeepseekV4ForCausalLM) is not supported"));
+}
+
 TEST(ChecksTest, CompressedAttention) {
   const char* model = "../families/deepseek_v4";
   const auto with = [](auto change) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/testing.h"
@@ -103,6 +104,33 @@ TEST(QuantizeCheckpoint, RoundsActivationsAsTheFlagDoes) {
       };
       EXPECT_EQ(of(to, ""), of(from, method)) << format << " " << activations;
     }
+  }
+}
+
+// Compressed attention, with published names and with those that transformers saves.
+TEST(QuantizeCheckpoint, PacksCompressedAttention) {
+  for (const char* name : {"../families/deepseek_v4", "../families/deepseek_v4_plain"}) {
+    TempDir out;
+    const auto options = OptionsFor(FixtureDir(name), out.path() / "new", {"int8"});
+    QuantizeCheckpoint(options);
+    const ModelConfig config = LoadModelConfig(options.to);
+    const ModelConfig flag = LoadModelConfig(options.from, {}, {.method = "w8a8_int8"});
+    ExpectSame(Assemble(options.to, config, {2, 2}), Assemble(options.from, flag, {1, 1}));
+    EXPECT_GT(CheckCheckpoint(options.to, config), 0u);
+    const Checkpoint packed(options.to);
+    for (const auto& [linear, dtype] : {std::pair{"wq_b", DType::kI8},
+                                        {"wo_a", DType::kBF16},
+                                        {"compressor.wkv", DType::kBF16},
+                                        {"indexer.wq_b", DType::kBF16},
+                                        {"indexer.compressor.wgate", DType::kBF16}}) {
+      const StoredTensor* tensor = packed.Find(fmt::format("layers.1.attn.{}.weight", linear));
+      ASSERT_TRUE(tensor) << linear;
+      EXPECT_EQ(tensor->dtype, dtype) << linear;
+    }
+    // The other key of the settings.
+    json settings = json::parse(ReadBytes(options.to / "config.json"));
+    settings["compression_config"] = std::exchange(settings["quantization_config"], nullptr);
+    EXPECT_EQ(ParseModelConfig(settings.dump()).quantization, config.quantization);
   }
 }
 
