@@ -389,9 +389,10 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.drafts =
       LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
-  // With recurrent states, each draft would need a slot in all passes of all requests.
+  // With recurrent states, each draft would need a slot in all passes of all requests. Compressed
+  // attention has no drafts (CheckEntries).
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&
-      !model.has_states())
+      !model.has_states() && model.attention.kind != AttentionConfig::Kind::kCompressed)
     plan.max_forced = kMostForcedDrafts;
   plan.stages = StagesOf(config, plan.model);
   plan.dtype = Chosen(config.dtype, IsRowDType(plan.model.dtype) ? plan.model.dtype : DType::kBF16);

@@ -9,6 +9,7 @@
 #include "model/rank_memory.h"
 #include "model/weights.h"
 #include "plan/expert_loads.h"
+#include "plan/layout_costs.h"
 
 namespace switchyard::plan {
 namespace {
@@ -28,8 +29,7 @@ int64_t ChunkOf(const HeatQuestion& q) {
 
 HeatQuestion Checked(HeatQuestion q) {
   if (!q.model.has_moe()) throw Invalid("--cpu-experts: the model has no experts");
-  if (q.model.has_states())
-    throw Invalid("{}: there are no costs of layers with recurrent states", q.model.architecture);
+  CheckHasCosts(q.model);
   if (q.expert_loads != "uniform" && !q.expert_loads.starts_with("zipf:"))
     throw Invalid("--expert-loads {}: want uniform or zipf:EXPONENT with --cpu-experts",
                   q.expert_loads);

@@ -58,6 +58,13 @@ Ranks LayoutCosts::RanksOf(const Question& q, const Layout& layout, const Engine
   return ranks;
 }
 
+void CheckHasCosts(const ModelConfig& model) {
+  if (model.has_states())
+    throw Invalid("{}: there are no costs of layers with recurrent states", model.architecture);
+  if (model.attention.kind == AttentionConfig::Kind::kCompressed)
+    throw Invalid("{}: there are no costs of compressed attention", model.architecture);
+}
+
 LayoutCosts::Stage::Stage(ModelConfig stage, const LayoutCosts& c, const Routing& routing)
     : model(std::move(stage)),
       prefill(model, c.formats_, c.table_, c.ranks_, routing),
@@ -76,6 +83,7 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
         "of {:.2f} MiB on each rank",
         q.model.architecture,
         static_cast<double>(StateStorage::BytesPerSlot(q.model, Mesh(layout.mesh, 0))) / (1 << 20));
+  CheckHasCosts(q.model);
   for (ModelConfig& model : ModelsOfStages(q, layout, plan))
     stages_.push_back(std::make_unique<Stage>(
         std::move(model), *this,

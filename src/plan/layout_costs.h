@@ -21,6 +21,9 @@ struct PassTime {
   double slowest() const;  // seconds of the slowest stage: the time between two passes
 };
 
+// Error kInvalid if the cost model lacks the layers of the model.
+void CheckHasCosts(const ModelConfig& model);
+
 // The step costs of an evaluated layout. The question is not kept.
 class LayoutCosts {
  public:

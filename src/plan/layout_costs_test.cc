@@ -178,6 +178,18 @@ TEST(LayoutCosts, RefuseRecurrentStates) {
   EXPECT_THAT(ErrorOf([&] { LayoutCosts(q, layout, plan); }), HasSubstr(want));  // of `simulate`
 }
 
+// Layers of a sliding window without entries have no recurrent states.
+TEST(LayoutCosts, RefuseCompressedAttention) {
+  Question q = FamilyQuestion("deepseek_v4");
+  for (LayerConfig& layer : q.model.layers) {
+    layer.compress = 0;
+    layer.overlaps = false;
+  }
+  const Layout layout = ParseLayout("tp1");
+  EXPECT_THAT(ErrorOf([&] { Evaluate(q, layout); }),
+              HasSubstr("DeepseekV4ForCausalLM: there are no costs of compressed attention"));
+}
+
 TEST(StagesOfALayout, OnGpusOfSeveralHostsAreExplainedOnPaper) {
   const Question q = GpuQuestion("deepseek_v3", "h200", 8, 2);
   EXPECT_THAT(Explain(q, ParseLayout("tp8-pp2-ep8-dp8-dense1-deepep")),

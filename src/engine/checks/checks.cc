@@ -181,6 +181,7 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");
   refuse(c.page_size % kernels::kEntrySlots != 0, fmt::format("--page-size {}", c.page_size),
          fmt::format("want a multiple of {}", kernels::kEntrySlots));
+  refuse(c.two_batch_overlap, "--enable-two-batch-overlap", "leave the flag out");
 }
 
 // Options that a model with recurrent states does not support. The features pass keys and values

@@ -3,12 +3,14 @@
 
 #include "engine/checks/checks.h"
 #include "engine/checks/test_checks.h"
+#include "engine/config.h"
 
 namespace switchyard {
 namespace {
 
 using testing::ExpectCases;
 using testing::Fixture;
+using testing::FourRanks;
 using ::testing::HasSubstr;
 
 TEST(ChecksTest, RecurrentStates) {
@@ -71,14 +73,35 @@ TEST(ChecksTest, RecurrentStates) {
               HasSubstr("a draft model with recurrent states is not supported"));
 }
 
-// A draft model without entries has no recurrent states either.
+// Without entries, a model with compressed attention has no recurrent states either.
+constexpr char kWithoutEntries[] =
+    R"({"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+                        "sliding_attention"]})";
+
+TEST(ChecksTest, CompressedAttentionWithoutEntries) {
+  const auto with = [](auto change) {
+    return [change](EngineConfig& c) {
+      c.mesh = {.tp = 2, .ep = 2};
+      c.model_override_args = kWithoutEntries;
+      change(c);
+    };
+  };
+  ExpectCases({{with([](auto&) {}), ""},
+               {with([](auto& c) { c.two_batch_overlap = true; }),
+                "--enable-two-batch-overlap: not supported for DeepseekV4ForCausalLM"},
+               {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }),
+                "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"}},
+              "../families/deepseek_v4");
+  EngineConfig config = FourRanks("../families/deepseek_v4");
+  config.mesh = {};
+  config.model_override_args = kWithoutEntries;
+  EXPECT_EQ(MakePlan(config).max_forced, 0);
+}
+
 TEST(ChecksTest, DraftModelsWithCompressedAttention) {
   EngineConfig config;
   config.speculative.draft_model_path = "drafts";
-  const ModelConfig draft = LoadModelConfig(
-      Fixture("../families/deepseek_v4"),
-      R"({"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
-                          "sliding_attention"]})");
+  const ModelConfig draft = LoadModelConfig(Fixture("../families/deepseek_v4"), kWithoutEntries);
   EXPECT_FALSE(draft.has_states());
   EXPECT_THAT(ErrorOf([&] { CheckDraft(config, draft, {}); }),
               HasSubstr("--speculative-draft-model-path drafts: a draft model with compressed "
