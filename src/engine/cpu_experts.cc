@@ -217,7 +217,7 @@ CpuExpertsChoice ChooseCpuExperts(const Machine& machine, const ModelConfig& mod
   CheckFits(lack, *split);
   choice.config = split->config;
   choice.lines = {"experts on CPUs: " + lack, DescribeGpu(*split), DescribeHost(*split),
-                  fmt::format("chosen as with {}; the experts with most rows move to the GPU",
+                  fmt::format("same as with {}; the experts with most rows move to the GPU",
                               FlagsOfSplit(config, *split)),
                   "--cpu-experts off forbids this; --max-total-tokens, --mem-fraction-static, "
                   "--chunked-prefill-size and --max-running-requests change what the GPU holds"};
