@@ -202,6 +202,9 @@ void SetAttentionGroups(ServerArgs& a) {
 void SetExpertRanks(const CommandLine& app, ServerArgs& a) {
   MeshShape& mesh = a.engine.mesh;
   mesh.expert_slots = ParseExpertSlots("--expert-slots", a.expert_slots);
+  if (a.cpu_experts == "off" && a.engine.host_experts())
+    throw Invalid("--cpu-experts off: --device {} places experts on CPUs; leave one of them out",
+                  a.engine.device);
   if (mesh.expert_ranks == 0) return;
   const int groups = mesh.tp - mesh.expert_ranks;
   if (groups < 1)
