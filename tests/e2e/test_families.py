@@ -74,6 +74,10 @@ def test_sparse_attention_equals_transformers(tmp_path, name, layout):
     check(name, tmp_path, "--chunked-prefill-size", 4, *MORE[layout])
 
 
+def test_experts_by_token_ids_on_ranks_of_their_own(tmp_path):
+    check("deepseek_v4_plain", tmp_path, "--tp", 3, "--ep", 3, "--expert-ranks", 2, "--moe-a2a-backend", "deepep")
+
+
 def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(FOLDER / "deepseek_v32", model)

@@ -147,11 +147,7 @@ void ReadExperts(const ConfigReader& reader, ModelConfig* config) {
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
-  if (reader.Has("quantization_config"))
-    throw Invalid(
-        "{}: FP8 and MXFP4 checkpoints of this architecture are not supported; want one "
-        "with bfloat16 weights",
-        reader.Where("quantization_config"));
+  reader.Ignore({"expert_dtype"});  // of quantization_config
   ReadCommon(reader, 1e-6, config);
   ReadLayers(reader, config);
   ReadAttention(reader, config);

@@ -31,6 +31,7 @@ struct MatrixRequest {
   // The storage scheme by config.json. A tensor that is stored plain is read as plain nevertheless:
   // ignore lists are sometimes incomplete.
   LinearScheme scheme;
+  bool float32 = false;       // plain weights are float32, whatever ModelConfig::dtype is
   bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
   bool transposed = false;    // stored as [k, n]: the part is copied
   std::string_view keys;      // keys of config.json that give n and k, for messages
