@@ -114,8 +114,8 @@ void Place(kernels::Device& device, CompressedAttentionWeights& w) {
 // computed from unrounded rows. So the matrix becomes float32.
 void Place(kernels::Device& device, StreamWeights& w) {
   if (!w.logits.defined()) return;
-  const auto values = std::make_shared<std::vector<float>>(
-      static_cast<size_t>(w.logits.n * w.logits.k));
+  const auto values =
+      std::make_shared<std::vector<float>>(static_cast<size_t>(w.logits.n * w.logits.k));
   for (int64_t row = 0; row < w.logits.n; ++row)
     DequantizeRow(w.logits, row, 0, w.logits.k, values->data() + row * w.logits.k);
   w.logits = device.Place({.format = WeightFormat::kF32,

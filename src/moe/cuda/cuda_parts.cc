@@ -64,8 +64,8 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
   if (config.router.by_token) {
     token_rows = weights.router.token_rows;
-    token_experts = UploadIds({weights.router.token_experts,
-                               static_cast<size_t>(token_rows * config.router.top_k)});
+    token_experts = UploadIds(
+        {weights.router.token_experts, static_cast<size_t>(token_rows * config.router.top_k)});
   }
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);

@@ -74,8 +74,7 @@ class ExactScorer {
     const T* const cache = static_cast<const T*>(p_.cache);
     for (int key = threadIdx.x / 32; key < kBlockKeys; key += kWarps) {
       const int place = shared_.places[key];
-      shared_.keys[lane][key] =
-          real && place >= 0 ? ToFloat(cache[place * p_.stride + d]) : 0.0f;
+      shared_.keys[lane][key] = real && place >= 0 ? ToFloat(cache[place * p_.stride + d]) : 0.0f;
     }
     const float* const q = p_.q + row_ * p_.ldq;
     for (int h = threadIdx.x / 32; h < kBlockHeads; h += kWarps)
@@ -181,8 +180,7 @@ class TileScorer {
     for (int key = threadIdx.x / 8; key < kBlockKeys; key += kThreads / 8) {
       const int place = shared_.places[key];
       uint4 x = {};
-      if (real && place >= 0)
-        x = *reinterpret_cast<const uint4*>(cache + place * p_.stride + d);
+      if (real && place >= 0) x = *reinterpret_cast<const uint4*>(cache + place * p_.stride + d);
       *reinterpret_cast<uint4*>(&shared_.keys[key][piece]) = x;
     }
     const float* const q = p_.q + row_ * p_.ldq;

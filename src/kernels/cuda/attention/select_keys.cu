@@ -196,8 +196,8 @@ void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& t
   const auto element = static_cast<int64_t>(SizeOf(entries.dtype));
   Require(p.ratio > 0 && entries.span > 0 && entries.stride % element == 0);
   // The places of entries have no alignment of their own.
-  const bool aligned = Aligned(entries.data) && entries.stride % 16 == 0 && Aligned(p.q) &&
-                       p.ldq % 4 == 0;
+  const bool aligned =
+      Aligned(entries.data) && entries.stride % 16 == 0 && Aligned(p.q) && p.ldq % 4 == 0;
   Select({.q = p.q,
           .ldq = p.ldq,
           .weights = p.weights,

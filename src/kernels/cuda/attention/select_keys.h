@@ -1,5 +1,5 @@
-// Selection of keys and entries by an index on a GPU, and the sequences of selected keys. Semantics:
-// kernels/ops.h.
+// Selection of keys and entries by an index on a GPU, and the sequences of selected keys.
+// Semantics: kernels/ops.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,9 +29,9 @@ namespace switchyard::cuda {
 void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
                 cudaStream_t stream, std::span<std::byte> scratch);
 
-// The same for entries (kernels/compressed.h): their numbers are stored. Tensor cores are used under
-// the same conditions, if the places are also aligned to 16 bytes. `scratch` needs 4 bytes for each
-// entry of the longest sequence.
+// The same for entries (kernels/compressed.h): their numbers are stored. Tensor cores are used
+// under the same conditions, if the places are also aligned to 16 bytes. `scratch` needs 4 bytes
+// for each entry of the longest sequence.
 void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& table, bool exact,
                    cudaStream_t stream, std::span<std::byte> scratch);
 

@@ -242,9 +242,7 @@ class Gpu final : public CudaDevice,
     Check(ops::GatedNorm(p, chain()), "GatedNorm");
   }
 
-  void Compress(const kernels::CompressParams& p) override {
-    cuda::Compress(p, stream_.get());
-  }
+  void Compress(const kernels::CompressParams& p) override { cuda::Compress(p, stream_.get()); }
   void SelectEntries(const kernels::SelectEntriesParams& p,
                      const kernels::PassSequences& sequences) override {
     cuda::SelectEntries(p, TableOf(sequences), exact(), stream_.get(), AttentionScratch());

@@ -8,7 +8,8 @@
 
 namespace switchyard::cuda::ops {
 
-// cudaErrorInvalidValue for more than kMaxStreams streams. The sums have the order of those on CPUs.
+// cudaErrorInvalidValue for more than kMaxStreams streams. The sums have the order of those on
+// CPUs.
 cudaError_t CollapseStreams(const kernels::CollapseStreamsParams& p, cudaStream_t stream);
 cudaError_t ExpandStreams(const kernels::ExpandStreamsParams& p, cudaStream_t stream);
 

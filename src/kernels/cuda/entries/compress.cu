@@ -136,8 +136,7 @@ __device__ void FinishEntry(const CompressParams& p, int64_t t, float* entry) {
   float squares = 0.0f;
   for (int c = static_cast<int>(threadIdx.x); c < width; c += step)
     squares = fmaf(entry[c], entry[c], squares);
-  const float factor =
-      1.0f / sqrtf(BlockSum(squares) / static_cast<float>(width) + p.eps);
+  const float factor = 1.0f / sqrtf(BlockSum(squares) / static_cast<float>(width) + p.eps);
   for (int c = static_cast<int>(threadIdx.x); c < width; c += step)
     entry[c] = entry[c] * factor * p.norm[c];
   __syncthreads();
@@ -181,8 +180,7 @@ void Compress(const CompressParams& p, cudaStream_t stream) {
   const int threads = static_cast<int>(std::min<int64_t>((p.width + 31) / 32 * 32, kMaxThreads));
   const bool fits = p.width > 0 && p.width <= kMaxWidth && p.ratio > 0 &&
                     entries::WithElement(p.to.dtype, [&]<typename T>(T /*element*/) {
-                      CompressKernel<T>
-                          <<<static_cast<unsigned>(p.m), threads, 0, stream>>>(p);
+                      CompressKernel<T><<<static_cast<unsigned>(p.m), threads, 0, stream>>>(p);
                     });
   Check(fits ? cudaGetLastError() : cudaErrorInvalidValue, "compression of entries");
 }

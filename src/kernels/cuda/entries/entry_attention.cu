@@ -59,8 +59,8 @@ class Attended {
   __device__ Attended(const Launch& p, int row)
       : p_(p), sequence_(p.table.row_sequence[row]), row_(row) {
     if (sequence_ < 0) return;
-    position_ = p.table.kv_len[sequence_] - p.table.rows[sequence_] + row -
-                p.table.row_begin[sequence_];
+    position_ =
+        p.table.kv_len[sequence_] - p.table.rows[sequence_] + row - p.table.row_begin[sequence_];
     first_ = max(0, position_ - p.window + 1);
     in_window_ = position_ + 1 - first_;
     if (p.ratio == 0) return;

@@ -74,8 +74,8 @@ struct SelectExpertsParams {
   float scaling = 1.0f;
   float jitter = 0.0f;  // used by SparseMixer
 
-  // With RouterConfig::by_token: the experts of each token id [token_rows, top_k]; null: experts are
-  // selected. The id of token t is the whole number token_ids[t · token_stride].
+  // With RouterConfig::by_token: the experts of each token id [token_rows, top_k]; null: experts
+  // are selected. The id of token t is the whole number token_ids[t · token_stride].
   const int32_t* token_experts = nullptr;
   int64_t token_rows = 0;
   const float* token_ids = nullptr;
