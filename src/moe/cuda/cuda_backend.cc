@@ -323,7 +323,7 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   CHECK(!router.scales_input || (shape_.scales_input && router.top_k == 1));
   CHECK_EQ(router.zero_experts, shape_.zero_experts);
   if (router.by_token) {
-    CHECK(shape_.by_token && weights.router.token_experts != nullptr);
+    CHECK(shape_.by_token);
     CHECK_EQ(config.router_width, shape_.widest_router_row());
   } else {
     CHECK_EQ(config.router_width, shape_.router_width);

@@ -62,7 +62,7 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
   if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
   if (weights.router.correction_bias)
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
-  if (config.router.by_token) {
+  if (weights.router.token_experts != nullptr) {  // ranks with experts only have none
     token_rows = weights.router.token_rows;
     token_experts = UploadIds(
         {weights.router.token_experts, static_cast<size_t>(token_rows * config.router.top_k)});
