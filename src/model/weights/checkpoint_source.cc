@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -82,7 +83,14 @@ class CheckpointSource : public WeightSource {
         std::memcpy(&narrow, t.data + at * SizeOf(t.dtype), sizeof(narrow));
         wide = narrow;
       }
+      if (wide < 0 || wide >= r.below)
+        throw Invalid("{}: tensor \"{}\" holds {}; want 0 to {}", t.file, r.name, wide,
+                      r.below - 1);
       out[i] = static_cast<float>(wide);
+      const std::span row = out.subspan(i - i % r.columns, i % r.columns);
+      if (std::ranges::find(row, out[i]) != row.end())
+        throw Invalid("{}: tensor \"{}\" holds {} twice in row {}", t.file, r.name, wide,
+                      i / r.columns);
     }
   }
 

@@ -140,7 +140,8 @@ WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& reque
   }
   const LinearScheme& scheme = request.scheme;
   const bool plain = scheme.packing == Packing::kPlain || scheme.act_order;
-  return plain ? PlainFormat(config.dtype) : Loaded(config, request);
+  if (plain) return request.float32 ? WeightFormat::kF32 : PlainFormat(config.dtype);
+  return Loaded(config, request);
 }
 
 bool MayPackStoredWeights(const QuantizationConfig& q) {

@@ -31,6 +31,7 @@ struct MatrixRequest {
   // The storage scheme by config.json. A tensor that is stored plain is read as plain nevertheless:
   // ignore lists are sometimes incomplete.
   LinearScheme scheme;
+  bool float32 = false;       // plain weights are float32, whatever ModelConfig::dtype is
   bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
   bool transposed = false;    // stored as [k, n]: the part is copied
   std::string_view keys;      // keys of config.json that give n and k, for messages
@@ -46,8 +47,8 @@ struct VectorRequest {
   int64_t kernel = 0;     // stored as [n / kernel, 1, kernel], as a convolution of each channel
   bool of_heads = false;  // stored as [1, 1, n, 1], to broadcast to [batch, rows, heads, elements]
   int64_t columns = 0;    // stored as [n / columns, columns]
-  // Stored as integers, in [0, below) in dummy weights; 0: stored as floats. They are exact in
-  // float32 up to 2^24.
+  // Stored as integers in [0, below), different ones in each row of `columns`; 0: stored as floats.
+  // At most 2^24, so they are exact in float32. Other integers are an error kInvalid.
   int64_t below = 0;
   bool norm = false;  // a norm's weight; dummy weights of norms are 1
   std::string_view keys;
