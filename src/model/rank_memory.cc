@@ -288,7 +288,10 @@ class PassSizes {
     if (latent || fp8_attention_ || c_.has_states() || a.value_dim() != a.head_dim) {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
-      use(heads * a.value_dim(), fp8_attention_);
+      // Rows of the output projection.
+      const bool grouped = a.kind == AttentionConfig::Kind::kCompressed;
+      use(grouped ? heads * a.output_groups / a.heads * a.output_rank : heads * a.value_dim(),
+          fp8_attention_);
       if (c_.has_linear())
         use(LinearKeyHeads(*c_.linear, mesh_).size() * c_.linear->group() * c_.linear->value_dim,
             fp8_attention_);

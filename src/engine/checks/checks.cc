@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -175,7 +176,11 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   const auto refuse = [&](bool given, const std::string& flag, std::string_view advice) {
     if (given) throw Invalid("{}: not supported for {}; {}", flag, model.architecture, advice);
   };
-  refuse(gpus, "--device cuda", "use --device cpu");
+  for (const auto& [name, width] : {std::pair("head_dim", model.attention.head_dim),
+                                    std::pair("index_head_dim", model.attention.index_head_dim)})
+    if (gpus && width > kernels::kMaxGpuEntryWidth)
+      throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu", name, width,
+                    kernels::kMaxGpuEntryWidth);
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp), "want 1");
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");

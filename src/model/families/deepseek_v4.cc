@@ -194,7 +194,10 @@ TensorNames Names(const ModelConfig&) {
 constexpr Family kFamilies[] = {{.architecture = "DeepseekV4ForCausalLM",
                                  .model_type = "deepseek_v4",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .tool_parser = "deepseekv4",
+                                 .reasoning_parser = "deepseek-v3",
+                                 .gpus = false}};
 
 }  // namespace
 
