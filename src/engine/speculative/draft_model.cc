@@ -126,7 +126,9 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
              comm, pool),
       vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
                                       /*read_data=*/config.load_format != "dummy")),
-      kv_(kept->Keep(model_, plan, config.page_size)) {}
+      kv_(kept->Keep(model_, plan, config.page_size)) {
+  if (!vocabulary_.empty()) model_.SetTokens(vocabulary_);
+}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
   // On a GPU each model has its own stream. The draft model reads the target's hidden rows, so the
