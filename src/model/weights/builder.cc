@@ -149,7 +149,8 @@ void BuildReducedHead(Parts& parts, const ReducedHead& head, Range rows, ModelWe
       config.tie_embeddings ? parts.names().embedding : parts.names().head;
   w->head = parts.ReducedHeadRows(name, head, rows);
   if (!config.head_bias) return;
-  const std::string bias = name.substr(0, name.rfind('.')) + ".bias";
+  const std::string& head_name = parts.names().head;
+  const std::string bias = head_name.substr(0, head_name.rfind('.')) + ".bias";
   std::vector<float> all(static_cast<size_t>(config.vocab_size));
   parts.source().Vector({.name = bias,
                          .n = config.vocab_size,
