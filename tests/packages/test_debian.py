@@ -163,8 +163,7 @@ def test_the_completion_lists_commands_and_flags(root):
     complete = ("source /usr/share/bash-completion/completions/switchyard; COMP_WORDS=(switchyard {}); COMP_CWORD={}; "
                 "_switchyard; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
     assert root.run("bash", "-c", complete.format("tr", 1)).split() == [
-        "train", "train-picture", "train-score", "train-tokenizer",
-        "token-map"]
+        "train", "train-picture", "train-score", "train-tokenizer"]
     assert root.run("bash", "-c", complete.format("serve --dry", 2)).split() == ["--dry-run"]
 
 

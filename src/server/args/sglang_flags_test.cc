@@ -168,13 +168,15 @@ TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {
                        "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
                        "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
                        "--speculative-moe-runner-backend", "masked_mlp",
-                       "--speculative-draft-model-quantization", "int4"}));
+                       "--speculative-draft-model-quantization", "int4",
+                       "--speculative-token-map", "tokens.json"}));
   ASSERT_TRUE(args);
   const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
   EXPECT_EQ(back.speculative.algorithm, "STANDALONE");
   EXPECT_EQ(back.speculative.draft_model_path, "small");
   EXPECT_EQ(back.speculative.num_steps, "3");
   EXPECT_EQ(back.speculative.draft_quantization, "int4");
+  EXPECT_EQ(back.speculative.token_map, "tokens.json");
   EXPECT_EQ(back.speculative.num_draft_tokens, 4);
   EXPECT_EQ(back.moe.speculative_a2a_backend, "deepep");
   EXPECT_EQ(back.moe.speculative_runner_backend, "masked_mlp");
