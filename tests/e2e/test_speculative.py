@@ -74,9 +74,8 @@ LAYOUTS = {
     "nextn_stages": ["--speculative-algorithm", "NEXTN", "--pp-size", 2],
     "eagle_stages": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--pp-size", 2],
     "nextn_map": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2],
-    "nextn_map_ranks": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
+    "eagle_map_ranks": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
                         "--enable-dp-attention", "--moe-a2a-backend", "deepep"],
-    "eagle_map": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2],
     "eagle3": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2],
     "eagle3_auto": ["--speculative-algorithm", "EAGLE3"],
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
@@ -91,7 +90,7 @@ TREES = {  # on CPUs only
                          "--moe-a2a-backend", "deepep"],
 }
 # Arguments of write_head. The last head has another hidden size than the target.
-HEADS = {"eagle": {"inner_rows": False}, "eagle_stages": {"inner_rows": False}, "eagle_map": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
+HEADS = {"eagle": {"inner_rows": False}, "eagle_stages": {"inner_rows": False}, "eagle_map_ranks": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
          "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
 
 
@@ -215,7 +214,7 @@ def test_token_map_writes_the_most_frequent_tokens(tmp_path):
     # Words of one token each, of which one is only in a question.
     often, seldom, asked = [vocabulary[word] for word in ("a", "b", "z")]
     text.write_text(json.dumps({"messages": [{"role": "user", "content": "z"}, {"role": "assistant", "content": "a"}]}) + "\n" +
-                    json.dumps({"output_ids": [seldom, often, often]}) + "\n")
+                    json.dumps({"input_ids": [asked], "output_ids": [seldom, often, often]}) + "\n")
     done = token_map(text, "--output", tmp_path / "map.json")
     assert done.returncode == 0, done.stderr
     tokens = json.loads((tmp_path / "map.json").read_text())
