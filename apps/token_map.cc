@@ -1,4 +1,6 @@
 // `switchyard token-map`: the most frequent tokens of text, for --speculative-token-map.
+#include "engine/speculative/token_map.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "apps/commands.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "engine/speculative/token_map.h"
 #include "model/config.h"
 #include "train/data/encode.h"
 

@@ -38,7 +38,7 @@ using Ids = std::vector<int32_t>;
 
 struct Args {
   std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft, quantization,
-              token_map;
+                                  token_map;
   int32_t batch = 1, prompts = 40, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
   int32_t topk = 1, rows = 0;
   double temperature = 0, simulate = -1;
@@ -205,8 +205,9 @@ int main(int argc, char** argv) {
   app.Option("--draft", a.draft, "Draft model of STANDALONE, EAGLE and EAGLE3");
   app.Option("--quantization", a.quantization,
              "Quantization of the draft model's weights, or unquant");
-  app.Option("--token-map", a.token_map, "Token ids that the draft model's head computes; "
-                                         "switchyard token-map writes them");
+  app.Option("--token-map", a.token_map,
+             "Token ids that the draft model's head computes; "
+             "switchyard token-map writes them");
   app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
   app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
   app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();

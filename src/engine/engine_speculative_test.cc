@@ -40,8 +40,8 @@ struct Case {
 
   // The name of a test contains this text.
   friend void PrintTo(const Case& c, std::ostream* out) {
-    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{} topk {} rows {} map {}", c.fixture,
-                        c.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode,
+    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{} topk {} rows {} map {}",
+                        c.fixture, c.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode,
                         c.draft_backend, c.draft_model, c.steps,
                         c.two_batches ? " two batches" : "", c.topk, c.rows, c.every);
   }
@@ -259,7 +259,8 @@ TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   }
 }
 
-// A map with all tokens of the outputs drafts as the whole head does: the rows have the same logits.
+// A map with all tokens of the outputs drafts as the whole head does: the rows have the same
+// logits.
 TEST(SpeculativeEngineTest, ATokenMapWithTheTokensOfTheOutputsKeepsAllDrafts) {
   EngineConfig config = ConfigOf("deepseek_v3", {2, 1});
   const uint64_t requests = 6;

@@ -235,7 +235,7 @@ struct ModelConfig {
   // Without has_embedding: the embedding is loaded nevertheless, for an EAGLE head
   // (ModelOptions::target).
   bool lends_embedding = false;
-  std::optional<EagleConfig> eagle;    // set by LoadEagleConfig (model/config_eagle.h)
+  std::optional<EagleConfig> eagle;  // set by LoadEagleConfig (model/config_eagle.h)
   // Of a draft model whose head has the rows of some tokens only (--speculative-token-map); null:
   // all rows that are stored.
   std::shared_ptr<const ReducedHead> reduced_head;

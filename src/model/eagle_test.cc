@@ -178,8 +178,7 @@ void CompareOnRank(const EagleHead& head, const ModelConfig& target_config,
   KvStorage target_kv(target_config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
   KvStorage kv(config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
 
-  const auto tokens =
-      config.reduced_head ? config.reduced_head->tokens : std::vector<int32_t>();
+  const auto tokens = config.reduced_head ? config.reduced_head->tokens : std::vector<int32_t>();
   const RawTensors own = TensorsOf(head, target_config, 1);
   const RawTensors of_target = testing::ReadSafetensors(Fixture(kTarget));
   PlainHead plain(head, own, of_target);

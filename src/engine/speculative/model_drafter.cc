@@ -353,8 +353,7 @@ void ModelDrafter::CollectPass() {
   const std::span<const int32_t> drawn = model_.Collect();
   const std::vector<Sequence*>& sequences = launched_.front();
   CHECK_EQ(drawn.size(), sequences.size());
-  for (size_t i = 0; i < drawn.size(); ++i)
-    sequences[i]->drafts.push_back(std::max(0, drawn[i]));
+  for (size_t i = 0; i < drawn.size(); ++i) sequences[i]->drafts.push_back(std::max(0, drawn[i]));
   launched_.pop_front();
 }
 

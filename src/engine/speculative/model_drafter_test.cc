@@ -176,8 +176,7 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
 // The head of an EAGLE3 model computes logits of only some tokens, so the index of a logit is not a
 // token. TokenOf converts it; here it adds 10.
 TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
-  for (const auto& [draws, launches] :
-       {std::pair{false, false}, {true, false}, {true, true}}) {
+  for (const auto& [draws, launches] : {std::pair{false, false}, {true, false}, {true, true}}) {
     Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
     model->launches_passes = launches;
     model->shift = 10;

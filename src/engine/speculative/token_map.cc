@@ -101,9 +101,8 @@ Ids IdsOfFile(const std::filesystem::path& path, const std::string& where) {
         where, path.string());
   if (extension == ".safetensors") return IdsOfSafetensors(bytes, where);
   const size_t first = bytes.find_first_not_of(kSpace);
-  const bool json =
-      extension == ".json" ||
-      (first != std::string::npos && (bytes[first] == '[' || bytes[first] == '{'));
+  const bool json = extension == ".json" ||
+                    (first != std::string::npos && (bytes[first] == '[' || bytes[first] == '{'));
   return json ? IdsOfJson(bytes, where) : IdsOfText(bytes, where);
 }
 
@@ -132,8 +131,8 @@ void WriteTokenMap(const std::filesystem::path& path, std::span<const int32_t> t
   if (IsTorchName(extension) || extension == ".safetensors")
     throw Invalid("{}: token maps are written as .json or as text (.txt)", path.string());
   const bool json = extension == ".json";
-  WriteWholeFile(path, json ? fmt::format("[{}]\n", Joined(tokens, ", "))
-                            : Joined(tokens, "\n") + "\n");
+  WriteWholeFile(path,
+                 json ? fmt::format("[{}]\n", Joined(tokens, ", ")) : Joined(tokens, "\n") + "\n");
 }
 
 uint64_t HashOfTokens(std::span<const int32_t> tokens) {

@@ -95,8 +95,8 @@ TEST_F(TokenMapTest, UnfitFilesAreRefusedByName) {
   expect(Write("a.safetensors", "short"), "");
   expect(WriteTensor({{"a", {"F32", {1}, Bytes<float>({1})}}}), "want int64 or int32 [tokens]");
   expect(WriteTensor({{"a", {"I64", {1, 1}, Bytes<int64_t>({1})}}}), "[1, 1]; want int64");
-  expect(WriteTensor({{"a", {"I64", {1}, Bytes<int64_t>({1})}},
-                      {"b", {"I64", {1}, Bytes<int64_t>({1})}}}),
+  expect(WriteTensor(
+             {{"a", {"I64", {1}, Bytes<int64_t>({1})}}, {"b", {"I64", {1}, Bytes<int64_t>({1})}}}),
          "has 2 tensors; want one");
 }
 

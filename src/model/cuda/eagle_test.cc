@@ -133,8 +133,7 @@ void CompareSides(Side& gpu, Side& cpu) {
 }
 
 // `reduced`: the head has every fifth row of the target's.
-void Compare(const std::string& fixture, const EagleHead& head, bool graphs,
-             bool reduced = false) {
+void Compare(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
   const ModelConfig target = LoadModelConfig(Fixture(fixture));
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);

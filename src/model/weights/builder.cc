@@ -145,8 +145,7 @@ bool LoadsEmbedding(const ModelConfig& config) {
 // The rows of a reduced head, and of its bias.
 void BuildReducedHead(Parts& parts, const ReducedHead& head, Range rows, ModelWeights* w) {
   const ModelConfig& config = parts.config();
-  const std::string& name =
-      config.tie_embeddings ? parts.names().embedding : parts.names().head;
+  const std::string& name = config.tie_embeddings ? parts.names().embedding : parts.names().head;
   w->head = parts.ReducedHeadRows(name, head, rows);
   if (!config.head_bias) return;
   const std::string& head_name = parts.names().head;

@@ -70,7 +70,8 @@ Head Pick(const Head& whole, int64_t hidden, const std::vector<int32_t>& tokens)
 }
 
 // Compares heads of several sizes and layouts, the last ones with ranks that have no row.
-void Compare(const std::filesystem::path& dir, ModelConfig config, const LoadOptions& options = {}) {
+void Compare(const std::filesystem::path& dir, ModelConfig config,
+             const LoadOptions& options = {}) {
   const Head whole = HeadOf(dir, config, {1, 1}, options);
   for (const int64_t count : {config.vocab_size, config.vocab_size / 3, int64_t{13}, int64_t{1}}) {
     const std::vector<int32_t> tokens = SomeTokens(config.vocab_size, count, 7);
@@ -157,9 +158,8 @@ TEST(ReducedHeadTest, MayHaveTheRowsOfTheTarget) {
       for (const MeshShape& shape : {MeshShape{1, 1}, {2, 1}}) {
         EXPECT_TRUE(HeadOf(eagle.dir.path(), eagle.config, shape, options) == want);
         const CommonWeights common(eagle.dir.path(), eagle.config, shape, options);
-        EXPECT_TRUE(Join(eagle.config, shape, [&](const Mesh& mesh) {
-                      return common.Load(mesh, options);
-                    }) == want);
+        EXPECT_TRUE(Join(eagle.config, shape,
+                         [&](const Mesh& mesh) { return common.Load(mesh, options); }) == want);
       }
     }
   }

@@ -58,7 +58,7 @@ struct VectorRequest {
   // Stored as integers, in [0, below) in dummy weights; 0: stored as floats. They are exact in
   // float32 up to 2^24.
   int64_t below = 0;
-  bool norm = false;  // a norm's weight; dummy weights of norms are 1
+  bool norm = false;      // a norm's weight; dummy weights of norms are 1
   bool of_owner = false;  // stored in the checkpoint of ReducedHead::owner
   std::string_view keys;
 };

@@ -163,13 +163,12 @@ TEST(SglangFlagsTest, OlderMicroBatchSizeHasNoEffectWithoutStages) {
 }
 
 TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {
-  const auto args =
-      ParseServe(With({"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
-                       "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
-                       "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
-                       "--speculative-moe-runner-backend", "masked_mlp",
-                       "--speculative-draft-model-quantization", "int4",
-                       "--speculative-token-map", "tokens.json"}));
+  const auto args = ParseServe(With(
+      {"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
+       "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
+       "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
+       "--speculative-moe-runner-backend", "masked_mlp", "--speculative-draft-model-quantization",
+       "int4", "--speculative-token-map", "tokens.json"}));
   ASSERT_TRUE(args);
   const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
   EXPECT_EQ(back.speculative.algorithm, "STANDALONE");

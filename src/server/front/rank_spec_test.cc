@@ -55,9 +55,8 @@ TEST(RankSpec, RanksHaveTheTokensOfTheParent) {
   EXPECT_EQ(DecodeRankSpec(spec, {}, {}, "").plan.draft->reduced_head, nullptr);
 
   WriteTokenMap(dir.path() / "other.txt", std::vector<int32_t>{200, 9, 3});
-  EXPECT_EQ(DecodeRankSpec(spec, {}, {}, (dir.path() / "other.txt").string())
-                .plan.draft->head_rows(),
-            3);
+  EXPECT_EQ(
+      DecodeRankSpec(spec, {}, {}, (dir.path() / "other.txt").string()).plan.draft->head_rows(), 3);
   WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{9, 3, 201});
   try {
     DecodeRankSpec(spec);
