@@ -1,6 +1,7 @@
 #include "engine/speculative/token_map.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstring>
 #include <string_view>
