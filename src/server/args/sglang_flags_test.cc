@@ -78,7 +78,6 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--reasoning-parser", "deepseek-r9"},
       {"--tool-call-parser", "qwen99"},
       {"--tool-server", "demo"},
-      {"--speculative-token-map", "map.pt"},
       {"--lora-paths", "a=b"},
       {"--disaggregation-mode", "both"},
       {"--disaggregation-transfer-backend", "mooncake"},
