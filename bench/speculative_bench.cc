@@ -206,8 +206,7 @@ int main(int argc, char** argv) {
   app.Option("--quantization", a.quantization,
              "Quantization of the draft model's weights, or unquant");
   app.Option("--token-map", a.token_map,
-             "Token ids that the draft model's head computes; "
-             "switchyard token-map writes them");
+             "Token ids that the draft model's head computes; switchyard token-map writes them");
   app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
   app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
   app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();

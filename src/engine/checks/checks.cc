@@ -83,8 +83,7 @@ void CheckSpeculation(const SpeculativeOptions& o) {
         o.draft_quantization, o.algorithm);
   if (source == DraftSource::kNgram && !o.token_map.empty())
     throw Invalid(
-        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the "
-        "first "
+        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the first "
         "flag out",
         o.token_map, o.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(source);
