@@ -83,8 +83,8 @@ void CheckSpeculation(const SpeculativeOptions& o) {
         o.draft_quantization, o.algorithm);
   if (source == DraftSource::kNgram && !o.token_map.empty())
     throw Invalid(
-        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the first "
-        "flag out",
+        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the "
+        "first flag out",
         o.token_map, o.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(source);
   if (has_checkpoint && o.draft_model_path.empty())
