@@ -219,6 +219,7 @@ class PassSizes {
       if (split) floats += all * c_.hidden;
     }
     if (o_.gpu) floats += rows * vocab;  // the copy that the sampler changes
+    if (o_.gpu && c_.head_rows() < c_.vocab_size) floats += vocab;  // their tokens, of 4 bytes too
     return floats * sizeof(float);
   }
 

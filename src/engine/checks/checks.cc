@@ -70,6 +70,7 @@ void CheckWithoutSpeculation(const SpeculativeOptions& o) {
   refuse(o.num_draft_tokens != 0, "--speculative-num-draft-tokens");
   refuse(!o.draft_model_path.empty(), "--speculative-draft-model-path");
   refuse(!o.draft_quantization.empty(), "--speculative-draft-model-quantization");
+  refuse(!o.token_map.empty(), "--speculative-token-map");
   refuse(o.simulate_acceptance >= 0, "--speculative-simulate-acceptance");
 }
 
@@ -81,6 +82,11 @@ void CheckSpeculation(const SpeculativeOptions& o) {
         "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
         "leave the first flag out",
         o.draft_quantization, o.algorithm);
+  if (source == DraftSource::kNgram && !o.token_map.empty())
+    throw Invalid(
+        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the "
+        "first flag out",
+        o.token_map, o.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(source);
   if (has_checkpoint && o.draft_model_path.empty())
     throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path", o.algorithm);
