@@ -325,8 +325,7 @@ def as_published(weights, config):
 
 
 def as_deepseek_v4_weights(weights):
-    """save_pretrained of transformers 5.24 writes the published names, but with a prefix, and renames attn.kv_norm.
-    deepseek_v4_plain keeps its names."""
+    """save_pretrained of transformers 5.24 writes them with a prefix, and with another name of attn.kv_norm."""
     names = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
     published = {}
     for key, value in weights.items():
