@@ -59,6 +59,8 @@ TEST(CompressedConfig, EachRotaryObjectIsComplete) {
     json config = Settings();
     config["rope_parameters"].erase(label);
     EXPECT_THAT(MessageOf(config), HasSubstr(name + " is missing; want both objects"));
+    config["rope_scaling"] = std::exchange(config["rope_parameters"], nullptr);  // its older name
+    EXPECT_THAT(MessageOf(config), HasSubstr(std::string("rope_scaling.") + label + " is missing"));
   }
 }
 
@@ -69,8 +71,8 @@ TEST(CompressedConfig, ThetasInAndOutsideOfRotaryObjectsAgree) {
     json config = Settings();
     config[outer] = 5000.0;
     EXPECT_THAT(MessageOf(config), HasSubstr(std::string(outer) + " is 5000, but"));
-    EXPECT_THAT(MessageOf(config), HasSubstr(std::string("rope_parameters.") + label +
-                                             ".rope_theta is"));
+    EXPECT_THAT(MessageOf(config),
+                HasSubstr(std::string("rope_parameters.") + label + ".rope_theta is"));
     config["rope_parameters"][label]["rope_theta"] = 5000.0;
     EXPECT_EQ(MessageOf(config), "no error");
     config[outer] = nullptr;
@@ -102,8 +104,7 @@ TEST(CompressedConfig, SensitiveLinearsStayPlain) {
          {"attn.wo_a", "attn.compressor.wkv", "attn.compressor.wgate", "attn.indexer.wq_b",
           "attn.indexer.compressor.wkv", "attn.indexer.compressor.wgate"})
       EXPECT_FALSE(packed(name)) << name;
-    for (const char* name :
-         {"attn.wq_b", "attn.wo_b", "ffn.shared_experts.w1", "ffn.experts.3.w2"})
+    for (const char* name : {"attn.wq_b", "attn.wo_b", "ffn.shared_experts.w1", "ffn.experts.3.w2"})
       EXPECT_TRUE(packed(name)) << name;
     const bool four_bits = method == std::string("int4") || method == std::string("nvfp4");
     for (const char* name : {"attn.wq_a", "attn.wkv"}) EXPECT_EQ(packed(name), !four_bits) << name;

@@ -210,7 +210,8 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
     return ReadOne(reader, parameters, scaling, defaults, head_dim, config->max_position);
   };
   const double theta = reader.DoubleOr({"compress_rope_theta"}, entries.theta, 1.0, 1e15);
-  const auto parameters = reader.Object("rope_parameters");
+  auto parameters = reader.Object("rope_parameters");
+  if (!parameters) parameters = reader.Object("rope_scaling");
   if (parameters && (parameters->Has(kMain) || parameters->Has(kCompress))) {
     config->rope = ReadNamedRope(reader, *parameters, kCompress, "compress_rope_theta", head_dim,
                                  config->max_position);
@@ -219,8 +220,7 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
     reader.Ignore({"partial_rotary_factor"});  // the two objects have their own
     return;
   }
-  const auto scaling = parameters ? parameters : reader.Object("rope_scaling");
-  config->rope = read(nullptr, PointerTo(scaling), entries);
+  config->rope = read(nullptr, PointerTo(parameters), entries);
   config->rope.theta = theta;
   if (config->rope.type == RopeConfig::Type::kYarn && !config->rope.attention_factor)
     config->rope.attention_factor = 1.0;
