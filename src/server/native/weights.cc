@@ -192,7 +192,7 @@ void HandleGetWeights(const Service& service, const http::Request& request,
   if (FindGguf(state.model_path))
     throw Invalid("the checkpoint is a GGUF file; want a directory with safetensors");
   const Checkpoint checkpoint(state.model_path);
-  const StoredTensor* tensor = checkpoint.Find(name);
+  const StoredTensor* tensor = checkpoint.FindStored(name);
   if (tensor == nullptr)
     throw InvalidField("name", "name is {}: the checkpoint has no such tensor", name);
   constexpr std::array kFloats = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3};
