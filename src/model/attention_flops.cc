@@ -34,10 +34,10 @@ double FlopsOfEntries(const ModelConfig& config, int64_t input) {
 double AttentionFlops(const ModelConfig& config, int64_t input) {
   const AttentionConfig& a = config.attention;
   if (a.kind == AttentionConfig::Kind::kCompressed) return FlopsOfEntries(config, input);
-  const double key = a.kind == AttentionConfig::Kind::kLatent
-                         ? 2.0 * static_cast<double>(a.kv_lora_rank) +
-                               static_cast<double>(a.qk_rope_head_dim)
-                         : 2.0 * static_cast<double>(a.head_dim);
+  const double key =
+      a.kind == AttentionConfig::Kind::kLatent
+          ? 2.0 * static_cast<double>(a.kv_lora_rank) + static_cast<double>(a.qk_rope_head_dim)
+          : 2.0 * static_cast<double>(a.head_dim);
   // Causal: half of the keys. With an indexer, which scores them all, at most index_topk.
   const auto all = static_cast<double>(input), topk = static_cast<double>(a.index_topk);
   const double keys = topk > 0 && topk < all ? topk * (2 - topk / all) : all;
