@@ -141,6 +141,9 @@ def test_plan_of_a_gpu_with_experts_on_cpus():
     rows = re.findall(r"^(?:decode|prompt) of (\d+) +([\d.]+) .* ([\d.]+)x", out, re.M)
     assert [int(row[0]) for row in rows] == [1, 8, 32, 512, 4096]
     assert all(float(row[2]) >= 1 for row in rows[:3])
+    assert f"serve: --device cuda,cpu --tp-size 2 --expert-ranks 1 --expert-slots {placed},{256 - placed} " in out
+    assert re.search(r"^GPU: [\d.]+ of 68.0 GiB \(0.85 of 80\): .*cache of 16384 tokens", out, re.M), out
+    assert re.search(r"^host: [\d.]+ of 652.8 GiB \(0.85 of 768\): ", out, re.M), out
     assert "--host-memory 64: the " in run(*flags, "--memory", 80, "--host-memory", 64, code=2)
     assert "--memory 8: weights without routed experts" in run(*flags, "--memory", 8, "--host-memory", 768, code=2)
     assert "--host-memory: --cpu-experts is missing" in run(
@@ -287,7 +290,8 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
 
 def test_simulate_has_pipeline_stages(tmp_path):
     file = tmp_path / "trace.json"
-    flags = [*POISSON, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace", file]
+    flags = [*POISSON, "--rate", 20, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace",
+             file]
     out = simulate(*flags, layout="tp4-ep4-dp4-dense1-deepep")
     assert out.splitlines()[1].startswith("tp4-pp2-ep4-dp4-dense1-deepep, 1 engine: ")
     assert re.search(r"pipeline stages are busy \d+, \d+ % of the time; at most 3 passes are in flight", out)

@@ -108,6 +108,10 @@ TEST(ChecksTest, CompressedAttention) {
                 }),
                 "--elastic-ep-backend mooncake: recurrent states are not supported"}},
               model);
+  ExpectCases({{nothing, ""},
+               {with([](auto& c) { c.model_override_args = R"({"index_head_dim": 520})"; }),
+                "index_head_dim=520 exceeds the CUDA limit of 512"}},
+              model, {.gpus = true});
 }
 
 }  // namespace

@@ -187,7 +187,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
                                                  std::optional<DType> gpu_plain_dtype,
                                                  bool packs_experts) {
-  return std::make_unique<CountingSource>(config, gpu_plain_dtype, packs_experts);
+  return WithOwnerOfHead(config, [&](const ModelConfig& of) {
+    return std::make_unique<CountingSource>(of, gpu_plain_dtype, packs_experts);
+  });
 }
 
 }  // namespace switchyard

@@ -329,7 +329,8 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
                 "with --disaggregation-transfer-backend shm, both workers run on one host as one "
                 "user; tcp has no such condition");
   const EngineConfig& here = options_.job.config;
-  const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path);
+  const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path,
+                                     /*token_map=*/"");
   link.caches = std::make_shared<MappedCaches>(SharedArena::FromFd(fd), job);
 }
 
