@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_schedule.cuh"
 
 namespace switchyard::cuda {
 
@@ -32,9 +32,7 @@ struct KeySelection {
     return table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
   }
   __device__ int SlotOf(int sequence, int key) const {
-    const int page = key / table.page_size;
-    return table.pages[int64_t{sequence} * table.max_pages + page] * table.page_size +
-           (key - page * table.page_size);
+    return SlotOfKey(table, sequence, key);
   }
   __device__ uint32_t* ScoresOf(int row) const {
     return scores + int64_t{row - first_row} * most_keys;
