@@ -321,8 +321,8 @@ void ModelDrafter::RunPasses(std::span<const int64_t> all, int64_t limit) {
 // A tree needs several tokens of each row, with their probabilities.
 bool ModelDrafter::CanDraw() const {
   return model_.draws() && trees_.width == 1 &&
-         std::ranges::none_of(
-             chains_, [](const Chain& chain) { return IsConstrained(*chain.sequence); });
+         std::ranges::none_of(chains_,
+                              [](const Chain& chain) { return IsConstrained(*chain.sequence); });
 }
 
 // A sequence without constraints has none after its drafts either: Penalties::Needed only becomes

@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     __syncthreads();  // the last block's probabilities have been read
     if (threadIdx.x < kBlockKeys) {
       const int key = block + threadIdx.x;
-      shared.slots[threadIdx.x] =
-          key >= from && key < to ? SlotOfKey(table, sequence, key) : 0;
+      shared.slots[threadIdx.x] = key >= from && key < to ? SlotOfKey(table, sequence, key) : 0;
     }
     __syncthreads();
     Score(p, k, q, block, from, to, shared);

@@ -31,9 +31,7 @@ struct KeySelection {
     if (sequence < 0) return 0;
     return table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
   }
-  __device__ int SlotOf(int sequence, int key) const {
-    return SlotOfKey(table, sequence, key);
-  }
+  __device__ int SlotOf(int sequence, int key) const { return SlotOfKey(table, sequence, key); }
   __device__ uint32_t* ScoresOf(int row) const {
     return scores + int64_t{row - first_row} * most_keys;
   }

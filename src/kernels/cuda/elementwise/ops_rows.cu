@@ -235,8 +235,8 @@ cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream) {
 
 cudaError_t MoveRows(const kernels::MoveRowsParams& p, cudaStream_t stream) {
   for (size_t array = 0; array < p.arrays.size(); array += MoveArgs::kMost) {
-    const auto arrays = p.arrays.subspan(
-        array, std::min<size_t>(MoveArgs::kMost, p.arrays.size() - array));
+    const auto arrays =
+        p.arrays.subspan(array, std::min<size_t>(MoveArgs::kMost, p.arrays.size() - array));
     MoveArgs args;
     std::copy(arrays.begin(), arrays.end(), args.arrays);
     int64_t longest = 0;
