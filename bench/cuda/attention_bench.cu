@@ -96,12 +96,12 @@ class Sequences {
 // `batch` sequences of `rows` query rows and `keys` keys each. Every call reads another layer's
 // cache, so that no call hits the L2 cache.
 void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMachine& machine,
-          Report& report, int page_size = kPageSize) {
+          Report& report, int page_size = kPageSize, bool chained = false) {
   const std::string name = "attention";
   const std::string shape =
-      Text("%s %d x %d rows %d keys%s%s%s", s.name, batch, rows, keys, exact ? " exact" : "",
+      Text("%s %d x %d rows %d keys%s%s%s%s", s.name, batch, rows, keys, exact ? " exact" : "",
            page_size == kPageSize ? "" : Text(", pages of %d", page_size).c_str(),
-           s.topk == 0 ? "" : Text(", top %d", s.topk).c_str());
+           s.topk == 0 ? "" : Text(", top %d", s.topk).c_str(), chained ? " in a chain" : "");
   if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
   const Sequences sequences(batch, rows, keys, page_size);
@@ -131,7 +131,8 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const DeviceArray<int32_t> selected(s.topk > 0 ? sequences.Selection(keys, s.topk)
                                                  : std::vector<int32_t>(1));
   const std::span<std::byte> room(scratch.data, cuda::kAttentionScratchBytes);
-  const auto call = [&](int layer, cudaStream_t stream) {
+  const auto call = [&](int layer, cudaStream_t on) {
+    const cuda::PdlStream stream(on, chained);
     const __nv_bfloat16* keys_of_layer = k.data + layer * slots * width;
     if (s.latent) {
       cuda::LatentAttention({.q = q.data,
@@ -257,6 +258,14 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
           std::tuple{32, 1, 4096}, std::tuple{256, 1, 2048}, std::tuple{1, 4096, 4096},
           std::tuple{16, 512, 512}, std::tuple{1, 2048, 32768}})
       Case(s, batch, rows, keys, false, machine, report);
+  }
+  // As in a pass: each call starts early.
+  for (const Shape& s : {qwen, oss, mla, mla8}) {
+    if (!cuda::IsHopper()) break;
+    for (const int batch : {1, 32, 128, 256})
+      Case(s, batch, 1, 520, false, machine, report, 16, /*chained=*/true);
+    for (const int batch : {1, 4, 16})
+      Case(s, batch, 512, 512, false, machine, report, 16, /*chained=*/true);
   }
   for (const auto [batch, rows, keys] :
        {std::tuple{1, 1, 8192}, std::tuple{1, 1, 65536}, std::tuple{32, 1, 8192},

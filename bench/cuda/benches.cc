@@ -22,6 +22,7 @@ void CudaKernels(const Options& options, Report& report) {
   const GpuMachine machine = MeasureGpuMachine(options.gpu, report);
   GroupedGemmBench(options, machine, report);
   W4A16Bench(options, machine, report);
+  ExpertChainBench(options, machine, report);
   DenseGemmBench(options, machine, report);
   AttentionBench(options, machine, report);
   DeviceOpsBench(options, machine, report);

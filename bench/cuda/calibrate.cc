@@ -290,6 +290,7 @@ plan::CostTable CalibrateCuda(const Options& options, Report& report) {
   plan::CostTable t = shipped ? *shipped : plan::ShippedTable("h200");
   GroupedGemmBench(options, machine, report);
   W4A16Bench(options, machine, report);
+  ExpertChainBench(options, machine, report);
   DenseGemmBench(options, machine, report);
   AttentionBench(options, machine, report);
   DeviceOpsBench(options, machine, report);

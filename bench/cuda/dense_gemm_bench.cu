@@ -1,9 +1,11 @@
 // DenseGemm on one GPU, from one row to many. Successive calls use different copies of the weights,
 // in total more than the L2 cache holds. The reported bytes are those of weights, activations and
-// results. With --plans it prints the times of all plans among which PlanDenseGemm chooses.
+// results. "in a chain": each product starts before the previous one has ended, as in a pass. With
+// --plans it prints the times of all plans among which PlanDenseGemm chooses.
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda/gpu_arrays.cuh"
@@ -46,12 +48,13 @@ void PrintPlans(GemmProblem p, size_t weights, int calls) {
 
 template <typename T>
 void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
-           const GpuMachine& machine, Report& report) {
+           const GpuMachine& machine, Report& report, bool chained = false) {
   constexpr bool kFp8 = sizeof(T) == 1;
   const std::string name = "dense-gemm";
   const auto shape_of = [&](int64_t m) {
-    return Text("%s %lld x %lld x %lld", kFp8 ? "fp8" : "bf16", static_cast<long long>(m),
-                static_cast<long long>(n), static_cast<long long>(k));
+    return Text("%s %lld x %lld x %lld%s", kFp8 ? "fp8" : "bf16", static_cast<long long>(m),
+                static_cast<long long>(n), static_cast<long long>(k),
+                chained ? " in a chain" : "");
   };
   std::vector<int64_t> ms;
   for (const int64_t m : all_ms)
@@ -69,7 +72,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
   for (const int64_t m : ms) {
     report.Start(name, shape_of(m));
     const int calls = std::clamp(static_cast<int>(4e12 / (2.0 * m * n * k)), 2, 64);
-    if (plans) {
+    if (plans && !chained) {
       PrintPlans({.fp8 = kFp8,
                   .a = x.data,
                   .lda = k,
@@ -96,7 +99,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
                                  .m = m,
                                  .n = n,
                                  .k = k};
-      DenseGemm(p, stream);
+      DenseGemm(p, PdlStream(stream, chained));
     });
     const double bytes = static_cast<double>((n + m) * k * sizeof(T) + m * n * 4);
     const double operations = 2.0 * m * n * k;
@@ -124,6 +127,14 @@ void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& r
   Cases<__nv_bfloat16>(129280, 7168, {1, 16, 64}, plans, machine, report);  // DeepSeek-V3: head
   Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, machine, report);
   Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, machine, report);
+  // As in a pass: each product starts early. `bench calibrate` uses these.
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{2048, 4096}, {5120, 2048}, {7168, 16384}}) {
+    Cases<__nv_bfloat16>(n, k, ms, plans, machine, report, /*chained=*/true);
+    Cases<__nv_fp8_e4m3>(n, k, ms, plans, machine, report, /*chained=*/true);
+  }
+  Cases<__nv_bfloat16>(1536, 7168, ms, plans, machine, report, /*chained=*/true);
+  for (const int64_t k : {2048, 8192})
+    Cases<__nv_bfloat16>(256, k, {1, 16, 64}, plans, machine, report, /*chained=*/true);
 }
 
 }  // namespace switchyard::bench

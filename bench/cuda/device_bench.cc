@@ -209,7 +209,7 @@ void BenchRows(Bench& bench) {
 // A layer of Qwen3-30B-A3B from the residual stream to attention: once with the ops that every
 // device has, once with fused ops.
 void BenchFront(Bench& bench) {
-  constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 256;
+  constexpr int64_t kHidden = 2048, kHeads = 32, kKvHeads = 4, kDim = 128, kMost = 512;
   constexpr int64_t kQ = kHeads * kDim, kKv = kKvHeads * kDim, kAll = kQ + 2 * kKv;
   const std::vector<WeightView> copies = Weights(bench, WeightFormat::kBF16, kAll, kHidden);
   float* residual = bench.Floats(kMost * kHidden);
@@ -282,7 +282,7 @@ void BenchFront(Bench& bench) {
                             .v_cache = cache,
                             .kv_dtype = DType::kBF16});
   };
-  for (const int64_t m : {1, 32, 256}) {
+  for (const int64_t m : {1, 32, 128, 256, 512}) {
     const auto rows = static_cast<double>(m), products = rows * kAll * kHidden;
     bench.Run("to-attention", fmt::format("{} tokens {}", m, fused ? "fused" : "apart"),
               2.0 * kAll * kHidden + 4 * rows * (3 * kHidden + kAll), 2 * products,
@@ -296,13 +296,22 @@ void BenchFront(Bench& bench) {
 // A small op that starts early, after another one: the addition of a branch and the norm.
 void BenchAddNorm(Bench& bench) {
   constexpr int64_t kHidden = 2048;
-  float* residual = bench.Floats(kHidden);
-  float* normed = bench.Floats(kHidden);
+  float* residual = bench.Floats(kMaxTokens * kHidden);
+  float* branch = bench.Floats(kMaxTokens * kHidden);
+  float* normed = bench.Floats(kMaxTokens * kHidden);
   const float* weight = bench.Floats(kHidden);
-  bench.Run("add-norm", fmt::format("1 x {}", kHidden), 16.0 * kHidden, 0, 0, [&](int) {
-    bench.device.fused()->AddNorm(
-        {.x = residual, .add = normed, .weight = weight, .y = normed, .m = 1, .n = kHidden});
-  });
+  for (const int64_t m : {1, 8, 32, 128, 256, 512, 1024, 4096})
+    // Reads and writes the residual, and reads the branch; the norm is in bfloat16.
+    bench.Run("add-norm", fmt::format("{} x {}", m, kHidden),
+              14.0 * static_cast<double>(m * kHidden), 0, 0, [&](int) {
+                bench.device.fused()->AddNorm(
+                    {.x = residual,
+                     .add = branch,
+                     .weight = weight,
+                     .rounded = {.form = kernels::RoundedForm::kBFloat16, .data = normed},
+                     .m = m,
+                     .n = kHidden});
+              });
 }
 
 // A published model's recurrent layers.

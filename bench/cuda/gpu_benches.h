@@ -10,6 +10,7 @@ namespace switchyard::bench {
 // Parts of `kernels`, on the current GPU, which `machine` describes.
 void GroupedGemmBench(const Options& options, const GpuMachine& machine, Report& report);
 void W4A16Bench(const Options& options, const GpuMachine& machine, Report& report);
+void ExpertChainBench(const Options& options, const GpuMachine& machine, Report& report);
 void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& report);
 void AttentionBench(const Options& options, const GpuMachine& machine, Report& report);
 void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& report);

@@ -108,6 +108,25 @@ bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
          (!method.empty() && FindGguf(config.model_path));
 }
 
+int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
+  const auto share =
+      static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
+  return cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
+}
+
+HostExpertBytes PlanHostExperts(const EngineConfig& config, const EnginePlan& plan) {
+  const MeshShape& mesh = config.mesh;
+  HostExpertBytes bytes;
+  for (int rank = mesh.token_ranks(); rank < mesh.tp; ++rank)
+    bytes.weights += static_cast<double>(
+        WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
+  const RankMemory of_rank =
+      MemoryOfRank(plan.model, MakeModelOptions(config, plan, mesh.tp - 1), mesh, {});
+  bytes.rows = of_rank.moe * mesh.expert_ranks;
+  bytes.arena = static_cast<double>(plan.symmetric_bytes_per_rank) * mesh.tp;
+  return bytes;
+}
+
 std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan) {
   const RankMemory memory = PlanRankMemory(config, plan);
   const auto cache = static_cast<double>(plan.kv_bytes_per_rank);

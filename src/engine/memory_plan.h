@@ -1,9 +1,11 @@
 // The memory of an engine's ranks, computed with model/rank_memory.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "engine/config.h"
+#include "engine/host_memory.h"
 #include "model/rank_memory.h"
 
 namespace switchyard {
@@ -20,6 +22,24 @@ double WeightsOfRanks(const EngineConfig& config, const EnginePlan& plan, const 
 // Whether every rank has its own copy of its weights. Otherwise ranks map the same files, and
 // weights that several ranks of a host read are in memory once.
 bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan);
+
+// Bytes that a plan may use of `memory`; negative if none are left. --mem-fraction-static leaves a
+// part of the memory for unplanned allocations. On a GPU, these are scratch of kernels, graphs and
+// buffers of NCCL. This part is reserved in addition to the memory of other processes. On a host,
+// other processes may use this part.
+int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool cuda);
+
+// Bytes of the host's memory that experts on CPUs beside GPUs need, of all ranks. GPUs pin their
+// part of the arena, so all of it counts.
+struct HostExpertBytes {
+  double weights = 0;
+  double rows = 0;   // experts' rows and results of products
+  double arena = 0;  // exchange buffers
+  double total() const { return weights + rows + arena; }
+};
+
+// `plan`: with EnginePlan::host_experts, dtypes, sizes of a pass, and the bytes of the arena.
+HostExpertBytes PlanHostExperts(const EngineConfig& config, const EnginePlan& plan);
 
 // A log line: "1.92 GiB: weights 1.20 (experts 0.90, ...), cache 0.50, ..."
 std::string DescribeMemory(const EngineConfig& config, const EnginePlan& plan);

@@ -71,21 +71,11 @@ HostMemory GpuMemory(const EngineConfig& config, const EnginePlan& plan) {
   return {.total = gpu.total_bytes / sharing, .available = gpu.free_bytes / sharing};
 }
 
-// Bytes that the plan may use; negative if none are left. --mem-fraction-static leaves a part of
-// the memory for unplanned allocations. On a GPU, these are scratch of kernels, graphs and buffers
-// of NCCL. This part is reserved in addition to the memory of other processes. On a host, other
-// processes may use this part.
-int64_t Budget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
-  const auto share =
-      static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
-  return cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
-}
-
 // Bytes that activations and exchange of a rank on a GPU may take by default: a sixth of what
 // weights and an explicitly requested cache leave.
 double MaxPassBytes(const Machine& machine, const EngineConfig& config, double weights,
                     double page_bytes) {
-  const double room = static_cast<double>(Budget(machine.memory, config, true)) - weights;
+  const double room = static_cast<double>(MemoryBudget(machine.memory, config, true)) - weights;
   const double pages = std::ceil(static_cast<double>(config.max_total_tokens) / config.page_size);
   return std::min(room / 6, room - pages * page_bytes);
 }
@@ -198,7 +188,7 @@ void ChooseStates(const Machine& machine, const EngineConfig& config, EnginePlan
     const auto of_request = static_cast<double>(config.disable_radix_cache ? slots : slots + 2);
     auto most = static_cast<double>(plan.max_running_requests);
     for (const std::vector<int>& counts : RanksOfHosts(config, plan)) {
-      const double room = static_cast<double>(Budget(machine.memory, config, plan.cuda)) -
+      const double room = static_cast<double>(MemoryBudget(machine.memory, config, plan.cuda)) -
                           FixedNeed(config, plan, stages, counts).fixed();
       double request = 0;
       for (int stage = 0; stage < config.mesh.pp; ++stage)
@@ -255,11 +245,18 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
               plan.cuda ? machine.memory.total * RanksOfGpu(config, plan) : kDefaultKvBytes};
 }
 
+// For a GPU that is too small.
+std::string AdviceOnExperts(const EnginePlan& plan) {
+  if (!plan.cuda || !plan.model.has_moe()) return "";
+  return plan.host_experts ? "give the GPU fewer experts (--expert-slots), "
+                           : "put experts on CPUs (--device cuda,cpu), ";
+}
+
 int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const PageMemory& where) {
   const HostMemory& memory = where.memory;
   const Need& need = where.need;
   const int64_t bytes_per_page = where.bytes_per_page;
-  const int64_t budget = Budget(memory, config, plan.cuda);
+  const int64_t budget = MemoryBudget(memory, config, plan.cuda);
   // Limited to -1, because all negative values mean that nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
@@ -279,8 +276,8 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
                                   int64_t{std::numeric_limits<int32_t>::max()} / config.page_size});
   if (left < bytes_per_page)
     ThrowTooLittleMemory(config, memory, need, bytes_per_page, budget,
-                         "raise --mem-fraction-static, lower --chunked-prefill-size, or take a "
-                         "smaller model");
+                         "raise --mem-fraction-static, lower --chunked-prefill-size, " +
+                             AdviceOnExperts(plan) + "or take a smaller model");
   return pages;
 }
 
@@ -306,26 +303,17 @@ Machine ThisMachine(const EngineConfig& config, int ranks_of_host) {
 namespace {
 
 // The host must hold the experts of its ranks on CPUs, their rows, and the arena of all ranks.
-// GPUs pin their part of the arena, so all of it counts.
 void CheckHostExperts(const Machine& machine, const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.host_experts) return;
-  const MeshShape& mesh = config.mesh;
-  double weights = 0;
-  for (int rank = mesh.token_ranks(); rank < mesh.tp; ++rank)
-    weights += static_cast<double>(
-        WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
-  const RankMemory of_rank =
-      MemoryOfRank(plan.model, MakeModelOptions(config, plan, mesh.tp - 1), mesh, {});
-  const double rows = of_rank.moe * mesh.expert_ranks;
-  const double arena = static_cast<double>(plan.symmetric_bytes_per_rank) * mesh.tp;
-  const auto budget = static_cast<double>(Budget(machine.host, config, /*cuda=*/false));
-  if (weights + rows + arena <= budget) return;
+  const HostExpertBytes need = PlanHostExperts(config, plan);
+  const auto budget = static_cast<double>(MemoryBudget(machine.host, config, /*cuda=*/false));
+  if (need.total() <= budget) return;
   throw Error(
       ErrorKind::kResource,
       fmt::format("not enough memory of the host for experts on CPUs: needed {:.2f} GiB (weights "
                   "{:.2f}, experts' rows {:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
                   "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
-                  (weights + rows + arena) / kGiB, weights / kGiB, rows / kGiB, arena / kGiB,
+                  need.total() / kGiB, need.weights / kGiB, need.rows / kGiB, need.arena / kGiB,
                   budget / kGiB, config.mem_fraction_static, machine.host.total / kGiB,
                   machine.host.available / kGiB),
       "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "

@@ -33,8 +33,8 @@ TEST_P(GroupedMlpTest, MatchesReference) {
   Random random(1);
   ThreadPool pool(2);
   for (const WeightFormat format : kAllFormats) {
-    for (const Activation activation :
-         {Activation::kSwiGlu, Activation::kSwiGluClamped, Activation::kRelu2}) {
+    for (const Activation activation : {Activation::kSwiGlu, Activation::kSwiGluClamped,
+                                        Activation::kSwiGluLimited, Activation::kRelu2}) {
       constexpr int64_t kHidden = 96, kWidth = 160, kTokens = 40;
       Experts experts(random, format, 5, kHidden, kWidth, activation != Activation::kSwiGlu);
       for (ExpertWeights& w : experts.weights) {
@@ -54,6 +54,7 @@ TEST_P(GroupedMlpTest, MatchesReference) {
                             .experts = experts.weights,
                             .offsets = offsets,
                             .activation = activation,
+                            .limit = 1.5f,  // less than some elements
                             .scratch = scratch.data(),
                             .out = out.data(),
                             .ldo = kHidden};
@@ -157,6 +158,36 @@ TEST_P(GroupedMlpTest, SwiGluSurvivesLargeGates) {
                 .ldo = 1},
                pool);
     EXPECT_NEAR(out, gate[0] > 0 ? 200.0f : 0.0f, 1e-5);
+  }
+}
+
+// Of a gate, only large values are limited.
+TEST_P(GroupedMlpTest, LimitsOfGatesAndValues) {
+  ThreadPool pool(1);
+  constexpr int64_t kWidth = 37;
+  const std::vector<float> one = {1.0f};
+  for (const float gate : {3.0f, 1.0f, -3.0f}) {
+    for (const float up : {5.0f, 0.5f, -5.0f}) {
+      const ExpertWeights w = {
+          .gate = Quantize(WeightFormat::kF32, std::vector<float>(kWidth, gate), kWidth, 1),
+          .up = Quantize(WeightFormat::kF32, std::vector<float>(kWidth, up), kWidth, 1),
+          .down = Quantize(WeightFormat::kF32, std::vector<float>(kWidth, 1.0f), 1, kWidth)};
+      const std::vector<int32_t> offsets = {0, 1};
+      std::vector<float> scratch(kWidth);
+      float out = 0;
+      GroupedMlp({.x = one.data(),
+                  .ldx = 1,
+                  .experts = {&w, 1},
+                  .offsets = offsets,
+                  .activation = Activation::kSwiGluLimited,
+                  .limit = 2.0f,
+                  .scratch = scratch.data(),
+                  .out = &out,
+                  .ldo = 1},
+                 pool);
+      const double g = std::min(gate, 2.0f), u = std::clamp(up, -2.0f, 2.0f);
+      EXPECT_NEAR(out, kWidth * g / (1.0 + std::exp(-g)) * u, 1e-4) << gate << " " << up;
+    }
   }
 }
 

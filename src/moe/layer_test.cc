@@ -96,6 +96,15 @@ TEST(MoeLayerTest, MatchesReferenceWithoutGatesAndWithRowsOfTheRouter) {
   ExpectReference(TestLayer({.intermediate = 192, .squared = true, .router_width = 200}),
                   DType::kF32, {13, 6, 1});
 }
+// DeepSeek-V4. Rows of the router are gathered and go in rounds, with the token ids.
+TEST(MoeLayerTest, MatchesReferenceWithExpertsByTokenIds) {
+  const TestLayer layer({.intermediate = 192,
+                         .limited = true,
+                         .shared = true,
+                         .router_width = 161,
+                         .by_token = true});
+  ExpectReference(layer, DType::kF32, {13, 6, 1}, /*capacity=*/4);
+}
 TEST(MoeLayerTest, OneHotExpertGetsAllTokens) {
   ExpectReference(TestLayer({.intermediate = 192, .top_k = 1, .hot_expert = 7}), DType::kF32,
                   {16, 3});

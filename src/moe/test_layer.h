@@ -34,10 +34,12 @@ struct TestLayer {
     int num_experts = 10, top_k = 3;
     bool clamped_with_biases = false;  // activation and biases as in gpt-oss
     bool squared = false;              // kRelu2: experts without a gate
+    bool limited = false;              // kSwiGluLimited, with a limit below some elements
     bool shared = false;               // a shared expert with a gate
     bool scales_input = false;         // routed as in Llama 4; top_k must be 1
     int zero_experts = 0;              // experts without computation
     int64_t router_width = 0;          // MoeLayerConfig::router_width
+    bool by_token = false;             // experts by token ids; router_width must be hidden + 1
     int hot_expert = -1;               // if not −1, the first choice of every token
     bool no_experts = false;           // every id is −1
     uint32_t seed = 1;
@@ -58,8 +60,14 @@ struct TestLayer {
                        .scales_input = true};
     if (s.clamped_with_biases) config.activation = kernels::Activation::kSwiGluClamped;
     if (s.squared) config.activation = kernels::Activation::kRelu2;
+    if (s.limited) {
+      config.activation = kernels::Activation::kSwiGluLimited;
+      config.swiglu_limit = 0.5f;
+    }
     const int logits = config.router.num_logits();
-    whole.router.w = Weight(s.router, logits, s.router_width > 0 ? s.router_width : s.hidden);
+    const bool own_rows = s.router_width > 0 && !s.by_token;
+    whole.router.w = Weight(s.router, logits, own_rows ? s.router_width : s.hidden);
+    if (s.by_token) AddTokenExperts();
     std::vector<float> bias = random.Normal(logits, 0.1f);
     if (s.hot_expert >= 0) bias[s.hot_expert] = 1000.0f;
     whole.router.bias = Keep(bias);
@@ -82,7 +90,8 @@ struct TestLayer {
             .max_tokens = max_tokens,
             .has_shared = spec.shared,
             .scales_input = spec.scales_input,
-            .zero_experts = spec.zero_experts};
+            .zero_experts = spec.zero_experts,
+            .by_token = config.router.by_token};
   }
 
   // The weights that a rank would load, for config.placement (default: trivial).
@@ -120,6 +129,12 @@ struct TestLayer {
     std::vector<float> rows(tokens * width);
     for (int64_t t = 0; t < tokens; ++t) {
       const float* row = hidden.data() + t * spec.hidden;
+      if (spec.by_token) {
+        std::copy_n(row, spec.hidden, rows.data() + t * width);
+        rows[(t + 1) * width - 1] =
+            static_cast<float>(static_cast<int64_t>(std::fabs(row[0]) * 1000.0f) % kTokenIds);
+        continue;
+      }
       for (int64_t i = 0; i < width; ++i)
         rows[t * width + i] = row[(7 * i + 3) % spec.hidden] - 0.5f * row[i % spec.hidden];
     }
@@ -131,6 +146,23 @@ struct TestLayer {
   MoeLayerWeights whole;
 
  private:
+  static constexpr int64_t kTokenIds = 50;
+
+  // Different experts for each token id.
+  void AddTokenExperts() {
+    config.router.scoring = RouterConfig::Scoring::kSqrtSoftplus;
+    config.router.by_token = true;
+    std::vector<int32_t> table, all(spec.num_experts);
+    std::iota(all.begin(), all.end(), 0);
+    for (int64_t id = 0; id < kTokenIds; ++id) {
+      for (int j = 0; j < spec.top_k; ++j)
+        std::swap(all[j], all[j + random.Below(spec.num_experts - j)]);
+      table.insert(table.end(), all.begin(), all.begin() + spec.top_k);
+    }
+    token_experts = std::make_shared<const std::vector<int32_t>>(std::move(table));
+    whole.router.token_experts = token_experts->data();
+    whole.router.token_rows = kTokenIds;
+  }
   kernels::ExpertWeights Expert(WeightFormat format, bool biases) {
     kernels::ExpertWeights w;
     w.gate = Weight(format, spec.intermediate, spec.hidden);
@@ -155,6 +187,7 @@ struct TestLayer {
 
   kernels::Random random;
   std::vector<std::shared_ptr<const std::vector<float>>> kept;
+  std::shared_ptr<const std::vector<int32_t>> token_experts;
 };
 
 // Rows, some of which have router scores that are not finite.

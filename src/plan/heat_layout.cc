@@ -6,8 +6,6 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "model/rank_memory.h"
-#include "model/weights.h"
 #include "plan/expert_loads.h"
 
 namespace switchyard::plan {
@@ -16,15 +14,7 @@ namespace {
 using schedule::Phase;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// The share of the host's memory that experts may take. The rest is for the program, the exchange
-// and the operating system.
-constexpr double kHostShare = 0.9;
-constexpr int kDefaultChunk = 4096;
 constexpr int kMaxSequences = 32;  // of the report
-
-int64_t ChunkOf(const HeatQuestion& q) {
-  return q.config.chunked_prefill_size > 0 ? q.config.chunked_prefill_size : kDefaultChunk;
-}
 
 HeatQuestion Checked(HeatQuestion q) {
   if (!q.model.has_moe()) throw Invalid("--cpu-experts: the model has no experts");
@@ -36,26 +26,8 @@ HeatQuestion Checked(HeatQuestion q) {
   return q;
 }
 
-// A GPU that computes everything but routed experts.
-RankMemory GpuMemory(const HeatQuestion& q) {
-  ModelOptions options{.dtype = DType::kBF16,
-                       .max_tokens = ChunkOf(q) + kMaxSequences,
-                       .context_length = q.config.context_length,
-                       .page_size = q.config.page_size};
-  options.gpu = GpuOptions{.packs_experts = q.packs_experts,
-                           .graph_max_tokens = kMaxSequences,
-                           .max_sequences = kMaxSequences + 1};
-  return MemoryOfRank(q.model, options, {},
-                      {.logit_rows = kMaxSequences + 1, .kv_dtype = DType::kBF16});
-}
-
-double MeanExpertBytes(const HeatQuestion& q, bool gpu) {
-  LoadOptions load;
-  if (gpu) {
-    load.gpu_plain_dtype = DType::kBF16;
-    load.packs_experts = q.packs_experts;
-  }
-  return static_cast<double>(ExpertBytes(gpu ? q.model : q.cpu_model, Mesh(), load));
+HostMemory MemoryOf(double bytes) {
+  return {.total = static_cast<int64_t>(bytes), .available = static_cast<int64_t>(bytes)};
 }
 
 }  // namespace
@@ -72,32 +44,43 @@ HeatLayout::HeatLayout(HeatQuestion question)
 }
 
 void HeatLayout::PlanMemory() {
-  const RankMemory gpu = GpuMemory(q_);
+  const Machine machine{.cuda = true,
+                        .hopper = q_.packs_experts,
+                        .memory = MemoryOf(q_.gpu_memory),
+                        .host = MemoryOf(q_.host_memory)};
+  const ExpertSplit split = SplitExperts(machine, q_.model, q_.config, q_.cache_tokens);
   HeatMemory& m = memory_;
-  m.weights = gpu.weights.total() - gpu.weights.experts;
-  m.embedding = gpu.weights.embedding;
-  m.cache = gpu.kv_per_token * static_cast<double>(q_.cache_tokens);
-  m.passes = gpu.passes() + gpu.scratch;
-  m.gpu_expert = MeanExpertBytes(q_, true);
-  m.cpu_expert = MeanExpertBytes(q_, false);
   m.experts = q_.model.moe->router.num_experts;
   m.layers = static_cast<int>(std::ranges::count(q_.model.layers, true, &LayerConfig::moe));
-  const double room = q_.gpu_memory * q_.config.mem_fraction_static - m.gpu_total();
-  if (room < 0)
+  m.on_gpu = split.on_gpu;
+  m.weights = split.gpu.total() - split.gpu.experts;
+  m.embedding = split.gpu.embedding;
+  m.cache = split.cache;
+  m.cache_tokens = split.cache_tokens;
+  m.passes = split.passes;
+  m.gpu_expert = split.gpu.experts / (static_cast<double>(split.on_gpu) * m.layers);
+  if (split.on_cpus > 0)
+    m.cpu_expert = split.host.weights / (static_cast<double>(split.on_cpus) * m.layers);
+  m.host_buffers = split.host.rows + split.host.arena;
+  m.gpu_budget = split.gpu_budget;
+  m.host_budget = split.host_budget;
+  serve_flags_ = FlagsOfSplit(q_.config, split);
+  chunk_ = split.config.chunked_prefill_size;
+  if (!split.fits_gpu())
     throw Resource(
-        "--memory {:.0f}: weights without routed experts take {:.1f} GiB, the cache {:.1f} GiB and "
-        "passes {:.1f} GiB, more than {} of it (--mem-fraction-static); lower --cache-tokens or "
-        "--chunked-prefill-size",
-        q_.gpu_memory / kGiB, m.weights / kGiB, m.cache / kGiB, m.passes / kGiB,
-        q_.config.mem_fraction_static);
-  m.on_gpu =
-      static_cast<int>(std::min<double>(m.experts, std::floor(room / (m.gpu_expert * m.layers))));
-  if (m.host_total() > kHostShare * q_.host_memory)
+        "--memory {:.0f}: weights without routed experts take {:.1f} GiB, an expert of each layer "
+        "{:.1f}, the cache {:.1f} and passes {:.1f}, more than {} of it (--mem-fraction-static); "
+        "lower --cache-tokens or --chunked-prefill-size",
+        q_.gpu_memory / kGiB, m.weights / kGiB, m.gpu_expert * m.layers / kGiB, m.cache / kGiB,
+        m.passes / kGiB, q_.config.mem_fraction_static);
+  if (!split.fits_host())
     throw Resource(
         "--host-memory {:.0f}: the {} experts of a layer that do not fit the GPU take {:.1f} GiB "
-        "in all layers, more than {} of it; want at least {:.0f}",
-        q_.host_memory / kGiB, m.experts - m.on_gpu, m.host_total() / kGiB, kHostShare,
-        std::ceil(m.host_total() / kHostShare / kGiB));
+        "in all layers, their rows and exchange buffers {:.1f}, more than {} of it "
+        "(--mem-fraction-static); want at least {:.0f}",
+        q_.host_memory / kGiB, split.on_cpus, m.host_total() / kGiB, m.host_buffers / kGiB,
+        q_.config.mem_fraction_static,
+        std::ceil(split.host.total() / q_.config.mem_fraction_static / kGiB));
 }
 
 HeatLayout::Work HeatLayout::WorkOf(double tokens, size_t begin, size_t end) const {
@@ -128,7 +111,8 @@ double HeatLayout::LinkSeconds(const Work& work, double tokens) const {
   return 2 * q_.link.seconds + (std::min(tokens, work.rows) + work.rows) * row / q_.link.rate;
 }
 
-void HeatLayout::AddLayer(const StepShape& shape, int on_gpu, double shared, HeatTime* time) const {
+void HeatLayout::AddLayer(const StepShape& shape, int on_gpu, double shared, bool streams,
+                          HeatTime* time) const {
   const size_t all = popularity_.size();
   const auto hot = static_cast<size_t>(on_gpu);
   const Work gpu_work = WorkOf(shape.rows, 0, hot), cpu_work = WorkOf(shape.rows, hot, all);
@@ -136,7 +120,7 @@ void HeatLayout::AddLayer(const StepShape& shape, int on_gpu, double shared, Hea
   const double link = LinkSeconds(cpu_work, shape.rows);
   const double cpu = Seconds(cpu_work, q_.cpu, cpu_formats_.experts) + link;
   const double apart = std::max(gpu + shared, cpu);
-  if (!shape.decode) {
+  if (streams) {
     const double read = cpu_work.used * memory_.cpu_expert / q_.link.rate;
     const double whole = Seconds(WorkOf(shape.rows, 0, all), q_.gpu, gpu_formats_.experts);
     if (const double streamed = std::max(whole + shared, read); streamed < apart) {
@@ -153,7 +137,7 @@ void HeatLayout::AddLayer(const StepShape& shape, int on_gpu, double shared, Hea
   time->seconds += apart;
 }
 
-HeatTime HeatLayout::Step(const StepShape& shape, ExpertsPlacedBy by) const {
+HeatTime HeatLayout::Step(const StepShape& shape, ExpertsPlacedBy by, bool streams) const {
   HeatTime time;
   time.other = costs_.Ends(shape).sum();
   double shared = 0;
@@ -175,7 +159,7 @@ HeatTime HeatLayout::Step(const StepShape& shape, ExpertsPlacedBy by) const {
     const int on_gpu = by == ExpertsPlacedBy::kHeat ? m.on_gpu
                        : layer < whole_layers       ? m.experts
                                                     : 0;
-    AddLayer(shape, on_gpu, shared, &time);
+    AddLayer(shape, on_gpu, shared, streams, &time);
   }
   time.seconds += time.other;
   const auto hot = static_cast<size_t>(m.on_gpu);
@@ -196,12 +180,29 @@ HeatTime HeatLayout::Decode(double sequences, double keys, ExpertsPlacedBy by) c
                .rows = sequences,
                .keys = keys,
                .logit_rows = sequences},
-              by);
+              by, /*streams=*/false);
 }
 
-HeatTime HeatLayout::Prefill(double rows, ExpertsPlacedBy by) const {
-  return Step(
-      {.decode = false, .sequences = 1, .rows = rows, .keys = (rows + 1) / 2, .logit_rows = 1}, by);
+HeatTime HeatLayout::Prefill(double rows, ExpertsPlacedBy by, bool streams) const {
+  const double chunk = chunk_ > 0 ? chunk_ : rows;
+  HeatTime all;
+  for (double begin = 0; begin < rows; begin += chunk) {
+    const double in_step = std::min(chunk, rows - begin);
+    const HeatTime step = Step({.decode = false,
+                                .sequences = 1,
+                                .rows = in_step,
+                                .keys = begin + (in_step + 1) / 2,
+                                .logit_rows = 1},
+                               by, streams);
+    all.seconds += step.seconds;
+    all.other += step.other;
+    all.gpu += step.gpu;
+    all.cpu += step.cpu;
+    all.link += step.link;
+    all.bound += step.bound;
+    all.streamed = std::max(all.streamed, step.streamed);
+  }
+  return all;
 }
 
 std::string HeatReport(const HeatLayout& layout) {
@@ -213,38 +214,50 @@ std::string HeatReport(const HeatLayout& layout) {
     if (std::cmp_less(e, m.on_gpu)) hot += layout.popularity()[e];
   }
   std::string text = fmt::format(
-      "on paper, as `serve` does not run a GPU and CPUs together yet "
-      "(docs/notes/unequal_ranks.md)\n"
       "costs: GPU {} ({}), CPUs {} ({})\n"
-      "GPU: {:.1f} of {:.0f} GiB: weights without routed experts {:.1f}, cache of {} tokens "
-      "{:.1f}, "
-      "passes {:.1f}, experts {:.1f}\n"
-      "host: experts {:.1f} of {:.0f} GiB\n"
-      "{} of {} experts of each layer on the GPU; with {} they get {:.1f} % of the rows\n\n",
-      q.gpu.name, q.gpu.source, q.cpu.name, q.cpu.source, m.gpu_total() / kGiB, q.gpu_memory / kGiB,
-      m.weights / kGiB, q.cache_tokens, m.cache / kGiB, m.passes / kGiB,
-      m.gpu_expert * m.on_gpu * m.layers / kGiB, m.host_total() / kGiB, q.host_memory / kGiB,
-      m.on_gpu, m.experts, q.expert_loads, 100 * hot / all);
+      "GPU: {:.1f} of {:.1f} GiB ({} of {:.0f}): weights without routed experts {:.1f}, cache of "
+      "{} tokens {:.1f}, passes and buffers {:.1f}, experts {:.1f}\n"
+      "host: {:.1f} of {:.1f} GiB ({} of {:.0f}): experts {:.1f}, rows and exchange buffers "
+      "{:.1f}\n"
+      "{} of {} experts of each layer on the GPU; with {} they get {:.1f} % of the rows\n"
+      "{}\n\n",
+      q.gpu.name, q.gpu.source, q.cpu.name, q.cpu.source, m.gpu_total() / kGiB, m.gpu_budget / kGiB,
+      q.config.mem_fraction_static, q.gpu_memory / kGiB, m.weights / kGiB, m.cache_tokens,
+      m.cache / kGiB, m.passes / kGiB, m.gpu_expert * m.on_gpu * m.layers / kGiB,
+      (m.host_total() + m.host_buffers) / kGiB, m.host_budget / kGiB, q.config.mem_fraction_static,
+      q.host_memory / kGiB, m.host_total() / kGiB, m.host_buffers / kGiB, m.on_gpu, m.experts,
+      q.expert_loads, 100 * hot / all,
+      layout.serve_flags().empty() ? "serve: all experts fit the GPU"
+                                   : "serve: " + layout.serve_flags());
   text +=
       "                 tokens/s   step ms  GPU experts  CPU experts     other  of bound  by "
       "layers\n";
   const auto add = [&](const std::string& name, double tokens, const HeatTime& heat,
-                       const HeatTime& layers) {
-    text += fmt::format(
-        "{:<15} {:>9.1f} {:>9.2f} {:>12.2f} {:>12.2f} {:>9.2f} {:>9} {:>9.2f}x{}\n", name,
-        tokens / heat.seconds, 1e3 * heat.seconds, 1e3 * heat.gpu, 1e3 * heat.cpu, 1e3 * heat.other,
-        fmt::format("{:.0f} %", 100 * heat.bound / heat.seconds), layers.seconds / heat.seconds,
-        heat.streamed > 0 ? fmt::format("  {} layers streamed", heat.streamed) : "");
+                       const HeatTime& layers, const std::string& note = {}) {
+    text +=
+        fmt::format("{:<15} {:>9.1f} {:>9.2f} {:>12.2f} {:>12.2f} {:>9.2f} {:>9} {:>9.2f}x{}\n",
+                    name, tokens / heat.seconds, 1e3 * heat.seconds, 1e3 * heat.gpu, 1e3 * heat.cpu,
+                    1e3 * heat.other, fmt::format("{:.0f} %", 100 * heat.bound / heat.seconds),
+                    layers.seconds / heat.seconds, note);
   };
   for (const int batch : {1, 8, 32}) {
     const double keys = static_cast<double>(q.cache_tokens) / kMaxSequences;
     add(fmt::format("decode of {}", batch), batch, layout.Decode(batch, keys),
         layout.Decode(batch, keys, ExpertsPlacedBy::kLayers));
   }
-  for (const int rows : {512, 4096})
-    add(fmt::format("prompt of {}", rows), rows, layout.Prefill(rows),
-        layout.Prefill(rows, ExpertsPlacedBy::kLayers));
-  return text + "by layers: the time of a placement of whole layers, relative to this one\n";
+  for (const int rows : {512, 4096}) {
+    const HeatTime heat = layout.Prefill(rows);
+    const HeatTime streamed = layout.Prefill(rows, ExpertsPlacedBy::kHeat, /*streams=*/true);
+    add(fmt::format("prompt of {}", rows), rows, heat,
+        layout.Prefill(rows, ExpertsPlacedBy::kLayers),
+        streamed.streamed > 0
+            ? fmt::format("  {:.1f} tokens/s with streams", rows / streamed.seconds)
+            : "");
+  }
+  return text +
+         "by layers: the time of a placement of whole layers, relative to this one\n"
+         "with streams: if the GPU read experts of the host for long prompts, which `serve` does "
+         "not do yet\n";
 }
 
 }  // namespace switchyard::plan

@@ -39,7 +39,6 @@ HeatQuestion QuestionOf(ModelConfig model, const std::string& card, double gpu_g
                  .packs_experts = card.starts_with("h"),
                  .gpu_memory = gpu_gib * kGiB,
                  .host_memory = gib * kGiB};
-  q.cpu_model.quantization.int8_group_rows = true;
   q.config.context_length = 8192;
   return q;
 }
@@ -51,15 +50,24 @@ TEST(HeatLayoutTest, GptOss120bFitsCardsOfEachSizeWithEnoughMemory) {
     const HeatMemory& m = layout.memory();
     EXPECT_EQ(m.experts, 128);
     EXPECT_EQ(m.layers, 36);
-    // 120b parameters in MXFP4: an expert has 3 · 2880² weights of 4.25 bits. Rows of packed
-    // weights are padded to multiples of 128.
-    EXPECT_NEAR(m.cpu_expert, 3 * 2880.0 * 2944 * 4.25 / 8, 0.005 * m.cpu_expert);
+    // 120b parameters in MXFP4: an expert has 3 · 2880² weights of 4.25 bits, and biases. Both
+    // sides have stored rows, not panels.
+    EXPECT_NEAR(m.gpu_expert, 3 * 2880.0 * 2880 * 4.25 / 8, 0.005 * m.gpu_expert);
+    if (m.on_gpu < m.experts) {
+      EXPECT_NEAR(m.cpu_expert, m.gpu_expert, 0.005 * m.gpu_expert);
+    }
     EXPECT_GT(m.on_gpu, last);
     last = m.on_gpu;
     EXPECT_LE(m.gpu_total(), card * kGiB * 0.85);
-    // No room for another expert of each layer is left, unless all are on the GPU.
+    // No room for another expert of each layer is left, unless all are on the GPU. One layer has a
+    // second place for each expert, while experts move.
     if (m.on_gpu < m.experts) {
-      EXPECT_GT(m.gpu_total() + m.gpu_expert * m.layers, card * kGiB * 0.85);
+      EXPECT_GT(m.gpu_total() + m.gpu_expert * (m.layers + 1.01), card * kGiB * 0.85);
+    }
+    EXPECT_EQ(layout.serve_flags().empty(), m.on_gpu == m.experts);
+    if (m.on_gpu < m.experts) {
+      EXPECT_THAT(layout.serve_flags(),
+                  HasSubstr(fmt::format("--expert-slots {},{} ", m.on_gpu, 128 - m.on_gpu)));
     }
     EXPECT_NEAR(m.host_total(), m.cpu_expert * m.layers * (128 - m.on_gpu), 1);
   }
@@ -103,18 +111,38 @@ TEST(HeatLayoutTest, HotExpertsOnTheGpuAreFasterThanWholeLayers) {
   }
 }
 
+// Each chunk of a prompt is a step, which reads the experts that have rows.
+TEST(HeatLayoutTest, PromptsRunInChunks) {
+  HeatQuestion q = QuestionOf(GptOss120b(), "h100", 48, 192);
+  q.config.chunked_prefill_size = 1024;
+  const HeatLayout layout(q);
+  q.config.chunked_prefill_size = 4096;
+  const HeatLayout longer(q);
+  EXPECT_GT(layout.memory().on_gpu, longer.memory().on_gpu - 1);  // longer chunks need memory
+  const double one = layout.Prefill(1024).seconds, four = layout.Prefill(4096).seconds;
+  EXPECT_GT(four, 4 * one);  // later chunks have more keys
+  EXPECT_LT(four, 4.5 * one);
+  EXPECT_LT(layout.Prefill(1500).seconds, layout.Prefill(2048).seconds);
+}
+
 // A long prompt uses each expert for many rows, so reading the weights over the link is worth it.
 TEST(HeatLayoutTest, LongPromptsStreamExpertsToTheGpu) {
   HeatQuestion q = QuestionOf(GptOss120b(), "h100", 48, 192);
+  q.config.chunked_prefill_size = 8192;
   const HeatLayout layout(std::move(q));
-  const HeatTime prompt = layout.Prefill(8192);
+  const HeatTime prompt = layout.Prefill(8192, ExpertsPlacedBy::kHeat, /*streams=*/true);
   EXPECT_EQ(prompt.streamed, 36);
+  EXPECT_LT(prompt.seconds, layout.Prefill(8192).seconds);
+  EXPECT_EQ(layout.Prefill(8192).streamed, 0);
   EXPECT_EQ(layout.Decode(1, 512).streamed, 0);
   HeatQuestion slow = QuestionOf(GptOss120b(), "h100", 48, 192);
   slow.link.rate = 1e9;
   const HeatLayout slow_layout(std::move(slow));
-  EXPECT_GE(slow_layout.Prefill(512).seconds, layout.Prefill(512).seconds);
-  EXPECT_EQ(slow_layout.Prefill(64).streamed, 0);
+  const auto streamed = [](const HeatLayout& of, double rows) {
+    return of.Prefill(rows, ExpertsPlacedBy::kHeat, /*streams=*/true);
+  };
+  EXPECT_GE(streamed(slow_layout, 512).seconds, streamed(layout, 512).seconds);
+  EXPECT_EQ(streamed(slow_layout, 64).streamed, 0);
 }
 
 TEST(HeatLayoutTest, WithAllExpertsOnTheGpuNoRowCrossesTheLink) {

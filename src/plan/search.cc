@@ -281,8 +281,11 @@ std::vector<Evaluation> Search(const Question& q) {
                     q.cluster.cuda ? "device" : "host", q.cluster.memory / kGiB,
                     too_large->layout.Name(), too_large->refused),
         fmt::format("about {:.0f} devices of this size would hold it; or use --quantization, or "
-                    "cards with more memory",
-                    std::ceil(least * q.cluster.devices() / (0.8 * q.cluster.memory))));
+                    "cards with more memory{}",
+                    std::ceil(least * q.cluster.devices() / (0.8 * q.cluster.memory)),
+                    q.cluster.cuda && q.cluster.devices() == 1 && q.model.has_moe()
+                        ? "; --cpu-experts plans a GPU with experts on CPUs"
+                        : ""));
   }
   return all;
 }

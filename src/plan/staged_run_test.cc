@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -82,7 +83,8 @@ TEST(StagedRun, ChunksOfAPromptFillThePipeline) {
     }
 }
 
-// As many micro-batches as stages, each of 32 requests.
+// As many micro-batches as stages, each of 32 requests. The last stage also has the head. So with
+// four stages of twelve layers, the others must wait for it for a tenth of the time.
 TEST(StagedRun, MicroBatchesKeepAllStagesBusyInDecode) {
   for (const Fidelity fidelity : {Fidelity::kStep, Fidelity::kOperation})
     for (const int stages : {2, 4}) {
@@ -92,9 +94,20 @@ TEST(StagedRun, MicroBatchesKeepAllStagesBusyInDecode) {
                    {.fidelity = fidelity});
       EXPECT_EQ(s.lost, 0);
       EXPECT_EQ(s.most_in_flight, stages);
-      EXPECT_THAT(s.stage_busy, Each(Ge(0.85))) << SimulationText(cpus.evaluation, s);
-      const Simulation::Step& middle = s.first_engine[s.first_engine.size() / 2];
-      EXPECT_EQ(middle.decode_rows, 32);
+      const size_t pass = s.first_engine.size() / 2 / static_cast<size_t>(stages);
+      const std::span<const Simulation::Step> middle =
+          std::span(s.first_engine)
+              .subspan(pass * static_cast<size_t>(stages), s.stage_busy.size());
+      EXPECT_EQ(middle.front().decode_rows, 32);
+      const double longest =
+          std::ranges::max_element(middle, {}, &Simulation::Step::seconds)->seconds;
+      for (size_t i = 0; i < s.stage_busy.size(); ++i)
+        EXPECT_GE(s.stage_busy[i], 0.9 * middle[i].seconds / longest)
+            << "stage " << i << "\n"
+            << SimulationText(cpus.evaluation, s);
+      if (stages == 2) {
+        EXPECT_THAT(s.stage_busy, Each(Ge(0.85)));
+      }
     }
 }
 

@@ -9,13 +9,16 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
 #include "engine/checks/checks.h"
+#include "engine/cpu_experts.h"
 #include "engine/machine.h"
 #include "engine/rank_engine.h"
 #include "server/disaggregation/disaggregation.h"
@@ -227,16 +230,29 @@ std::string WhyScalingIsRefused(const Launch& launch, bool restarts, int stages,
   return {};
 }
 
+// `args`, or with experts on CPUs beside the GPU (--cpu-experts). `lines`: says what was chosen.
+ServerArgs WithCpuExperts(ServerArgs args, std::vector<std::string>* lines) {
+  const bool alone = args.nnodes == 1 && !FindLauncher();
+  if (args.cpu_experts == "off" || !alone) return args;
+  CpuExpertsChoice choice = ChooseCpuExpertsHere(args.engine);
+  args.engine = std::move(choice.config);
+  *lines = std::move(choice.lines);
+  return args;
+}
+
 }  // namespace
 
-int RunServe(const ServerArgs& args) {
-  if (args.print_schedule) {
-    CheckFlags(args.engine);
-    fmt::print("{}", ServeScheduleText(args.engine));
+int RunServe(const ServerArgs& given) {
+  if (given.print_schedule) {
+    CheckFlags(given.engine);
+    fmt::print("{}", ServeScheduleText(given.engine));
     return 0;
   }
+  std::vector<std::string> chosen;
+  const ServerArgs args = WithCpuExperts(given, &chosen);
   if (args.dry_run) {
     fmt::print("{}", ServeLayoutText(args, PlanLaunch(args, FindLauncher())));
+    for (const std::string& line : chosen) fmt::print("chosen   {}\n", line);
     return 0;
   }
   const StopSignals signals;
@@ -246,6 +262,7 @@ int RunServe(const ServerArgs& args) {
   struct Flush {
     ~Flush() { FlushLog(1s); }
   } const flush;
+  for (const std::string& line : chosen) LOG_INFO("{}", line);
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
   if (launch.node > 0) return RunFollower(args, launch, signals, manager);

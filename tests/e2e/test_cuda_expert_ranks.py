@@ -1,13 +1,17 @@
 """One GPU with attention and some experts, and CPUs with the other experts (--device cuda,cpu). In float32, tokens must
 equal those of transformers, and log-probabilities must agree to 2e-4, for any placement. Skipped without a GPU."""
+import functools
+import json
 import os
+import re
 import signal
+import subprocess
 import time
 
 import pytest
 
 import check_reference
-from server import FIXTURES, Server, fails_to_start
+from server import FIXTURES, PROGRAM, Server, fails_to_start
 from test_cuda import FIRST_GPU, GRAPHS, gpus
 from test_eplb import EXPERTS, HOT, MOE_LAYERS, answers, eplb, settle, skewed
 from test_reference import NAMES
@@ -87,6 +91,60 @@ def test_both_ranks_start_again_after_the_end_of_one(victim):
                 time.sleep(0.2)
         assert tokens(got) == tokens(want)
         assert server.stop() == 0
+
+
+LAYERS, HIDDEN = 6, 1024
+FRACTION = 0.02  # --mem-fraction-static, so that a model of a few GiB does not fit
+
+
+@functools.cache
+def too_large():
+    """Flags of a model with dummy weights whose experts alone take slightly more than the GPU may give."""
+    line = subprocess.run(["nvidia-smi", f"--id={FIRST_GPU}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+                          capture_output=True, text=True, check=True).stdout
+    expert = LAYERS * 3 * HIDDEN * HIDDEN * 2  # bytes in all layers
+    experts = int(1.05 * FRACTION * int(line.split()[0]) * 2**20 / expert) + 1
+    shape = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_experts": experts}
+    return experts, ["--model-path", FIXTURES / "qwen3_moe", "--load-format", "dummy", "--base-gpu-id", FIRST_GPU,
+                     "--json-model-override-args", json.dumps(shape), "--mem-fraction-static", FRACTION,
+                     "--max-total-tokens", 4096, "--max-running-requests", 16]
+
+
+def serve_too_large(*flags):
+    model = too_large()[1]
+    return Server(model[1], *model[2:], "--dtype", "float32", *flags)
+
+
+def test_experts_go_to_cpus_if_the_model_does_not_fit():
+    experts, model = too_large()
+    with serve_too_large() as server:
+        said = server.text()
+        assert "experts on CPUs: the model does not fit the GPU: it needs" in said, said
+        placed = re.search(r"same as with (--device cuda,cpu --tp-size 2 --expert-ranks 1 --expert-slots (\d+),(\d+) .*?);", said)
+        on_gpu, on_cpus = int(placed[2]), int(placed[3])
+        assert on_gpu > experts / 4 and on_cpus > 0 and on_gpu + on_cpus == experts, said
+        info = server.request("/server_info")[1]
+        assert info["tp_size"] == 2 and info["dp_size"] == 1
+        assert eplb(server)["placement"]["slots_of_ranks"] == [on_gpu, on_cpus]
+        want = answers(server, 1)
+        assert server.stop() == 0
+    with serve_too_large(*placed[1].split()) as server:  # the flags that the log names
+        assert "experts on CPUs" not in server.text()
+        assert tokens(answers(server, 1)) == tokens(want)
+        assert server.stop() == 0
+    dry = subprocess.run([PROGRAM, "serve", *map(str, model), "--dry-run"], capture_output=True, text=True)
+    assert dry.returncode == 0 and f"chosen   same as with {placed[1]}" in dry.stdout, dry.stdout + dry.stderr
+
+
+@pytest.mark.parametrize("flags, expected", [
+    (["--cpu-experts", "off"], "not enough memory: needed"),
+    (["--cpu-experts", "off"], "put experts on CPUs (--device cuda,cpu)"),
+    (["--device", "cuda"], "put experts on CPUs (--device cuda,cpu)"),
+    (["--enable-two-batch-overlap"], "Its experts cannot be on CPUs beside the GPU: --device cuda,cpu: not supported with --enable-two-batch"),
+])
+def test_a_model_that_does_not_fit_is_refused_with_a_reason(flags, expected):
+    code, said = fails_to_start(*too_large()[1], *flags)
+    assert code == 2 and expected in said, said
 
 
 @pytest.mark.parametrize("flags, expected", [

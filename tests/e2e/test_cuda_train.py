@@ -71,15 +71,19 @@ def score(folder, output):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_run_on_a_gpu_is_that_on_cpus(folder, name):
     device, _ = where(1)
-    on_gpu, on_cpu = folder / f"{name}-gpu", folder / f"{name}-cpu"
+    on_gpu, on_cpu, other = folder / f"{name}-gpu", folder / f"{name}-cpu", folder / f"{name}-other"
     bias = ["--bias-step", 0.001] if name == "deepseek_v3" else []
     said = train(folder, name, on_gpu, *device, *bias)
     assert "of parameters, gradients and moments" in said
     train(folder, name, on_cpu, "--threads", 4, *bias)
-    for a, b in zip(means(on_gpu, "main"), means(on_cpu, "main"), strict=True):
-        assert abs(a - b) < 0.01 * b
-    for a, b in zip(means(on_gpu, "balance"), means(on_cpu, "balance"), strict=True):
-        assert abs(a - b) < 0.15 * abs(b)  # on CPUs, another number of passes changes a mean by up to 12 %
+    # A rounding error can change the choice of an expert, and runs then differ. A run on CPUs that adds the gradients in
+    # another order shows by how much.
+    train(folder, name, other, "--threads", 4, *bias, "--rows-per-pass", 8)
+    for key, bound in (("main", 0.01), ("balance", 0.05)):
+        wanted = means(on_cpu, key)
+        bound = max([bound, *(2 * abs(a - b) / abs(b) for a, b in zip(means(other, key), wanted, strict=True))])
+        for a, b in zip(means(on_gpu, key), wanted, strict=True):
+            assert abs(a - b) < bound * abs(b), (key, bound)
     first, last = (line["main"] for line in (steps_of(on_gpu)[0], steps_of(on_gpu)[-1]))
     assert last < 0.6 * first
     assert abs(score(folder, on_gpu) - score(folder, on_cpu)) < 0.02 * score(folder, on_cpu)

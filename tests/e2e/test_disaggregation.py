@@ -144,6 +144,8 @@ STATES = {
     "../families/kimi_linear": ("tcp", ["--page-size", 4, "--chunked-prefill-size", 8], [
         "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1], True),
     "../families/nemotron_h": ("shm", ["--pp-size", 2, "--chunked-prefill-size", 16], ["--page-size", 4], True),
+    "../families/deepseek_v4": ("tcp", ["--page-size", 4, "--chunked-prefill-size", 6], [
+        "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention"], True),
 }
 
 
@@ -154,7 +156,7 @@ def test_fixtures_with_recurrent_states(model):
     made = [greedy([r.randrange(3, 500) for _ in range(length)], return_logprob=True) for length in (1, 2, 15, 16, 32, 41)]
     small = ["--max-total-tokens", 1024, "--max-running-requests", 4, "--tokenizer-path", FIXTURES / "qwen3_moe"]
     backend, prefill, decode, same = STATES[model]
-    backends = ["--moe-a2a-backend", "deepep"] if same else []
+    backends = ["--moe-a2a-backend", "deepep"] if same else ["--dtype", "float32"]
     with Server(FIXTURES / model, *FLAGS, *small, *backends) as server:
         want = [run(server, made) for _ in range(2)]
     with pair([*small, *backends, *prefill], [*small, *backends, *decode], model=FIXTURES / model, backend=backend) as (
@@ -166,7 +168,7 @@ def test_fixtures_with_recurrent_states(model):
                     continue
                 got, one = (answer[0]["meta_info"]["output_token_logprobs"] for answer in (got, one))
                 assert [t[1] for t in got] == [t[1] for t in one]
-                assert max(abs(a[0] - b[0]) for a, b in zip(got, one)) < 0.01
+                assert max(abs(a[0] - b[0]) for a, b in zip(got, one)) < 1e-3
         p.wait_idle(), d.wait_idle()
         assert [metric(w, "switchyard_epoch") for w in (p, d)] == [1, 1], (p.text(), d.text())
         assert d.state()["prefill_tokens"] < p.state()["prefill_tokens"] / 20, (p.state(), d.state())

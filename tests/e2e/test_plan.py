@@ -21,6 +21,10 @@ SHAPES = {
               "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
     "deepseek_v3": {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
                     "n_routed_experts": 32, "num_hidden_layers": 6, "vocab_size": 32000},
+    "../families/deepseek_v4": {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "q_lora_rank": 128, "o_lora_rank": 64,
+                                "index_n_heads": 4, "index_head_dim": 32, "moe_intermediate_size": 256, "n_routed_experts": 32,
+                                "sliding_window": 32, "index_topk": 16, "vocab_size": 32000, "compress_rates": {
+                                    "compressed_sparse_attention": 4, "heavily_compressed_attention": 32}},
 }
 
 
@@ -137,6 +141,9 @@ def test_plan_of_a_gpu_with_experts_on_cpus():
     rows = re.findall(r"^(?:decode|prompt) of (\d+) +([\d.]+) .* ([\d.]+)x", out, re.M)
     assert [int(row[0]) for row in rows] == [1, 8, 32, 512, 4096]
     assert all(float(row[2]) >= 1 for row in rows[:3])
+    assert f"serve: --device cuda,cpu --tp-size 2 --expert-ranks 1 --expert-slots {placed},{256 - placed} " in out
+    assert re.search(r"^GPU: [\d.]+ of 68.0 GiB \(0.85 of 80\): .*cache of 16384 tokens", out, re.M), out
+    assert re.search(r"^host: [\d.]+ of 652.8 GiB \(0.85 of 768\): ", out, re.M), out
     assert "--host-memory 64: the " in run(*flags, "--memory", 80, "--host-memory", 64, code=2)
     assert "--memory 8: weights without routed experts" in run(*flags, "--memory", 8, "--host-memory", 768, code=2)
     assert "--host-memory: --cpu-experts is missing" in run(
@@ -283,7 +290,8 @@ def test_simulate_draws_rebalances_and_failures(tmp_path):
 
 def test_simulate_has_pipeline_stages(tmp_path):
     file = tmp_path / "trace.json"
-    flags = [*POISSON, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace", file]
+    flags = [*POISSON, "--rate", 20, "--fidelity", "operation", "--pp-size", 2, "--pp-async-batch-depth", 1, "--chrome-trace",
+             file]
     out = simulate(*flags, layout="tp4-ep4-dp4-dense1-deepep")
     assert out.splitlines()[1].startswith("tp4-pp2-ep4-dp4-dense1-deepep, 1 engine: ")
     assert re.search(r"pipeline stages are busy \d+, \d+ % of the time; at most 3 passes are in flight", out)

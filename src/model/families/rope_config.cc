@@ -196,6 +196,7 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
       const auto own = parameters->Object(label);
       return read(PointerTo(own), nullptr, defaults);
     };
+    reader.Ignore({"rope_theta", "partial_rotary_factor"});  // the two objects have their own
     config->rope = of("compress", entries);
     config->window_rope = of("main", window);
     return;

@@ -51,6 +51,7 @@ class Assembler {
     Rows("head", [](const auto& w) { return w.head; });
     Same("final_norm", [](const auto& w) { return w.final_norm; });
     Vectors("head_bias", [](const auto& w) { return w.head_bias; });
+    Streams("head_streams.", [](const auto& w) { return w.head_streams; });
     for (int64_t i = 0; i < config_.num_layers(); ++i) Layer(i);
     return std::move(out_);
   }
@@ -106,9 +107,14 @@ class Assembler {
       EXPECT_FALSE(layer(ranks_[0]).input_norm.defined());
     } else if (config_.attention.kind == AttentionConfig::Kind::kGrouped) {
       Grouped(p, layer, config_.kv_heads(i));
+    } else if (config_.attention.kind == AttentionConfig::Kind::kCompressed) {
+      Compressed(p, layer);
     } else {
       Latent(p, layer);
     }
+    Streams(p + "attention_streams.", [&](const auto& w) { return layer(w).attention_streams; });
+    Streams(p + "feed_forward_streams.",
+            [&](const auto& w) { return layer(w).feed_forward_streams; });
     if (config_.layers[i].dense())
       FeedForward(p + "dense.", [&](const auto& w) { return layer(w).dense; });
     Same(p + "latent_in", [&](const auto& w) { return layer(w).latent_in.w; });
@@ -124,6 +130,7 @@ class Assembler {
       const float* first = layer(ranks_[0]).moe.router.*pointer;
       if (first) Append(&out_[p + role], {first, first + config_.moe->router.num_logits()});
     }
+    if (config_.layers[i].by_token) TokenExperts(p, layer);
     Experts(p, layer);
   }
 
@@ -218,6 +225,61 @@ class Assembler {
         Append(&out_[p + "kv_b"], Dequantize(latent.k_up[h]));
         Append(&out_[p + "kv_b"], Dequantize(latent.v_up[h]));
       }
+    }
+  }
+
+  template <typename L>
+  void Compressed(const std::string& p, L layer) {
+    const auto at = [&](const ModelWeights& w) -> const CompressedAttentionWeights& {
+      return layer(w).compressed;
+    };
+    Same(p + "q_a", [&](const auto& w) { return at(w).q_a.w; });
+    Same(p + "q_a_norm", [&](const auto& w) { return at(w).q_a_norm; });
+    Same(p + "q_norm", [&](const auto& w) { return at(w).q_norm; });
+    Same(p + "kv", [&](const auto& w) { return at(w).kv.w; });
+    Same(p + "kv_norm", [&](const auto& w) { return at(w).kv_norm; });
+    Rows(p + "q", [&](const auto& w) { return at(w).q_b.w; });
+    Vectors(p + "sinks", [&](const auto& w) { return at(w).sinks; });
+    Columns(p + "o", [&](const auto& w) { return at(w).o.w; });
+    for (const ModelWeights& w : ranks_) {
+      EXPECT_EQ(static_cast<int64_t>(at(w).o_a.size()),
+                config_.attention.output_groups / shape_.tp);
+      for (const WeightView& group : at(w).o_a) Append(&out_[p + "o_a"], Dequantize(group));
+    }
+    if (at(ranks_[0]).entries)
+      Entries(p + "entries.", [&](const auto& w) { return *at(w).entries; });
+    if (!at(ranks_[0]).index_entries) return;
+    Entries(p + "index_entries.", [&](const auto& w) { return *at(w).index_entries; });
+    Same(p + "index_q", [&](const auto& w) { return at(w).index_q.w; });
+    Same(p + "index_weights", [&](const auto& w) { return at(w).index_weights; });
+  }
+
+  template <typename F>
+  void Entries(const std::string& p, F part) {
+    Same(p + "rows", [&](const auto& w) { return part(w).rows.w; });
+    Same(p + "gates", [&](const auto& w) { return part(w).gates.w; });
+    Same(p + "bias", [&](const auto& w) { return part(w).bias; });
+    Same(p + "norm", [&](const auto& w) { return part(w).norm; });
+  }
+
+  template <typename F>
+  void Streams(const std::string& p, F part) {
+    Same(p + "logits", [&](const auto& w) { return part(w).logits; });
+    Same(p + "base", [&](const auto& w) { return part(w).base; });
+    Same(p + "scale", [&](const auto& w) { return part(w).scale; });
+  }
+
+  // The experts of each token id, which every rank has.
+  template <typename L>
+  void TokenExperts(const std::string& p, L layer) {
+    for (const ModelWeights& w : ranks_) {
+      const RouterWeights& router = layer(w).moe.router;
+      ASSERT_NE(router.token_experts, nullptr);
+      EXPECT_EQ(router.token_rows, config_.vocab_size);
+      const int64_t n = router.token_rows * config_.moe->router.top_k;
+      const Values ids(router.token_experts, router.token_experts + n);
+      if (&w == ranks_.data()) out_[p + "token_experts"] = ids;
+      EXPECT_EQ(out_[p + "token_experts"], ids);
     }
   }
 

@@ -67,6 +67,27 @@ TEST(CheckpointErrors, ScalesThatAreNoNumbers) {
   EXPECT_THAT(oss.LoadMessage(), HasSubstr("down_proj_scales"));
 }
 
+TEST(CheckpointErrors, ExpertsOfTokenIdsAreExpertsOfTheModel) {
+  const char* name = "layers.1.ffn.gate.tid2eid";
+  const auto message = [&](int64_t first, int64_t second) {
+    ChangedCheckpoint c("deepseek_v4", "families");
+    std::string& bytes = c.tensors.at(name).bytes;  // 3 experts of 8 for each id
+    std::memcpy(bytes.data() + 6 * sizeof(int64_t), &first, sizeof(first));
+    std::memcpy(bytes.data() + 7 * sizeof(int64_t), &second, sizeof(second));
+    const int64_t third = 1;
+    std::memcpy(bytes.data() + 8 * sizeof(int64_t), &third, sizeof(third));
+    return c.LoadMessage();
+  };
+  EXPECT_EQ(message(7, 0), "no error");
+  EXPECT_THAT(message(8, 0), HasSubstr(name + std::string("\" holds 8; want 0 to 7")));
+  EXPECT_THAT(message(2, -1), HasSubstr("holds -1; want 0 to 7"));
+  EXPECT_THAT(message(5, 5), HasSubstr("holds 5 twice in row 2"));
+  ChangedCheckpoint floats("deepseek_v4", "families");
+  floats.tensors.at(name).dtype = "F32";
+  floats.tensors.at(name).bytes.resize(floats.tensors.at(name).bytes.size() / 2);
+  EXPECT_THAT(floats.CheckMessage(), HasSubstr("is float32; want int64 or int32"));
+}
+
 TEST(CheckpointErrors, CutFilesAreRefused) {
   ChangedCheckpoint c("qwen3");
   const auto dir = c.Write();

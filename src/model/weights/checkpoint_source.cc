@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -19,7 +20,13 @@ class CheckpointSource : public WeightSource {
 
   WeightView Matrix(const MatrixRequest& r) override {
     if (r.mxfp4_blocks) return ReadMxfp4Blocks(in_, r);
-    switch (StoredPacking(r)) {
+    const Packing packing = StoredPacking(r);
+    if (!r.picked.empty() && packing != Packing::kPlain && packing != Packing::kWhileLoading)
+      throw Invalid(
+          "--speculative-token-map: tensor \"{}\" is quantized in the checkpoint; want a head in "
+          "float32, bfloat16 or float16, or leave the flag out",
+          r.name);
+    switch (packing) {
       case Packing::kPlain:
         return ReadPlain(in_, r);
       case Packing::kFp8:
@@ -82,7 +89,14 @@ class CheckpointSource : public WeightSource {
         std::memcpy(&narrow, t.data + at * SizeOf(t.dtype), sizeof(narrow));
         wide = narrow;
       }
+      if (wide < 0 || wide >= r.below)
+        throw Invalid("{}: tensor \"{}\" holds {}; want 0 to {}", t.file, r.name, wide,
+                      r.below - 1);
       out[i] = static_cast<float>(wide);
+      const std::span row = out.subspan(i - i % r.columns, i % r.columns);
+      if (std::ranges::find(row, out[i]) != row.end())
+        throw Invalid("{}: tensor \"{}\" holds {} twice in row {}", t.file, r.name, wide,
+                      i / r.columns);
     }
   }
 

@@ -39,6 +39,7 @@ TopK PlainSelect(const RouterConfig& c, const std::vector<float>& logits, const 
     for (double& s : score) {
       if (c.scoring == Scoring::kSoftmax) s = std::exp(s) / total;
       if (c.scoring == Scoring::kSigmoid) s = 1 / (1 + std::exp(-s));
+      if (c.scoring == Scoring::kSqrtSoftplus) s = std::sqrt(std::log(1 + std::exp(s)));
     }
     const auto choice = [&](int e) { return score[e] + (bias ? bias[e] : 0.0f); };
 
@@ -111,6 +112,86 @@ TEST(RouterTest, SigmoidWithCorrectionBiasAndGroups) {
                .group_score = RouterConfig::GroupScore::kTop2Sum,
                .routed_scaling_factor = 2.5f},
               true);
+}
+
+TEST(RouterTest, SqrtSoftplusWithCorrectionBias) {
+  ExpectPlain({.num_experts = 16,
+               .top_k = 4,
+               .scoring = Scoring::kSqrtSoftplus,
+               .renormalize = true,
+               .routed_scaling_factor = 1.5f},
+              true);
+}
+
+// e^x overflows in float32, and 1 + e^x is 1.
+TEST(RouterTest, SqrtSoftplusOfLargeLogits) {
+  const TopK out = Select({.num_experts = 4, .top_k = 4, .scoring = Scoring::kSqrtSoftplus},
+                          {-50, 100, -200, 25});
+  EXPECT_THAT(out.ids, ElementsAre(1, 3, 0, 2));
+  EXPECT_FLOAT_EQ(out.weights[0], 10.0f);
+  EXPECT_FLOAT_EQ(out.weights[1], 5.0f);
+  EXPECT_NEAR(out.weights[2] / std::exp(-25.0), 1.0, 1e-5);
+  EXPECT_EQ(out.weights[3], 0.0f);
+}
+
+RouterConfig ByToken(bool renormalize) {
+  return {.num_experts = 9,
+          .top_k = 3,
+          .scoring = Scoring::kSqrtSoftplus,
+          .renormalize = renormalize,
+          .routed_scaling_factor = 1.5f,
+          .by_token = true};
+}
+
+TEST(RouterTest, ExpertsOfATokenIdAreThoseOfTheTable) {
+  constexpr int64_t kRows = 50, kTokens = 40, kStride = 7;
+  kernels::Random random(5);
+  ThreadPool pool(3);
+  for (const bool renormalize : {false, true}) {
+    const RouterConfig config = ByToken(renormalize);
+    const std::vector<float> logits = random.Normal(kTokens * config.num_experts, 1.5f);
+    std::vector<int32_t> table(kRows * config.top_k);
+    std::vector<float> ids(kTokens * kStride, NAN);  // the other elements are not read
+    for (int32_t& expert : table) expert = static_cast<int32_t>(random.Below(config.num_experts));
+    for (int64_t t = 0; t < kTokens; ++t)
+      ids[t * kStride] = static_cast<float>(random.Below(kRows));
+    TopK out;
+    LookUpExperts(config, {.token_experts = table.data(), .token_rows = kRows}, logits.data(),
+                  kTokens, ids.data(), kStride, &out, pool);
+    ASSERT_EQ(out.tokens, kTokens);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const auto* experts = table.data() + static_cast<int64_t>(ids[t * kStride]) * config.top_k;
+      double scores[3], sum = 0;
+      for (int j = 0; j < 3; ++j) {
+        EXPECT_EQ(out.ids[t * 3 + j], experts[j]);
+        scores[j] =
+            std::sqrt(std::log1p(std::exp(double{logits[t * config.num_experts + experts[j]]})));
+        sum += scores[j];
+      }
+      for (int j = 0; j < 3; ++j)
+        EXPECT_NEAR(out.weights[t * 3 + j], 1.5 * scores[j] / (renormalize ? sum : 1.0), 3e-6);
+      EXPECT_EQ(out.bad_experts[t], -1);
+    }
+  }
+}
+
+// As in SelectExperts, also if the expert is none of the token's.
+TEST(RouterTest, ATokenIdWithAScoreThatIsNotFiniteIsMarked) {
+  ThreadPool pool(1);
+  const RouterConfig config = ByToken(true);
+  const std::vector<int32_t> table = {1, 2, 3, 4, 5, 6};
+  std::vector<float> logits(3 * config.num_experts, 1.0f);
+  logits[config.num_experts + 8] = INFINITY;
+  const std::vector<float> ids = {1, 0, 0};
+  TopK out;
+  LookUpExperts(config, {.token_experts = table.data(), .token_rows = 2}, logits.data(), 3,
+                ids.data(), 1, &out, pool);
+  EXPECT_THAT(out.bad_experts, ElementsAre(-1, 8, -1));
+  EXPECT_THAT(out.ids, ElementsAre(4, 5, 6, 0, 1, 2, 1, 2, 3));
+  EXPECT_TRUE(std::isnan(out.weights[3]));
+  EXPECT_NEAR(out.weights[6], 0.5, 1e-6);
+  LookUpExperts(config, {}, nullptr, 0, nullptr, 1, &out, pool);  // a rank without a router
+  EXPECT_EQ(out.tokens, 0);
 }
 
 // The expected weights follow the formulas of the paper: the weight of an expert is its softmax

@@ -49,8 +49,7 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
            "(FP8, int8, bfloat16). auto: int8 if the checkpoint has int8 activations; on CPUs with "
            "--dtype auto or bfloat16, int8 for 4-bit weights, and bfloat16 for bfloat16 weights if "
            "the CPU has AVX512_BF16 or AMX, and for FP8 weights on AMD's with AVX512_BF16; float32 "
-           "in "
-           "all other cases")
+           "in all other cases")
       .OneOf({"auto", "always", "never"});
   app.Flag(
          "--cpu-weight-layout", e.quantization.layout, kModel,
@@ -329,6 +328,7 @@ void AddServerFlags(CommandLine& app, ServerArgs& a) {
   app.Switch("--require-dist-secret", a.require_dist_secret, kParallel,
              "Refuses to start on several hosts without --dist-secret-file");
   AddElasticFlags(app, a, kParallel);
+  AddCpuExpertsFlag(app, a, kParallel);
   AddDisaggregationFlags(app, a);
   app.Flag("--host", a.host, kServer, "Address to listen on; 0.0.0.0 for all");
   app.Flag("--port", a.port, kServer, "Port to listen on; 0: any free port").Range(0, 65535);

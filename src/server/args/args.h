@@ -15,6 +15,7 @@ namespace switchyard {
 struct ServerArgs {
   EngineConfig engine;
   std::string expert_slots;          // --expert-slots
+  std::string cpu_experts = "auto";  // --cpu-experts: auto (see ChooseCpuExperts) or off
   int dp_size = 1;                   // --dp-size; above 1, requires --enable-dp-attention
   bool enable_dp_attention = false;  // --enable-dp-attention
   bool enable_ep_moe = false;        // --enable-ep-moe: sets --ep-size to --tp-size

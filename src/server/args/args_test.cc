@@ -92,6 +92,15 @@ TEST(ArgsTest, RanksWithExpertsOnly) {
               HasSubstr("--expert-slots a: want a number"));
 }
 
+TEST(ArgsTest, ExpertsOnCpusByChoice) {
+  EXPECT_EQ(ParseServe({"--model-path", "/m"})->cpu_experts, "auto");
+  EXPECT_EQ(ParseServe({"--model-path", "/m", "--cpu-experts", "off"})->cpu_experts, "off");
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--cpu-experts", "on"}), HasSubstr("auto"));
+  EXPECT_THAT(ErrorOf({"--model-path", "/m", "--cpu-experts", "off", "--device", "cuda,cpu", "--tp",
+                       "2", "--expert-ranks", "1"}),
+              HasSubstr("--cpu-experts off: --device cuda,cpu places experts on CPUs"));
+}
+
 TEST(ArgsTest, MixtureOfExperts) {
   const auto a = ParseServe({"--model-path",
                              "/m",

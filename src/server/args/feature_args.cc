@@ -53,6 +53,15 @@ void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group) {
            "slowest rank; default: equal ranks");
 }
 
+void AddCpuExpertsFlag(CommandLine& app, ServerArgs& args, const char* group) {
+  app.Flag("--cpu-experts", args.cpu_experts, group,
+           "auto: with --device auto and one rank on a GPU, a model that does not fit the GPU runs "
+           "as with --device cuda,cpu: the GPU keeps as many experts as fit beside the cache "
+           "(--max-total-tokens; default: 16384 tokens), and the CPUs of the host compute the "
+           "others. Lines of the log say so. off: such a model is refused")
+      .OneOf({"auto", "off"});
+}
+
 bool HasMaxMicroBatchSize(std::span<const std::string> words) {
   return std::ranges::any_of(
       words, [](const std::string& word) { return word.starts_with("--max-micro-batch-size"); });
@@ -96,6 +105,11 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
       "--speculative-draft-model-quantization", s.draft_quantization, kSpeculation,
       "Value of --quantization for the draft model, including its head, or unquant. Default: "
       "w8a8_int8 for an unquantized MTP layer on CPUs, else the stored format. Affects speed only");
+  app.Flag("--speculative-token-map", s.token_map, kSpeculation,
+           "File of token ids (a JSON list, a safetensors file or text), such as switchyard "
+           "token-map writes. The draft model's head computes these tokens only, so drafts take "
+           "less time and fewer are accepted. Outputs do not change. SGLang's .pt files have to be "
+           "converted");
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
            "For benchmarks only: accepts each draft with this probability (0 to 1), whatever the "
            "model samples. Outputs are then wrong. -1: off");

@@ -27,6 +27,9 @@ void SettleMaxMicroBatchSize(EngineConfig& e, TakenFlags* taken);
 // Flags of ranks with experts only, and of ranks with unequal numbers of experts or speeds.
 void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group);
 
+// The flag of `serve` that forbids to place experts on CPUs beside a GPU.
+void AddCpuExpertsFlag(CommandLine& app, ServerArgs& args, const char* group);
+
 // The flags of speculative decoding.
 
 void AddSpeculativeFlags(CommandLine& app, EngineConfig& e);

@@ -105,13 +105,16 @@ void CheckWorkers(const PlanArgs& a) {
 void AddCpuExperts(CommandLine& app, PlanArgs& a) {
   app.Switch("--cpu-experts", a.cpu_experts, kCpuExperts,
              "Plan one GPU and the CPUs of its host: the most popular experts of each layer are on "
-             "the GPU, the others on the CPUs. On paper only: serve does not support it yet");
+             "the GPU, the others on the CPUs. Prints what each side holds, the flags of serve, "
+             "and the predicted speed");
   app.Flag("--host-memory", a.host_memory_gib, kCpuExperts,
            "Memory of the host in GiB; 0: that of this host")
       .NonNegative();
   app.Flag("--link-gbs", a.link_gbs, kCpuExperts, "Rate of the link between GPU and host, in GB/s")
       .Positive();
-  app.Flag("--cache-tokens", a.cache_tokens, kCpuExperts, "Tokens in the KV cache").Positive();
+  app.Flag("--cache-tokens", a.cache_tokens, kCpuExperts,
+           "Tokens in the KV cache, as --max-total-tokens of serve")
+      .Positive();
   app.Flag("--expert-loads", a.expert_loads, kCpuExperts,
            "Experts that tokens choose: uniform, or zipf:EXPONENT (a few experts are popular)");
   app.Flag("--cpu-cost-table", a.cpu_cost_table, kCpuExperts,
