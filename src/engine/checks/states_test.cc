@@ -8,9 +8,9 @@
 namespace switchyard {
 namespace {
 
-using test_checks::ExpectCases;
-using test_checks::Fixture;
-using test_checks::FourRanks;
+using testing::ExpectCases;
+using testing::Fixture;
+using testing::FourRanks;
 using ::testing::HasSubstr;
 
 TEST(ChecksTest, RecurrentStates) {
