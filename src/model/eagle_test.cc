@@ -236,9 +236,7 @@ TEST(EagleTest, HeadsComputeWhatTheirPublishedCodeDoes) {
     SCOPED_TRACE(i);
     Compare(heads[i], {.tp = 1});
     Compare(heads[i], {.tp = 2});
-    if (heads[i].draft_vocab > 0) continue;
-    Compare(heads[i], {.tp = 1}, /*reduced=*/true);
-    Compare(heads[i], {.tp = 2}, /*reduced=*/true);
+    if (heads[i].draft_vocab == 0) Compare(heads[i], {.tp = 2}, /*reduced=*/true);
   }
 }
 
