@@ -105,14 +105,15 @@ def too_large():
     expert = LAYERS * 3 * HIDDEN * HIDDEN * 2  # bytes in all layers
     experts = int(1.05 * FRACTION * int(line.split()[0]) * 2**20 / expert) + 1
     shape = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_experts": experts}
-    return experts, ["--model-path", FIXTURES / "qwen3_moe", "--load-format", "dummy", "--base-gpu-id", FIRST_GPU,
+    return experts, ["--model-path", FIXTURES / "qwen3_moe", "--load-format", "dummy", "--dtype", "float32",
+                     "--base-gpu-id", FIRST_GPU,
                      "--json-model-override-args", json.dumps(shape), "--mem-fraction-static", FRACTION,
                      "--max-total-tokens", 4096, "--max-running-requests", 16, "--chunked-prefill-size", 512]
 
 
 def serve_too_large(*flags):
     model = too_large()[1]
-    return Server(model[1], *model[2:], "--dtype", "float32", *flags)
+    return Server(model[1], *model[2:], *flags)
 
 
 def test_experts_go_to_cpus_if_the_model_does_not_fit():
