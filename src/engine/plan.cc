@@ -260,12 +260,17 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
   // Limited to -1, because all negative values mean that nothing is left.
   const auto left =
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
+  // What helps if not even one page fits.
+  const std::string for_a_page = "raise --mem-fraction-static, lower --chunked-prefill-size, " +
+                                 AdviceOnExperts(plan) + "or take a smaller model";
   if (config.max_total_tokens > 0) {
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
     // Compares before it multiplies, because the flag may have an absurd value.
     if (pages > left / bytes_per_page || left < 0)
       ThrowTooLittleMemory(config, memory, need, pages * bytes_per_page, budget,
-                           "lower --max-total-tokens or raise --mem-fraction-static");
+                           left < bytes_per_page
+                               ? "lower --max-total-tokens, " + for_a_page
+                               : "lower --max-total-tokens or raise --mem-fraction-static");
     return pages;
   }
   // Pages beyond a full context for every running request would never be used.
@@ -275,9 +280,7 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
                                   std::max<int64_t>(1, where.default_bytes / bytes_per_page),
                                   int64_t{std::numeric_limits<int32_t>::max()} / config.page_size});
   if (left < bytes_per_page)
-    ThrowTooLittleMemory(config, memory, need, bytes_per_page, budget,
-                         "raise --mem-fraction-static, lower --chunked-prefill-size, " +
-                             AdviceOnExperts(plan) + "or take a smaller model");
+    ThrowTooLittleMemory(config, memory, need, bytes_per_page, budget, for_a_page);
   return pages;
 }
 

@@ -113,11 +113,9 @@ LayerConfig KindOf(LayerConfig layer) {
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
   if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
   Counted all;
-  // A rank with experts only has no norms.
-  const double final_norm =
-      config.has_head && mesh.attends()
-          ? static_cast<double>(config.hidden) * (config.layer_norm ? 2 : 1) * sizeof(float)
-          : 0;
+  const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
+                                                  (config.layer_norm ? 2 : 1) * sizeof(float)
+                                            : 0;
   for (auto first = config.layers.begin(); first != config.layers.end(); ++first) {
     const LayerConfig kind = KindOf(*first);
     const auto is_of_kind = [&](const LayerConfig& layer) { return KindOf(layer) == kind; };
@@ -453,8 +451,7 @@ std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  const LoadOptions load = CompletePlacedLoad(config, options, mesh.shape());
-  return static_cast<size_t>(std::llround(Count(config, mesh, load).bytes.total()));
+  return WeightBytesPerRank(config, mesh, CompletePlacedLoad(config, options, mesh.shape()));
 }
 
 }  // namespace switchyard

@@ -83,8 +83,9 @@ TEST(HeatLayoutTest, DeepSeekV3NeedsAHostThatHoldsItsExperts) {
     return RefusalOf([&] { const HeatLayout layout(QuestionOf(model, "h100", gpu_gib, gib)); });
   };
   EXPECT_THAT(refusal(80, 192), HasSubstr("--host-memory 192: the "));
-  EXPECT_THAT(refusal(12, 768), HasSubstr("--memory 12: weights without routed experts take"));
-  EXPECT_THAT(refusal(12, 768), HasSubstr("lower --cache-tokens or --chunked-prefill-size"));
+  const std::string small = refusal(12, 768);
+  EXPECT_THAT(small, HasSubstr("--memory 12: weights without routed experts take"));
+  EXPECT_THAT(small, HasSubstr("lower --cache-tokens or --chunked-prefill-size"));
   EXPECT_NE(refusal(24, 64), "");
 }
 
