@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -64,8 +66,9 @@ class KvReceiver : public KvTransfers {
     int64_t prompt_tokens = 0;
     LinkPtr link;
     int group = 0;
-    KvPages pages;          // positions to write; `end` 0: the request has no pages yet
-    bool answered = false;  // the first output is on its way to the ranks
+    KvPages pages;             // positions to write; `end` 0: the request has no pages yet
+    std::set<int64_t> states;  // layers whose state has been written to pages.state
+    bool answered = false;     // the first output is on its way to the ranks
     Clock::time_point deadline;
   };
   using Rooms = std::map<KvKey, Room>;
@@ -89,6 +92,9 @@ class KvReceiver : public KvTransfers {
   // The same for the state of a layer.
   bool WriteState(const Link& link, const KvKey& key, std::span<const KvStateShard> from,
                   int64_t layer);
+  bool HasState(int64_t layer) const;  // any number; requires mutex_
+  // The first layer whose state the request needs and has not got. Requires mutex_.
+  std::optional<int64_t> MissingState(const Room& room) const;
   void EndLink(const LinkPtr& link, const std::string& why);
   // Ends the request with an error. Requires mutex_.
   void Fail(Room& room, const std::string& error);
