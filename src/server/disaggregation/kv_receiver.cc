@@ -111,6 +111,11 @@ void KvReceiver::Refuse(const KvRoom& asked, const std::string& why) {
   Send(*LinkTo({asked.host, asked.port}), KvFailed{asked.key, why});
 }
 
+void KvReceiver::SetPaused(bool paused) {
+  const std::lock_guard lock(mutex_);
+  time_.SetPaused(paused);
+}
+
 KvReceiver::LinkPtr KvReceiver::LinkTo(const HostPort& address) {
   LinkPtr& link = links_[{address.host, address.port}];
   if (link && link->failure.empty()) return link;
@@ -367,7 +372,7 @@ void KvReceiver::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !outputs_.empty(); });
-    const auto now = Clock::now();
+    const auto now = time_.Now();
     const double seconds = std::chrono::duration<double>(options_.timeout).count();
     for (auto& [key, room] : rooms_) {
       if (room.answered || room.deadline > now) continue;

@@ -19,6 +19,7 @@
 
 #include "server/disaggregation/kv_connection.h"
 #include "server/disaggregation/options.h"
+#include "server/disaggregation/running_time.h"
 #include "server/front/kv_transfers.h"
 
 namespace switchyard {
@@ -47,6 +48,7 @@ class KvReceiver : public KvTransfers {
   void OnOutput(uint64_t id, int group, const RequestOutput& output) override;
   void Close(uint64_t id, const std::string& why) override;
   void Refuse(const KvRoom& room, const std::string& why) override;
+  void SetPaused(bool paused) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -99,7 +101,7 @@ class KvReceiver : public KvTransfers {
   // Ends the request with an error. Requires mutex_.
   void Fail(Room& room, const std::string& error);
   void Sweep();
-  Clock::time_point Deadline() const { return Clock::now() + options_.timeout; }
+  Clock::time_point Deadline() const { return time_.Now() + options_.timeout; }  // requires mutex_
 
   const KvTransferOptions options_;
   const KvTransferTargets targets_;
@@ -107,6 +109,7 @@ class KvReceiver : public KvTransfers {
 
   std::mutex mutex_;  // guards the members down to stop_
   std::condition_variable changed_;
+  RunningTime time_;
   std::shared_ptr<MappedCaches> caches_;
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;

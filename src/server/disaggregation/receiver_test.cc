@@ -76,6 +76,38 @@ class DecodeWorker {
   std::optional<TcpStream> stream_;
 };
 
+TEST(ReceiverTest, TimeLimitsDoNotRunDuringAPause) {
+  TransferSetup setup = SetupOf("qwen3_moe");
+  setup.timeout = 300ms;
+  TransferRig rig(setup);
+  rig.sender.SetPaused(true);
+  rig.receiver.SetPaused(true);
+  rig.sender.Open(1, rig.Room(1), kEnd);
+  rig.sender.OnOutput(1, 0, FirstOutput(kEnd, rig.prefill.Pages(kEnd, 1)));
+  rig.receiver.Open(2, rig.Room(2), kEnd);
+  EXPECT_FALSE(rig.started.Take(2, 600ms));
+  EXPECT_FALSE(rig.released.Take(1, 0ms));
+  rig.sender.SetPaused(false);
+  rig.receiver.SetPaused(false);
+  EXPECT_THAT(rig.started.Take(2)->error, HasSubstr("room 2 got no pages"));
+  EXPECT_THAT(*rig.released.Take(1), HasSubstr("no decode worker has requested room 1"));
+}
+
+TEST(ReceiverTest, ARunningTimeLacksThePauses) {
+  RunningTime time;
+  const auto begin = time.Now();
+  EXPECT_LE(begin, time.Now());
+  time.SetPaused(true);
+  const auto stopped = time.Now();
+  std::this_thread::sleep_for(20ms);
+  time.SetPaused(true);  // has no effect
+  EXPECT_EQ(time.Now(), stopped);
+  const auto real = std::chrono::steady_clock::now();
+  time.SetPaused(false);
+  EXPECT_GE(time.Now(), stopped);
+  EXPECT_LE(time.Now() - stopped, std::chrono::steady_clock::now() - real);
+}
+
 // Layers 0 to 2 have states.
 TEST(ReceiverTest, ARequestStartsOnlyWithTheStatesOfAllLayers) {
   const char* const fixture = "../families/qwen3_next";
