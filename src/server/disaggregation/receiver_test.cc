@@ -78,14 +78,14 @@ class DecodeWorker {
 
 TEST(ReceiverTest, TimeLimitsDoNotRunDuringAPause) {
   TransferSetup setup = SetupOf("qwen3_moe");
-  setup.timeout = 300ms;
+  setup.timeout = 500ms;
   TransferRig rig(setup);
   rig.sender.SetPaused(true);
   rig.receiver.SetPaused(true);
   rig.sender.Open(1, rig.Room(1), kEnd);
   rig.sender.OnOutput(1, 0, FirstOutput(kEnd, rig.prefill.Pages(kEnd, 1)));
   rig.receiver.Open(2, rig.Room(2), kEnd);
-  EXPECT_FALSE(rig.started.Take(2, 600ms));
+  EXPECT_FALSE(rig.started.Take(2, 800ms));
   EXPECT_FALSE(rig.released.Take(1, 0ms));
   rig.sender.SetPaused(false);
   rig.receiver.SetPaused(false);
