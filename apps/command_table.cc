@@ -31,6 +31,7 @@ constexpr HelpLine kLines[] = {
     {"train-score", "--model DIR --data FILE", "loss, accuracy and balance on held-out text"},
     {"train-picture", "LOG… --output X.svg", "curves of training logs"},
     {"train-tokenizer", "TEXT… --output DIR", "learn a tokenizer from text"},
+    {"token-map", "TEXT… --model-path DIR", "tokens for a small head of a draft model"},
     {"backends", "[--model-path DIR] [flags]", "compatible backends, and the default choice"},
     {"backends", "--markdown", "feature support on CPUs, GPUs and several hosts"},
     {"backends", "--models", "families of models, and what works with each"},

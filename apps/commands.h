@@ -33,5 +33,6 @@ int RunTrainRank(int argc, char** argv);
 int RunTrainScore(const TrainScoreArgs& args);
 int RunTrainPicture(const TrainPictureArgs& args);
 int RunTrainTokenizer(const TrainTokenizerArgs& args);
+int RunTokenMap(const TokenMapArgs& args);
 
 }  // namespace switchyard

@@ -108,6 +108,10 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
     const auto args = ParseTrainTokenizer(rest);
     return args ? RunTrainTokenizer(*args) : 0;
   }
+  if (command == "token-map") {
+    const auto args = ParseTokenMap(rest);
+    return args ? RunTokenMap(*args) : 0;
+  }
   if (command == "eplb" || command == "bench") {
     const std::string which = rest.empty() ? "" : rest.front();
     if (!rest.empty()) rest.erase(rest.begin());

@@ -331,7 +331,7 @@ class Bench {
 // Bytes of weights that passes of the draft model read outside of experts.
 double DraftDenseBytes(const EnginePlan& plan) {
   double bytes = WeightsOfPass(*plan.draft).dense;
-  if (plan.draft->eagle && !plan.draft->eagle->own_head)
+  if (plan.draft->eagle && !plan.draft->eagle->own_head && !plan.draft->reduced_head)
     bytes += static_cast<double>(plan.model.vocab_size * plan.model.hidden) *
              static_cast<double>(SizeOf(plan.model.dtype));
   return bytes;

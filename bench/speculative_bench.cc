@@ -4,7 +4,7 @@
 //                          [--steps auto] [--batch 1] [--prompts 40] [--prompt 48] [--tokens 128]
 //                          [--topk 1] [--rows 0] [--tp 1] [--temperature 0] [--repeat 5]
 //                          [--draft DIR] [--simulate -1] [--repetitions 1]
-//                          [--quantization METHOD]
+//                          [--quantization METHOD] [--token-map FILE]
 //
 // With --text, prompts are paragraphs of FILE, cut to `--prompt` tokens, and outputs have
 // `--tokens` tokens. With --repetitions, a prompt has its paragraph several times, so the output
@@ -37,7 +37,8 @@ using Clock = std::chrono::steady_clock;
 using Ids = std::vector<int32_t>;
 
 struct Args {
-  std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft, quantization;
+  std::string model, text, chats, algorithm = "NEXTN", steps = "auto", draft, quantization,
+                                  token_map;
   int32_t batch = 1, prompts = 40, prompt = 48, tokens = 128, tp = 1, repeat = 5, repetitions = 1;
   int32_t topk = 1, rows = 0;
   double temperature = 0, simulate = -1;
@@ -162,6 +163,7 @@ void Bench(const Args& args) {
                         .num_draft_tokens = args.rows,
                         .draft_model_path = args.draft,
                         .draft_quantization = args.quantization,
+                        .token_map = args.token_map,
                         .simulate_acceptance = args.simulate};
   Engine drafts(config);
   int64_t tokens = 0;
@@ -203,6 +205,8 @@ int main(int argc, char** argv) {
   app.Option("--draft", a.draft, "Draft model of STANDALONE, EAGLE and EAGLE3");
   app.Option("--quantization", a.quantization,
              "Quantization of the draft model's weights, or unquant");
+  app.Option("--token-map", a.token_map,
+             "Token ids that the draft model's head computes; switchyard token-map writes them");
   app.Option("--batch", a.batch, "Number of concurrent requests").Positive();
   app.Option("--prompts", a.prompts, "Maximum number of prompts").Positive();
   app.Option("--prompt", a.prompt, "Prompt tokens taken from each paragraph").Positive();

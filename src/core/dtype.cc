@@ -26,6 +26,8 @@ constexpr std::array kTable = {
     Entry{DType::kI8, 1, "int8", "i8", "I8"},
     Entry{DType::kU8, 1, "uint8", "u8", "U8"},
     Entry{DType::kBool, 1, "bool", "bool", "BOOL"},
+    // Scales of MX formats. Other checkpoints store the same bytes as U8.
+    Entry{DType::kU8, 1, "float8_e8m0fnu", "e8m0", "F8_E8M0"},
 };
 
 const Entry& Find(DType dtype) {

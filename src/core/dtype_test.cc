@@ -53,6 +53,8 @@ TEST(DTypeTest, ParsesBothSpellings) {
   EXPECT_EQ(ParseDType("torch.float16"), DType::kF16);
   EXPECT_EQ(ParseDType("int4"), std::nullopt);
   EXPECT_EQ(ParseSafetensorsDType("F8_E4M3"), DType::kF8E4M3);
+  EXPECT_EQ(ParseSafetensorsDType("F8_E8M0"), DType::kU8);
+  EXPECT_EQ(Name(DType::kU8), "uint8");
   EXPECT_EQ(ParseSafetensorsDType("bf16"), std::nullopt);
 }
 

@@ -38,7 +38,7 @@ void Fields(Codec& codec, T& e) {
 template <typename Codec, OneOf<SpeculativeOptions> T>
 void Fields(Codec& codec, T& o) {
   codec(o.algorithm, o.num_steps, o.eagle_topk, o.num_draft_tokens, o.draft_model_path,
-        o.draft_quantization, o.simulate_acceptance);
+        o.draft_quantization, o.token_map, o.simulate_acceptance);
 }
 template <typename Codec, OneOf<EngineConfig> T>
 void Fields(Codec& codec, T& c) {

@@ -56,9 +56,11 @@ void SetGpuBytes(const EnginePlan& plan, ExpertSplit* split) {
   split->passes = memory.passes() + memory.scratch + memory.exchange + memory.states;
 }
 
-// All experts on the GPU.
-ExpertSplit Whole(const Machine& machine, const ModelConfig& model, const EngineConfig& config,
+// All experts on the GPU. Flags of EPLB, which one rank does not have, are for the division.
+ExpertSplit Whole(const Machine& machine, const ModelConfig& model, EngineConfig config,
                   int64_t cache_tokens) {
+  config.eplb.enable = false;
+  config.eplb.rank_costs.clear();
   ExpertSplit whole{.config = config, .on_gpu = model.moe->router.num_experts};
   const EnginePlan plan = PlanOfSizes(machine, model, config);
   const int64_t requests =

@@ -211,6 +211,22 @@ TEST(CpuExpertsTest, TheCacheIsNoLargerThanRequestsCanUse) {
   EXPECT_EQ(split.cache_tokens, 4096);
 }
 
+// The cache of states is sized by the number of requests, which MakePlan would derive from the room
+// that is left.
+TEST(CpuExpertsTest, RecurrentStatesHaveANumberOfRequests) {
+  const ModelConfig model = LoadModelConfig(
+      SWITCHYARD_TEST_DATA "/families/qwen3_next",
+      R"({"num_experts": 64, "hidden_size": 1024, "moe_intermediate_size": 8192})", {});
+  const Machine machine = MachineOf(8, 64);
+  EngineConfig config = Config();
+  config.context_length = 256;
+  const CpuExpertsChoice choice = ChooseCpuExperts(machine, model, config);
+  EXPECT_EQ(choice.config.max_running_requests, 32);
+  ASSERT_EQ(choice.lines.size(), 5u);
+  EXPECT_THAT(choice.lines[3], HasSubstr(" --max-running-requests 32;"));
+  ExpectMostExperts(machine, model, choice.config, 32 * 256);
+}
+
 TEST(CpuExpertsTest, OtherConfigurationsStayAsTheyAre) {
   const ModelConfig model = GptOss120b();
   struct Unchanged {

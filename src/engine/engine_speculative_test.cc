@@ -12,6 +12,7 @@
 #include "core/format.h"
 #include "core/test_effort.h"
 #include "engine/speculative/options.h"
+#include "engine/speculative/token_map.h"
 #include "engine/test_engine.h"
 #include "model/test_eagle.h"
 #include "moe/backends.h"
@@ -35,13 +36,14 @@ struct Case {
   const char* steps = "3";
   bool two_batches = false;
   int32_t topk = 1, rows = 0;  // trees: their width, and the rows of a verification
+  int32_t every = 0;           // --speculative-token-map with each n-th token; 0: none
 
   // The name of a test contains this text.
   friend void PrintTo(const Case& c, std::ostream* out) {
-    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{} topk {} rows {}", c.fixture,
-                        c.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode,
+    *out << fmt::format("{} {} tp {} ep {} dp {} {} {} {} {} steps {}{} topk {} rows {} map {}",
+                        c.fixture, c.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp, c.backend, c.mode,
                         c.draft_backend, c.draft_model, c.steps,
-                        c.two_batches ? " two batches" : "", c.topk, c.rows);
+                        c.two_batches ? " two batches" : "", c.topk, c.rows, c.every);
   }
 };
 
@@ -52,6 +54,16 @@ EngineConfig ConfigWithoutDrafts(const Case& c) {
   config.moe.max_dispatch_tokens_per_rank = 8;
   config.two_batch_overlap = c.two_batches;
   return config;
+}
+
+// Writes the token map of the case, if it has one.
+void AddTokenMap(const Case& c, const testing::TempDir& dir, EngineConfig* config) {
+  if (c.every == 0) return;
+  std::vector<int32_t> tokens;
+  for (int32_t id = 0; id < ReadModelConfig(*config).vocab_size; id += c.every)
+    tokens.push_back(id);
+  config->speculative.token_map = (dir.path() / "tokens.txt").string();
+  WriteTokenMap(config->speculative.token_map, tokens);
 }
 
 // Checks that outputs with drafts equal `want`, first without and then with the prompts in the
@@ -82,6 +94,8 @@ TEST_P(SpeculativeEngine, GivesTheOutputsWithoutDrafts) {
   config.speculative.num_draft_tokens = c.rows;
   config.moe.speculative_a2a_backend = c.draft_backend;
   if (*c.draft_model) config.speculative.draft_model_path = Fixture(c.draft_model);
+  const testing::TempDir dir;
+  AddTokenMap(c, dir, &config);
   ExpectOutputs(config, kRequests, want);
 }
 
@@ -104,7 +118,7 @@ TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
   testing::EagleHead head{.inner_rows = inner_rows, .bias = !inner_rows};
   if (inner_rows) {
     head.layers = {0, 1, target.num_layers()};
-    head.draft_vocab = target.vocab_size / 4;
+    if (c.every == 0) head.draft_vocab = target.vocab_size / 4;
   } else {
     head.layer = "layers.0.";
   }
@@ -115,6 +129,7 @@ TEST_P(EagleEngine, GivesTheOutputsWithoutDrafts) {
                         .eagle_topk = c.topk,
                         .num_draft_tokens = c.rows,
                         .draft_model_path = dir.path().string()};
+  AddTokenMap(c, dir, &config);
   ExpectOutputs(config, kRequests, want);
 }
 
@@ -148,6 +163,42 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"deepseek_v3", "STANDALONE", {1, 1}, "none", "auto", "", "qwen2_moe"},
         Case{"deepseek_v3", "STANDALONE", kDp2, "deepep", "auto", "none", "deepseek_v2"},
         Case{"deepseek_v3", "STANDALONE", {1, 1}, "none", "auto", "", "deepseek_v3", "auto"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    TokenMaps, EagleEngine,
+    ::testing::Values(Case{.fixture = "deepseek_v3", .algorithm = "EAGLE", .every = 2},
+                      Case{.fixture = "qwen3_moe",
+                           .algorithm = "EAGLE",
+                           .mesh = {2, 2},
+                           .backend = "deepep",
+                           .every = 3},
+                      Case{.fixture = "llama", .algorithm = "EAGLE3", .mesh = {2, 1}, .every = 7},
+                      Case{.fixture = "deepseek_v3",
+                           .algorithm = "EAGLE3",
+                           .mesh = kDp2,
+                           .backend = "deepep",
+                           .every = 200}));
+
+INSTANTIATE_TEST_SUITE_P(
+    TokenMaps, SpeculativeEngine,
+    ::testing::Values(Case{.fixture = "deepseek_v3", .algorithm = "NEXTN", .every = 2},
+                      Case{.fixture = "yardling", .algorithm = "NEXTN", .every = 3},
+                      Case{.fixture = "deepseek_v3",
+                           .algorithm = "NEXTN",
+                           .mesh = kDp2,
+                           .backend = "deepep",
+                           .every = 300},
+                      Case{.fixture = "yardling",
+                           .algorithm = "NEXTN",
+                           .mesh = {2, 2},
+                           .topk = 2,
+                           .rows = 6,
+                           .every = 5},
+                      Case{.fixture = "deepseek_v3",
+                           .algorithm = "STANDALONE",
+                           .mesh = {2, 1},
+                           .draft_model = "qwen2_moe",
+                           .every = 4}));
 
 INSTANTIATE_TEST_SUITE_P(
     Trees, EagleEngine,
@@ -206,6 +257,38 @@ TEST(SpeculativeEngineTest, TheTargetAsItsDraftModelIsAlwaysRight) {
     EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
     EXPECT_EQ(stats.accepted_tokens, 8 * 30);  // 8 requests, each with 10 steps of 3 drafts
   }
+}
+
+// A map with all tokens of the outputs drafts as the whole head does: the rows have the same
+// logits.
+TEST(SpeculativeEngineTest, ATokenMapWithTheTokensOfTheOutputsKeepsAllDrafts) {
+  EngineConfig config = ConfigOf("deepseek_v3", {2, 1});
+  const uint64_t requests = 6;
+  const auto request = [](uint64_t i, int32_t vocab) {
+    EngineRequest r;
+    for (int32_t t = 0; t < 9; ++t) r.input_ids.push_back(1 + Below(i, t, vocab - 1));
+    r.sampling = {.max_new_tokens = 25, .temperature = 0, .ignore_eos = true};
+    return r;
+  };
+  std::set<int32_t> used;
+  Outputs want;
+  {
+    Engine plain(config);
+    want = RunAll(plain, requests, request);
+  }
+  for (const auto& [id, output] : want)
+    used.insert(output.new_tokens.begin(), output.new_tokens.end());
+  const testing::TempDir dir;
+  config.speculative = {.algorithm = "STANDALONE",
+                        .num_steps = "3",
+                        .draft_model_path = Fixture("deepseek_v3").string(),
+                        .token_map = (dir.path() / "map.json").string()};
+  WriteTokenMap(config.speculative.token_map, std::vector<int32_t>(used.begin(), used.end()));
+  Engine engine(config);
+  ExpectEqual(RunAll(engine, requests, request), want);
+  const EngineStats stats = Total(engine.Stats());
+  EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens);
+  EXPECT_GT(stats.accepted_tokens, 0);
 }
 
 // In trees of a copy of the target, the first draft after each accepted one is the next token. So
@@ -305,6 +388,14 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   config.speculative.num_steps = "2";
   config.speculative.num_draft_tokens = 8;
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-num-draft-tokens 8"));
+  config.speculative.num_draft_tokens = 4;
+  config.speculative.token_map = "absent.json";
+  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-token-map"));
+  const testing::TempDir dir;
+  config.speculative.token_map = (dir.path() / "map.json").string();
+  WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{4});
+  EXPECT_THAT(ErrorOf(config),
+              HasSubstr("--speculative-eagle-topk 2: the draft model has only 1 tokens"));
   config.speculative = {.algorithm = "NGRAM", .num_steps = "3", .num_draft_tokens = 5};
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-num-draft-tokens 5"));
   config.speculative = {.algorithm = "NGRAM", .num_steps = "17"};

@@ -95,11 +95,14 @@ std::string ChecksumsOf(const ModelWeights& weights, SymmetricMemory& memory) {
     sums.Add(name + "attention_output_norm", layer.attention_output_norm);
     sums.Add(name + "feed_forward_output_norm", layer.feed_forward_output_norm);
     AddAttention(name + "attention.", layer, &sums);
+    AddStreams(name + "attention_streams.", layer.attention_streams, &sums);
+    AddStreams(name + "feed_forward_streams.", layer.feed_forward_streams, &sums);
     sums.Add(name + "latent_in", layer.latent_in);
     sums.Add(name + "latent_out", layer.latent_out);
     sums.Add(name + "dense", layer.dense);
     AddExperts(name + "moe.", layer.moe, &sums);
   }
+  AddStreams("head_streams.", weights.head_streams, &sums);
   sums.Add("final_norm", weights.final_norm);
   sums.Add("head", weights.head);
   sums.Add("head_bias", weights.head_bias);

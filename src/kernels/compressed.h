@@ -1,4 +1,4 @@
-// Ops of attention to compressed entries (DeepSeek-V4), on CPUs.
+// Ops of attention to compressed entries (DeepSeek-V4).
 //
 // Each `ratio` adjacent positions of a sequence give one entry, a row that is key and value:
 //   entry = Σ_j softmax_j(gate_j + bias_j) · row_j, for each element by itself
@@ -28,6 +28,8 @@ class PassSequences;  // kernels/device.h
 // Adjacent cache slots that share the place of one entry. At most one of them ends a block if the
 // page size is a multiple of kEntrySlots.
 constexpr int64_t kEntrySlots = 4;
+// The largest width of a row and of an entry on GPUs.
+constexpr int64_t kMaxGpuEntryWidth = 512;
 constexpr int64_t EntrySpan(int64_t ratio) { return std::gcd(ratio, kEntrySlots); }
 
 // Places of entries. The entry whose last position has slot s is at `data` + s / span · stride.
@@ -59,14 +61,14 @@ struct CompressParams {
   // Slot s is at states + s · state_stride, CompressStateFloats floats.
   float* states = nullptr;
   int64_t state_stride = 0;
-  const StateSpan* sequences = nullptr;  // [num_sequences]
+  const StateSpan* sequences = nullptr;  // [num_sequences], in the device's memory
   int64_t num_sequences = 0;
   const float* norm = nullptr;  // [width]
   float eps = 1e-6f;
   // [positions, rotary_dim] as RopeParams::cos_sin; pairs are interleaved.
   const float* cos_sin = nullptr;
   int64_t rotary_dim = 0;
-  float* scratch = nullptr;  // [m, width]
+  float* scratch = nullptr;  // [m, width], of CPUs
   EntryPlaces to;
 };
 void Compress(const CompressParams& p, ThreadPool& pool);
@@ -83,8 +85,8 @@ struct SelectEntriesParams {
   int64_t heads = 0, width = 0, ratio = 0, topk = 0;
   int32_t page_size = 1;
   std::span<const SequenceSpan> sequences;
-  // [m, topk] the numbers of the selected entries, ascending. Rows with at most topk entries:
-  // unchanged.
+  // [m, topk] the numbers of the selected entries, ascending. In rows with at most topk entries,
+  // CPUs write nothing, and GPUs the numbers of all entries.
   int32_t* selected = nullptr;
 };
 void SelectEntries(const SelectEntriesParams& p, ThreadPool& pool);

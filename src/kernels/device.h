@@ -130,6 +130,8 @@ class Device {
   // ids[i] = tokens[rows[i]] where rows[i] is not negative. A token of −1 becomes 0.
   virtual void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                             int64_t count) = 0;
+  // y[i · ldy] = tokens[i], exact up to 2^24.
+  virtual void TokensToFloats(float* y, int64_t ldy, const int32_t* tokens, int64_t count) = 0;
   // values[index[i]] = 0. Indices are not negative.
   virtual void ClearEntries(int32_t* values, const int32_t* index, int64_t count) = 0;
   virtual void Rope(const RopeParams& p) = 0;

@@ -53,7 +53,7 @@ enum class Activation : uint8_t {
   kSwiGlu,  // silu(gate) · up
   // gpt-oss: g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit)
   kSwiGluClamped,
-  // DeepSeek-V4: silu(g) · u with g = min(gate, limit), u = clamp(up, ±limit). CPUs only.
+  // DeepSeek-V4: silu(g) · u with g = min(gate, limit), u = clamp(up, ±limit).
   kSwiGluLimited,
   // relu(up)². There is no gate: ExpertWeights::gate is the same matrix as `up`, and only one
   // product is computed.

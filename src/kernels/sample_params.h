@@ -22,6 +22,7 @@ struct SampleParams {
   const uint32_t* masks = nullptr;     // [masks, (vocab + 31) / 32]
   const int32_t* mask_rows = nullptr;  // [rows] index of the row's mask, −1: none; null: no masks
   float* weights = nullptr;            // [rows, vocab] scratch
+  const int32_t* ids = nullptr;        // [vocab] token of each logit; null: its index
   int32_t* tokens = nullptr;           // [rows]; −1 if a logit is not finite
 };
 

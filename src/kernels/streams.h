@@ -1,5 +1,5 @@
-// Residual streams (manifold-constrained hyper-connections), on CPUs: the residual of a token is
-// several rows. Xie et al., "mHC: Manifold-Constrained Hyper-Connections"
+// Residual streams (manifold-constrained hyper-connections): the residual of a token is several
+// rows. Xie et al., "mHC: Manifold-Constrained Hyper-Connections"
 // (https://arxiv.org/abs/2512.24880).
 #pragma once
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -187,6 +188,8 @@ struct EagleConfig {
   int64_t draft_vocab = 0;  // rows of the head, if it has fewer than the vocabulary; 0: all
 };
 
+struct ReducedHead;
+
 struct ModelConfig {
   std::string architecture;   // architecture of the decoder: "Qwen3MoeForCausalLM"
   std::string tensor_prefix;  // precedes the decoder's tensors in a multimodal checkpoint, or empty
@@ -232,7 +235,10 @@ struct ModelConfig {
   // Without has_embedding: the embedding is loaded nevertheless, for an EAGLE head
   // (ModelOptions::target).
   bool lends_embedding = false;
-  std::optional<EagleConfig> eagle;    // set by LoadEagleConfig (model/config_eagle.h)
+  std::optional<EagleConfig> eagle;  // set by LoadEagleConfig (model/config_eagle.h)
+  // Of a draft model whose head has the rows of some tokens only (--speculative-token-map); null:
+  // all rows that are stored.
+  std::shared_ptr<const ReducedHead> reduced_head;
   std::vector<int32_t> eos_token_ids;  // union of config.json and generation_config.json
   std::optional<int32_t> bos_token_id;
 
@@ -253,9 +259,7 @@ struct ModelConfig {
     return pooling->classifies() ? static_cast<int64_t>(pooling->labels.size()) : hidden;
   }
   // Rows of the vocabulary's head on all ranks together.
-  int64_t head_rows() const {
-    return eagle && eagle->draft_vocab > 0 ? eagle->draft_vocab : vocab_size;
-  }
+  int64_t head_rows() const;
   // Whether rows of the input include hidden rows of a target (ForwardBatch::hidden).
   bool takes_hidden() const { return is_mtp || eagle; }
   // With takes_hidden(): elements of a hidden row of the target.
@@ -315,6 +319,21 @@ struct ModelConfig {
     return moe ? num_layers() * moe->router.top_k : 0;
   }
 };
+
+// The rows of a head that a draft model computes, so that it reads less of a large head (FR-Spec:
+// Zhao et al., https://arxiv.org/abs/2502.14856). The embedding keeps all rows.
+struct ReducedHead {
+  std::vector<int32_t> tokens;  // the token of each row, ascending; not empty
+  // For an EAGLE head without rows of its own: the target, which stores them, and the path of its
+  // checkpoint. Null: the rows are in the draft model's checkpoint.
+  std::shared_ptr<const ModelConfig> owner;
+  std::filesystem::path owner_dir;
+};
+
+inline int64_t ModelConfig::head_rows() const {
+  if (reduced_head) return static_cast<int64_t>(reduced_head->tokens.size());
+  return eagle && eagle->draft_vocab > 0 ? eagle->draft_vocab : vocab_size;
+}
 
 // The model that consists of the first MTP layer of `target`, for drafts. Its input is a hidden row
 // of the target, or of itself, and the next token (ForwardBatch::hidden). Error kInvalid if the

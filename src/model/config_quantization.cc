@@ -43,6 +43,20 @@ QuantizationConfig ReadFp8(const ConfigReader& reader) {
           .ignored = Names(reader, {"modules_to_not_convert", "ignored_layers"})};
 }
 
+// DeepSeek-V4: routed experts are MXFP4, beside other linears in FP8 blocks. Those that compress
+// keys and values are plain.
+void ReadExpertType(const ConfigReader& reader, QuantizationConfig* config) {
+  constexpr std::string_view kKey = "expert_dtype";
+  const std::string type = reader.StringOr({kKey}, "");
+  if (type.empty()) return;
+  if (type != "fp4" && type != "fp8")
+    throw Invalid("{} is \"{}\"; want fp4 or fp8", reader.Where(kKey), type);
+  config->ignored.push_back({ModulePattern::Kind::kName, "compressor"});
+  if (type == "fp8") return;
+  const LinearScheme experts{.packing = Packing::kMxfp4, .format = WeightFormat::kMxfp4};
+  config->rules.insert(config->rules.begin(), {experts, {{ModulePattern::Kind::kName, "experts"}}});
+}
+
 void RequireFourBits(const ConfigReader& reader, std::initializer_list<std::string_view> keys) {
   const int64_t bits = reader.Int(keys, 1, 64);
   if (bits != 4) {
@@ -144,6 +158,7 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
   const std::string method = object->StringOr({"quant_method"}, "");
   QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
   config.method = method;
+  if (method == "fp8") ReadExpertType(reader, &config);
   try {
     const LinearSchemes checked(config);  // throws on malformed patterns
   } catch (const Error& e) {

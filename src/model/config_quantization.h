@@ -69,7 +69,9 @@ struct SchemeRule {
 // are packed into 4 bits: they are small, and every head of a token depends on each latent element
 // and on the selected keys.
 inline constexpr std::string_view kLatentProjections[] = {
-    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer"};
+    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer",
+    // DeepSeek-V4: also the projections of compressed entries.
+    "attn.wq_a", "attn.wkv", "attn.indexer", "attn.compressor"};
 
 struct QuantizationConfig {
   std::string method;              // quant_method of the checkpoint; empty: none

@@ -51,8 +51,10 @@ void ApplyMethod(const std::string& method, QuantizationConfig* config) {
         method, config->method);
   }
   config->rules = RulesOf(method);
-  // MLA splits kv_b_proj by heads and absorbs it into queries and outputs.
-  config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"}};
+  // MLA splits kv_b_proj by heads and absorbs it into queries and outputs. DeepSeek-V4's wo_a has a
+  // matrix for each group of heads, which files of quantized weights cannot store.
+  config->ignored = {{ModulePattern::Kind::kName, "self_attn.kv_b_proj"},
+                     {ModulePattern::Kind::kName, "attn.wo_a"}};
   if (method == "int4" || method.starts_with("nvfp4")) {
     for (const std::string_view name : kLatentProjections) {
       config->ignored.push_back({ModulePattern::Kind::kName, std::string(name)});

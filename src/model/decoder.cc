@@ -31,6 +31,11 @@ std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
   return DenseFeedForward(context, middle);
 }
 
+// Whether fused ops support the norms of the residual. They do not read several streams.
+bool FusesNorms(const ModelConfig& config) {
+  return config.hidden % 4 == 0 && !config.layer_norm && !config.streams;
+}
+
 }  // namespace
 
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
@@ -65,9 +70,8 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                                           : std::nullopt),
       compressed_(MakeAttention<CompressedAttention>(context, AttentionConfig::Kind::kCompressed)),
       dense_(MakeDense(context, weights)),
-      fused_(context.config.hidden % 4 == 0 && !context.config.layer_norm ? context.device.fused()
-                                                                          : nullptr) {
-  CHECK(!c_.config.streams || (c_.device.streams() != nullptr && fused_ == nullptr));
+      fused_(FusesNorms(context.config) ? context.device.fused() : nullptr) {
+  CHECK(!c_.config.streams || c_.device.streams() != nullptr);
 }
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
@@ -313,9 +317,7 @@ void Decoder::FillRouterRows(Pass& p) const {
                       .ldy = width,
                       .m = p.rows.tokens,
                       .n = hidden});
-  // CPUs only, so the arrays are in host memory.
-  for (int64_t t = 0; t < p.rows.tokens; ++t)
-    rows[t * width + hidden] = static_cast<float>(p.rows.ids[t]);
+  c_.device.TokensToFloats(rows + hidden, width, p.rows.ids, p.rows.tokens);
 }
 
 MoeTokens Decoder::TokensOf(const Pass& p, int layer) const {

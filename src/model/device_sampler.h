@@ -21,6 +21,12 @@ class DeviceSampler {
  public:
   static constexpr size_t kMaxPending = 2;
 
+  // Tokens are elements of `ids` [vocab], not indices of logits.
+  void SetIds(kernels::Device& device, std::span<const int32_t> ids) {
+    ids_.CopyIn(device, std::as_bytes(ids));
+    has_ids_ = true;
+  }
+
   // Begins a batch with one row of logits for each of `sampling`. `masks`: null if there are none.
   void Begin(RankDevice& rank, std::span<const kernels::RowSampling> sampling, int64_t vocab,
              const TokenMasks* masks = nullptr) {
@@ -53,6 +59,7 @@ class DeviceSampler {
                  .masks = has_masks_ ? masks_.data<uint32_t>() : nullptr,
                  .mask_rows = has_masks_ ? mask_rows_.data<int32_t>() + first : nullptr,
                  .weights = weights_.data(),
+                 .ids = has_ids_ ? ids_.data<int32_t>() : nullptr,
                  .tokens = static_cast<int32_t*>(tokens_.get()) + first});
   }
 
@@ -115,6 +122,8 @@ class DeviceSampler {
   Activations weights_;       // [rows, vocab]
   bool has_masks_ = false;    // whether the current batch has masks
   Buffer mask_rows_, masks_;  // the members of TokenMasks on the device
+  bool has_ids_ = false;
+  Buffer ids_;  // [vocab] of SetIds
   std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
   size_t oldest_ = 0, pending_ = 0;
 };

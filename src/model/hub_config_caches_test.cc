@@ -254,5 +254,45 @@ TEST(HubConfig, NemotronH) {
   EXPECT_THAT(ErrorWith(kNemotron, "relu2", "silu"), HasSubstr("mlp_hidden_act"));
 }
 
+// The keys of DeepSeek's own program, with 5 layers. The last ratio is that of the MTP layer.
+TEST(HubConfig, DeepSeekV4Flash) {
+  const ModelConfig c = ParseModelConfig(R"({
+    "architectures": ["DeepseekV4ForCausalLM"], "bos_token_id": 0, "eos_token_id": 1,
+    "compress_ratios": [0, 0, 4, 128, 4, 0], "compress_rope_theta": 160000, "expert_dtype": "fp4",
+    "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+    "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64,
+    "index_topk": 512, "initializer_range": 0.02, "max_position_embeddings": 1048576,
+    "model_type": "deepseek_v4", "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts_per_tok": 6, "num_hash_layers": 3, "num_hidden_layers": 5,
+    "num_key_value_heads": 1, "num_nextn_predict_layers": 1, "o_groups": 8, "o_lora_rank": 1024,
+    "q_lora_rank": 1024, "qk_rope_head_dim": 64, "quantization_config": {
+      "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+      "weight_block_size": [128, 128]}, "rms_norm_eps": 1e-06, "rope_scaling": {
+      "beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536,
+      "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus", "sliding_window": 128, "swiglu_limit": 10.0,
+    "tie_word_embeddings": false, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+    "use_cache": true, "vocab_size": 129280})");
+  EXPECT_TRUE(c.unknown_keys.empty());
+  const std::vector<int> ratios = {0, 0, 4, 128, 4};
+  for (size_t i = 0; i < ratios.size(); ++i) {
+    EXPECT_EQ(c.layers[i].compress, ratios[i]);
+    EXPECT_EQ(c.layers[i].overlaps, ratios[i] == 4);
+    EXPECT_EQ(c.layers[i].window, 128);
+    EXPECT_EQ(c.layers[i].by_token, i < 3);
+  }
+  EXPECT_EQ(c.streams->count, 4);
+  EXPECT_EQ(c.attention.qk_rope_head_dim, 64);
+  EXPECT_EQ(c.rope.type, RopeConfig::Type::kYarn);
+  EXPECT_EQ(c.rope.theta, 160000);
+  EXPECT_EQ(c.rope.attention_factor, 1.0);
+  EXPECT_EQ(c.window_rope->type, RopeConfig::Type::kDefault);
+  EXPECT_EQ(c.window_rope->theta, 10000);
+  EXPECT_EQ(c.quantization.rules.size(), 2u);
+  EXPECT_EQ(c.quantization.rules[0].scheme.format, WeightFormat::kMxfp4);
+  EXPECT_EQ(c.quantization.rules[1].scheme.format, WeightFormat::kFp8Block);
+}
+
 }  // namespace
 }  // namespace switchyard

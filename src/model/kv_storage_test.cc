@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cache_rows.h"
 #include "kernels/device.h"
 #include "model/model.h"
 #include "moe/router/router_fault.h"
@@ -30,6 +31,54 @@ TEST(KvStorageTest, ASequenceHasTheFirstFaultOfItsKeys) {
                                                         {.kv_len = 4, .pages = pages + 3}};
   EXPECT_EQ(kv.RouterFaultsOf(sequences, *device),
             (std::vector<int32_t>{0, FaultOf(1, 5), FaultOf(1, 2), FaultOf(0, 9), 0}));
+}
+
+// The places of entries and of index entries do not overlap, and fill the memory that the plan
+// counts.
+TEST(KvStorageTest, EntriesHavePlacesInTheirPages) {
+  const ModelConfig config = ConfigOf("../families/deepseek_v4");
+  constexpr int64_t kPages = 3, kPageSize = 8;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8, DType::kF8E4M3}) {
+    KvStorage kv(config, Mesh(), kPages, kPageSize, dtype);
+    const int64_t row = kernels::CacheRowBytes(dtype, config.attention.head_dim),
+                  index_row = kernels::CacheRowBytes(dtype, config.attention.index_head_dim);
+    size_t rows = 0;
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      const int64_t ratio = config.layers[layer].compress;
+      EXPECT_EQ(static_cast<int64_t>(kv.k(layer).num_bytes()), kPages * kPageSize * row);
+      EXPECT_EQ(kv.v(layer).defined(), ratio > 0);
+      rows += kv.k(layer).num_bytes();
+      if (ratio == 0) continue;
+      rows += kv.v(layer).num_bytes();
+      std::vector<int> uses(kv.v(layer).num_bytes());
+      const auto use = [&](const kernels::EntryPlaces& places, int64_t slot, int64_t bytes) {
+        const auto* place = static_cast<const std::byte*>(places.Of(slot));
+        const int64_t first = place - static_cast<const std::byte*>(kv.v(layer).raw());
+        ASSERT_TRUE(first >= 0 && first + bytes <= std::ssize(uses));
+        for (int64_t i = first; i < first + bytes; ++i) EXPECT_EQ(++uses[i], 1);
+      };
+      // A page whose blocks begin anywhere has at most one end of a block in each span.
+      for (int64_t slot = kernels::EntrySpan(ratio) - 1; slot < kPages * kPageSize;
+           slot += kernels::EntrySpan(ratio)) {
+        use(kv.Entries(config, layer), slot, row);
+        if (config.layers[layer].overlaps) use(kv.IndexEntries(config, layer), slot, index_row);
+      }
+    }
+    EXPECT_EQ(rows, KvStorage::BytesPerToken(config, Mesh(), dtype) * kPages * kPageSize);
+    EXPECT_EQ(KvStorage::BytesPerToken(config, Mesh({.tp = 2}, 1), dtype),
+              KvStorage::BytesPerToken(config, Mesh(), dtype));
+  }
+}
+
+// Two layers with an indexer and one without: entries, then index entries, have 3 floats for each
+// element, twice if they overlap. Each layer has the size of the largest.
+TEST(KvStorageTest, StatesOfUnfinishedBlocksHaveTheSizeOfTheLargest) {
+  const ModelConfig config = ConfigOf("../families/deepseek_v4");
+  constexpr int64_t kFloats = 6 * 16 + 6 * 12;
+  EXPECT_EQ(StateStorage::SlotFloats(config, Mesh()), kFloats);
+  EXPECT_EQ(StateStorage::SlotFloats(config, Mesh({.tp = 2}, 1)), kFloats);
+  EXPECT_EQ(StateStorage::BytesPerSlot(config, Mesh()), 3 * kFloats * sizeof(float));
+  EXPECT_EQ(StateStorage::BytesPerSlot(ConfigOf("olmoe"), Mesh()), 0u);
 }
 
 // Rows of keys, values and faults move together, in the order of the moves.

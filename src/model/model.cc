@@ -138,7 +138,7 @@ struct Model::Impl {
     if (!shares) return;
     const ModelWeights& target = options.target->impl_->weights;
     if (!config.eagle->own_embedding) weights.embedding = target.embedding;
-    if (config.eagle->own_head) return;
+    if (config.eagle->own_head || config.reduced_head) return;
     weights.head = target.head;
     weights.head_bias = target.head_bias;
   }
@@ -489,6 +489,10 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->samples(); }
 std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+void Model::SetTokens(std::span<const int32_t> tokens) {
+  CHECK_EQ(std::ssize(tokens), config().output_width());
+  if (draws()) impl_->sampler.SetIds(impl_->device, tokens);
+}
 kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
   CHECK(!batch.routed_experts);

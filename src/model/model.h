@@ -49,6 +49,10 @@ class Model {
   // none; drawn() has a token for each row, −1 where a logit is not finite.
   bool draws() const;
   std::span<const int32_t> drawn() const;
+  // For a head with rows of some tokens only: the token of each row, [output_width]. drawn() and
+  // Collect give these tokens from then on, and so does ForwardBatch::token_rows. Logits keep the
+  // order of the rows.
+  void SetTokens(std::span<const int32_t> tokens);
   // Launch runs a batch like Forward, but returns once the pass is enqueued. The batch needs
   // `draws` for all logit rows, and must not request routed experts. A pipeline stage without a
   // head takes no draws and has no tokens. It waits until the stage before has enqueued its pass.

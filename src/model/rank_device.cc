@@ -63,7 +63,8 @@ MoeShape MoeShapeOf(const ModelConfig& config, int64_t max_tokens) {
           .max_tokens = max_tokens,
           .has_shared = config.moe->shared_intermediate > 0,
           .scales_input = config.moe->router.scales_input,
-          .zero_experts = config.moe->router.zero_experts};
+          .zero_experts = config.moe->router.zero_experts,
+          .by_token = config.has_token_routing()};
 }
 
 std::unique_ptr<RankDevice> MakeRankDevice(const ModelConfig& config, const ModelOptions& options,

@@ -113,9 +113,11 @@ LayerConfig KindOf(LayerConfig layer) {
 Counted Count(const ModelConfig& config, const Mesh& mesh, const LoadOptions& load) {
   if (NamesLayers(config.quantization)) return CountAll(config, mesh, load);
   Counted all;
-  const double final_norm = config.has_head ? static_cast<double>(config.hidden) *
-                                                  (config.layer_norm ? 2 : 1) * sizeof(float)
-                                            : 0;
+  // A rank with experts only has no norms.
+  const double final_norm =
+      config.has_head && mesh.attends()
+          ? static_cast<double>(config.hidden) * (config.layer_norm ? 2 : 1) * sizeof(float)
+          : 0;
   for (auto first = config.layers.begin(); first != config.layers.end(); ++first) {
     const LayerConfig kind = KindOf(*first);
     const auto is_of_kind = [&](const LayerConfig& layer) { return KindOf(layer) == kind; };
@@ -219,6 +221,7 @@ class PassSizes {
       if (split) floats += all * c_.hidden;
     }
     if (o_.gpu) floats += rows * vocab;  // the copy that the sampler changes
+    if (o_.gpu && c_.head_rows() < c_.vocab_size) floats += vocab;  // their tokens, of 4 bytes too
     return floats * sizeof(float);
   }
 
@@ -288,7 +291,10 @@ class PassSizes {
     if (latent || fp8_attention_ || c_.has_states() || a.value_dim() != a.head_dim) {
       use(c_.hidden, fp8_attention_);
       if (latent) use(a.q_lora_rank, fp8_attention_);
-      use(heads * a.value_dim(), fp8_attention_);
+      // Rows of the output projection.
+      const bool grouped = a.kind == AttentionConfig::Kind::kCompressed;
+      use(grouped ? heads * a.output_groups / a.heads * a.output_rank : heads * a.value_dim(),
+          fp8_attention_);
       if (c_.has_linear())
         use(LinearKeyHeads(*c_.linear, mesh_).size() * c_.linear->group() * c_.linear->value_dim,
             fp8_attention_);
@@ -440,7 +446,8 @@ std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions
 
 size_t WeightBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                           const Mesh& mesh) {
-  return WeightBytesPerRank(config, mesh, CompletePlacedLoad(config, options, mesh.shape()));
+  const LoadOptions load = CompletePlacedLoad(config, options, mesh.shape());
+  return static_cast<size_t>(std::llround(Count(config, mesh, load).bytes.total()));
 }
 
 }  // namespace switchyard

@@ -110,10 +110,14 @@ void StateStorage::Restore() {
   if (memory_) memory_->Restore();
 }
 
-size_t StateStorage::BytesPerSlot(const ModelConfig& config, const Mesh& mesh) {
+int64_t StateStorage::SlotFloats(const ModelConfig& config, const Mesh& mesh) {
   if (!config.has_states()) return 0;
   const auto [inputs, heads] = Floats(config, mesh);
-  return LayersWithStates(config) * static_cast<size_t>(inputs + heads) * sizeof(float);
+  return inputs + heads;
+}
+
+size_t StateStorage::BytesPerSlot(const ModelConfig& config, const Mesh& mesh) {
+  return LayersWithStates(config) * static_cast<size_t>(SlotFloats(config, mesh)) * sizeof(float);
 }
 
 }  // namespace switchyard

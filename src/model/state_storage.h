@@ -18,13 +18,13 @@ class Device;
 class ReleasableMemory;
 }  // namespace kernels
 
-// Slots for the states of the layers with linear attention, float32. Then a slot has for each of
-// these layers the last inputs of its convolution, then the states of its heads
-// (kernels/recurrent.h). The engine assigns the slots to sequences and prefixes
-// (ForwardBatch::states); the model writes them. With compressed attention, a slot has for each
-// layer with entries the state of the unfinished block of entries (`inputs`), then of index entries
-// (`heads`), the same on all ranks. Each attention group has its own states, sharded
-// over its ranks by key heads. Copies of this object share the memory.
+// Slots for the states of the layers with linear attention, float32. A slot has for each of these
+// layers the last inputs of its convolution, then the states of its heads (kernels/recurrent.h).
+// With compressed attention, it has for each layer with entries the state of the unfinished block
+// of entries (`inputs`), then that of index entries (`heads`). The engine assigns the slots to
+// sequences and prefixes (ForwardBatch::states); the model writes them. Each attention group has
+// its own states, sharded over its ranks by key heads; those of compressed attention are the same
+// on all ranks. Copies of this object share the memory.
 class StateStorage {
  public:
   StateStorage() = default;
@@ -39,6 +39,8 @@ class StateStorage {
   // kResource if there is too little.
   StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots, kernels::Device& device);
   static size_t BytesPerSlot(const ModelConfig& config, const Mesh& mesh);  // on one rank
+  // slot_floats() of such a storage.
+  static int64_t SlotFloats(const ModelConfig& config, const Mesh& mesh);
 
   int64_t slots() const { return slots_; }
   // The address of slot 0 in a layer. Slot s is s · slot_floats() floats after it.

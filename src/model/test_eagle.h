@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -108,6 +109,16 @@ inline RawTensors TensorsOf(const EagleHead& head, const ModelConfig& target, ui
                     {head.draft_vocab},
                     std::string(reinterpret_cast<const char*>(table.data()), table.size() * 8)};
   return tensors;
+}
+
+// A reduced head with every fifth token's row of the target in `dir`.
+inline std::shared_ptr<const ReducedHead> EveryFifthRow(const ModelConfig& target,
+                                                        const std::filesystem::path& dir) {
+  auto head = std::make_shared<ReducedHead>();
+  for (int32_t token = 0; token < target.vocab_size; token += 5) head->tokens.push_back(token);
+  head->owner = std::make_shared<ModelConfig>(target);
+  head->owner_dir = dir;
+  return head;
 }
 
 inline void WriteEagleHead(const std::filesystem::path& dir, const EagleHead& head,

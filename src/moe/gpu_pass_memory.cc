@@ -77,7 +77,8 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
   if (shape.scales_input) bytes += round * hidden * kFloat;
   if (shape.zero_experts > 0) bytes += lane * kFloat;
   if (shared_dispatched) bytes += 2 * round * k * kInt + round * kFloat;
-  if (scatters && of_rank.moe_tp() > 1) bytes += lane * (2 * hidden + shape.router_width) * kFloat;
+  if (scatters && of_rank.moe_tp() > 1)
+    bytes += lane * (2 * hidden + shape.widest_router_row()) * kFloat;
   if (gathers) bytes += 2 * arrived * hidden * kFloat + 3 * arrived * k * kInt;
   bytes += arrived * k * kInt;                               // the position of each slot
   bytes += RoundUp(ordered, chunk) / kBlockRows * kInt;      // the expert of each block

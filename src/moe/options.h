@@ -82,8 +82,11 @@ struct MoeShape {
   bool has_shared = false;
   bool scales_input = false;  // RouterConfig::scales_input
   int zero_experts = 0;       // RouterConfig::zero_experts
+  bool by_token = false;      // whether a layer has RouterConfig::by_token
 
   int num_logits() const { return num_experts + zero_experts; }
+  // The largest router_width of a layer.
+  int64_t widest_router_row() const { return by_token ? hidden + 1 : router_width; }
 };
 
 // Returns the options of a draft model's layers: speculative_* replace the model's backends where

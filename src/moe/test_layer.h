@@ -90,7 +90,8 @@ struct TestLayer {
             .max_tokens = max_tokens,
             .has_shared = spec.shared,
             .scales_input = spec.scales_input,
-            .zero_experts = spec.zero_experts};
+            .zero_experts = spec.zero_experts,
+            .by_token = config.router.by_token};
   }
 
   // The weights that a rank would load, for config.placement (default: trivial).

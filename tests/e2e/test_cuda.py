@@ -123,6 +123,18 @@ def test_sparse_attention_equals_transformers(tmp_path, name, layout, graphs):
     check_family(name, tmp_path, *device, "--chunked-prefill-size", 4, *GRAPHS[graphs], *flags, env=env)
 
 
+# Chunks that end within blocks of entries, few slots for states, and contexts with more entries than index_topk.
+ENTRY_LAYOUTS = {"one": FEW_STATES, "tp2": ["--tp", 2, *FEW_STATES], "dp": [*SHORTCUT_LAYOUTS["dp"], "--chunked-prefill-size", 4]}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ENTRY_LAYOUTS)
+@pytest.mark.parametrize("name", ["deepseek_v4", "deepseek_v4_plain"])
+def test_compressed_entries_equal_transformers(tmp_path, name, layout, graphs):
+    device, env = where(1 if layout == "one" else 2)
+    check_family(name, tmp_path, *device, *ENTRY_LAYOUTS[layout], *GRAPHS[graphs], env=env)
+
+
 # Layers differ in KV heads, so attention groups have different caches.
 def test_layers_with_different_caches_equal_transformers(tmp_path):
     device, env = where(2)
@@ -187,10 +199,11 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
     assert clipped != pytest.approx(logprobs(FIXTURES / "olmoe", *device, "--tp", tp, env=env), abs=1e-2)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe", "kimi_linear", "nemotron_h", "nemotron_h_latent"])
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe", "kimi_linear", "nemotron_h", "nemotron_h_latent",
+                                  "deepseek_v4"])
 def test_bfloat16_gives_the_same_alone_and_together(name):
     """Single prompts and a large batch in chunks must give equal results: with MXFP4 experts, which stay packed on a Hopper
-    GPU, and with recurrent states."""
+    GPU, with recurrent states, and with compressed entries."""
     if gpus() < 1:
         pytest.skip("a GPU is needed")
     prompts = [[(7 * i + j * j) % 500 for j in range(3 + 11 * i)] for i in range(20)]

@@ -144,6 +144,8 @@ STATES = {
     "../families/kimi_linear": ("tcp", ["--page-size", 4, "--chunked-prefill-size", 8], [
         "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention", "--moe-dense-tp-size", 1], True),
     "../families/nemotron_h": ("shm", ["--pp-size", 2, "--chunked-prefill-size", 16], ["--page-size", 4], True),
+    "../families/deepseek_v4": ("tcp", ["--page-size", 4, "--chunked-prefill-size", 6], [
+        "--tp", 2, "--ep", 2, "--dp-size", 2, "--enable-dp-attention"], True),
 }
 
 

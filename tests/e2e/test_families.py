@@ -5,6 +5,7 @@ checkpoint is served in all layouts."""
 import json
 import os
 import pathlib
+import random
 import shutil
 
 import pytest
@@ -74,6 +75,10 @@ def test_sparse_attention_equals_transformers(tmp_path, name, layout):
     check(name, tmp_path, "--chunked-prefill-size", 4, *MORE[layout])
 
 
+def test_experts_by_token_ids_on_ranks_of_their_own(tmp_path):
+    check("deepseek_v4_plain", tmp_path, "--tp", 3, "--ep", 3, "--expert-ranks", 2, "--moe-a2a-backend", "deepep")
+
+
 def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(FOLDER / "deepseek_v32", model)
@@ -95,6 +100,53 @@ RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h"]
                                          ("qwen3_next", ["--pp-size", 3])], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     check(name, tmp_path, *FEW_STATES, *flags)
+
+
+def e4m3(code):
+    exponent, fraction = code >> 3 & 15, code & 7
+    value = fraction / 8 * 2.0 ** -6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    return -value if code & 128 else value
+
+
+def as_published(stored, hidden):
+    """Random weights of DeepSeek-V4 in the published form: FP8 blocks of one exponent, and MXFP4 experts of `hidden` x `hidden`.
+    Returns their tensors, and bfloat16 tensors of the same values."""
+    r, e2m1 = random.Random(4), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    packed, plain = dict(stored), dict(stored)
+    for name, (_, shape, _) in stored.items():
+        expert, scale = "experts." in name, name.removesuffix("weight") + "scale"
+        if expert and "shared" not in name:
+            codes, exponents = r.randbytes(hidden * hidden // 2), bytes(r.randrange(120, 123) for _ in range(hidden))
+            packed[name], packed[scale] = ("I8", [hidden, hidden // 2], codes), ("F8_E8M0", [hidden, 1], exponents)
+            digits = [digit for byte in codes for digit in (byte & 15, byte >> 4)]
+            values = [(e2m1[d & 7] if d < 8 else -e2m1[d & 7]) * 2.0 ** (exponents[i // hidden] - 127) for i, d in enumerate(digits)]
+            plain[name] = ("BF16", [hidden, hidden], as_bfloat16(values))
+        elif expert or (".attn.w" in name or "indexer.wq_b" in name):
+            shape = [hidden, hidden] if expert else shape
+            codes = bytes(r.randrange(72) | r.randrange(2) << 7 for _ in range(shape[0] * shape[1]))
+            packed[name], packed[scale] = ("F8_E4M3", shape, codes), ("F8_E8M0", [1, 1], bytes([124]))
+            plain[name] = ("BF16", shape, as_bfloat16([e4m3(code) / 8 for code in codes]))
+    return packed, plain
+
+
+def test_published_deepseek_v4_equals_its_values_in_bfloat16(tmp_path):
+    source, answers = FOLDER / "deepseek_v4", []
+    config = {**json.loads((source / "config.json").read_text()), "moe_intermediate_size": 32, "expert_dtype": "fp4"}
+    quantized = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    prompt = {"input_ids": [[3, 1, 4, 1, 5], [*range(40, 61)]], "return_logprob": True,
+              "sampling_params": {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}}
+    for name, tensors in zip(("published", "plain"), as_published(read_safetensors(source), 32)):
+        model = tmp_path / name
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({**config, **({"quantization_config": quantized} if name == "published" else {})}))
+        write_safetensors(model / "model.safetensors", tensors)
+        with Server(model, *FLAGS, *LAYOUTS["low_latency"], "--quantize-activations", "never") as server:
+            status, got = server.request("/generate", prompt)
+            assert status == 200, got
+            answers.append([answer["meta_info"]["output_token_logprobs"] for answer in got])
+    for published, plain in zip(*answers):
+        assert [t[1] for t in published] == [t[1] for t in plain]
+        assert max(abs(a[0] - b[0]) for a, b in zip(published, plain)) < 1e-3
 
 
 def add_mtp_layer(model, layers):

@@ -21,6 +21,10 @@ SHAPES = {
               "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
     "deepseek_v3": {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
                     "n_routed_experts": 32, "num_hidden_layers": 6, "vocab_size": 32000},
+    "../families/deepseek_v4": {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "q_lora_rank": 128, "o_lora_rank": 64,
+                                "index_n_heads": 4, "index_head_dim": 32, "moe_intermediate_size": 256, "n_routed_experts": 32,
+                                "sliding_window": 32, "index_topk": 16, "vocab_size": 32000, "compress_rates": {
+                                    "compressed_sparse_attention": 4, "heavily_compressed_attention": 32}},
 }
 
 

@@ -1,4 +1,5 @@
 """Speculative decoding: servers with and without drafts give the same answers, and counts of drafts are reported."""
+import collections
 import concurrent.futures
 import json
 import re
@@ -72,6 +73,9 @@ LAYOUTS = {
     "eagle": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 3],
     "nextn_stages": ["--speculative-algorithm", "NEXTN", "--pp-size", 2],
     "eagle_stages": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--pp-size", 2],
+    "nextn_map": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2],
+    "eagle_map_ranks": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
+                        "--enable-dp-attention", "--moe-a2a-backend", "deepep"],
     "eagle3": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2],
     "eagle3_auto": ["--speculative-algorithm", "EAGLE3"],
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
@@ -86,16 +90,23 @@ TREES = {  # on CPUs only
                          "--moe-a2a-backend", "deepep"],
 }
 # Arguments of write_head. The last head has another hidden size than the target.
-HEADS = {"eagle": {"inner_rows": False}, "eagle_stages": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
+HEADS = {"eagle": {"inner_rows": False}, "eagle_stages": {"inner_rows": False}, "eagle_map_ranks": {"inner_rows": False}, "eagle3": {"inner_rows": True}, "eagle3_auto": {"inner_rows": True},
          "eagle3_ranks": {"inner_rows": True, "hidden": 128}}
 
 
 def head_flags(layout, without, folder, **options):
-    """Flags of the layout's head, which is built from `without`, the answers of the target without drafts."""
-    if layout not in HEADS:
-        return []
-    write_head(folder / "head", YARDLING, [answer[1] for answer in without[:30]], **HEADS[layout], **options)
-    return ["--speculative-draft-model-path", folder / "head"]
+    """Flags of the layout's head and token map, which are built from `without`, the answers of the target without drafts. The
+    map has half of their different tokens."""
+    outputs, flags = [answer[1] for answer in without[:30]], []
+    if layout in HEADS:
+        write_head(folder / "head", YARDLING, outputs, **HEADS[layout], **options)
+        flags += ["--speculative-draft-model-path", folder / "head"]
+    if "_map" in layout:
+        counts = collections.Counter(token for output in outputs for token in output)
+        tokens = [token for token, _ in counts.most_common(len(counts) // 2)]
+        (folder / "tokens.json").write_text(json.dumps(tokens))
+        flags += ["--speculative-token-map", folder / "tokens.json"]
+    return flags
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *TREES])
@@ -109,7 +120,9 @@ def test_answers_equal_those_without_drafts(plain, layout, tmp_path):
         assert sum(state["draft_tokens"] for state in states) > 0
         if layout != "eagle3_auto":  # `auto` may end drafting before a draft is accepted
             assert sum(state["accepted_draft_tokens"] for state in states) > 0
+        assert ("speculative_token_map" in info) == ("_map" in layout)
         for state in states:
+            print(layout, "accepted", state["accepted_by_position"], "of", state["verified_by_position"])
             assert state["wasted_draft_tokens"] == state["draft_tokens"] - state["accepted_draft_tokens"]
             assert sum(state["accepted_by_position"]) == state["accepted_draft_tokens"]
             assert 1 <= state["avg_spec_accept_length"] <= 9
@@ -166,6 +179,11 @@ def test_a_response_counts_its_drafts():
     (["--speculative-algorithm", "NGRAM", "--speculative-moe-runner-backend", "masked_mlp"],
      "--speculative-moe-runner-backend masked_mlp"),
     (["--speculative-algorithm", "NEXTN", "--speculative-moe-runner-backend", "warp"], "warp"),
+    (["--speculative-algorithm", "NEXTN", "--speculative-token-map", "/nonexistent/a.json"],
+     "--speculative-token-map: /nonexistent/a.json"),
+    (["--speculative-algorithm", "NEXTN", "--speculative-token-map", str(YARDLING / "model.safetensors")],
+     "model.safetensors: has "),
+    (["--speculative-algorithm", "NGRAM", "--speculative-token-map", "a.json"], "--speculative-token-map a.json"),
     (["--speculative-algorithm", "NEXTN", "--device", "cuda"], "cuda"),
 ])
 def test_unfit_flags_are_refused_by_name(flags, words):
@@ -180,3 +198,46 @@ def test_a_model_without_an_mtp_layer_is_refused():
                            "--speculative-algorithm", "NEXTN"], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "no multi-token prediction (MTP) layer" in done.stderr
+
+
+def token_map(*args):
+    return subprocess.run([PROGRAM, "token-map", *map(str, args), "--model-path", str(YARDLING)], capture_output=True, text=True,
+                          timeout=60)
+
+
+def test_token_map_writes_the_most_frequent_tokens(tmp_path):
+    """The counts are those of a text with few tokens, of the answers of a chat, and of a response."""
+    vocabulary = json.loads((YARDLING / "tokenizer.json").read_text())["model"]["vocab"]
+    end = json.loads((YARDLING / "generation_config.json").read_text())["eos_token_id"]
+    ends = end if isinstance(end, list) else [end]
+    text = tmp_path / "text.jsonl"
+    # Words of one token each, of which one is only in a question.
+    often, seldom, asked = [vocabulary[word] for word in ("a", "b", "z")]
+    text.write_text(json.dumps({"messages": [{"role": "user", "content": "z"}, {"role": "assistant", "content": "a"}]}) + "\n" +
+                    json.dumps({"input_ids": [asked], "output_ids": [seldom, often, often]}) + "\n")
+    done = token_map(text, "--output", tmp_path / "map.json")
+    assert done.returncode == 0, done.stderr
+    tokens = json.loads((tmp_path / "map.json").read_text())
+    assert set(tokens[:len(ends)]) == set(ends)
+    assert asked not in tokens
+    assert tokens.index(often) == len(ends) and tokens.index(seldom) > tokens.index(often)
+    assert "100.00 % of the" in done.stdout and "2 documents" in done.stdout
+    large, small = tmp_path / "large.txt", tmp_path / "small.txt"
+    for size, file in [(600, large), (100, small)]:
+        done = token_map(ROOT / "docs" / "moe.md", "--size", size, "--output", file)
+        assert done.returncode == 0 and f"{size} of 2048 tokens" in done.stdout, done
+    assert large.read_text().split()[:100] == small.read_text().split() and len(set(large.read_text().split())) == 600
+    serve = subprocess.run([PROGRAM, "serve", "--model-path", str(YARDLING), "--speculative-algorithm", "NEXTN",
+                            "--speculative-token-map", str(large), "--dry-run"], capture_output=True, text=True, timeout=60)
+    assert serve.returncode == 0, serve.stderr
+
+
+def test_token_map_names_what_is_wrong(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some text")
+    done = token_map(text, "--output", tmp_path / "map.pt")
+    assert done.returncode == 2 and "map.pt" in done.stderr, done.stderr
+    done = token_map(text, "--output", tmp_path / "map.json", "--size", 0)
+    assert done.returncode == 2 and "--size" in done.stderr, done.stderr
+    done = token_map(tmp_path / "none", "--output", tmp_path / "map.json")
+    assert done.returncode == 2 and "none" in done.stderr, done.stderr

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -69,6 +70,7 @@ void CheckWithoutSpeculation(const SpeculativeOptions& o) {
   refuse(o.num_draft_tokens != 0, "--speculative-num-draft-tokens");
   refuse(!o.draft_model_path.empty(), "--speculative-draft-model-path");
   refuse(!o.draft_quantization.empty(), "--speculative-draft-model-quantization");
+  refuse(!o.token_map.empty(), "--speculative-token-map");
   refuse(o.simulate_acceptance >= 0, "--speculative-simulate-acceptance");
 }
 
@@ -80,6 +82,11 @@ void CheckSpeculation(const SpeculativeOptions& o) {
         "--speculative-draft-model-quantization {}: --speculative-algorithm {} has no draft model; "
         "leave the first flag out",
         o.draft_quantization, o.algorithm);
+  if (source == DraftSource::kNgram && !o.token_map.empty())
+    throw Invalid(
+        "--speculative-token-map {}: --speculative-algorithm {} has no draft model; leave the "
+        "first flag out",
+        o.token_map, o.algorithm);
   const bool has_checkpoint = HasDraftCheckpoint(source);
   if (has_checkpoint && o.draft_model_path.empty())
     throw Invalid("--speculative-algorithm {}: needs --speculative-draft-model-path", o.algorithm);
@@ -175,7 +182,11 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   const auto refuse = [&](bool given, const std::string& flag, std::string_view advice) {
     if (given) throw Invalid("{}: not supported for {}; {}", flag, model.architecture, advice);
   };
-  refuse(gpus, "--device cuda", "use --device cpu");
+  for (const auto& [name, width] : {std::pair("head_dim", model.attention.head_dim),
+                                    std::pair("index_head_dim", model.attention.index_head_dim)})
+    if (gpus && width > kernels::kMaxGpuEntryWidth)
+      throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu", name, width,
+                    kernels::kMaxGpuEntryWidth);
   refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp), "want 1");
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");

@@ -7,63 +7,20 @@
 #include <vector>
 
 #include "core/testing.h"
+#include "engine/checks/test_checks.h"
 #include "engine/machine.h"
 #include "moe/backends.h"
 
 namespace switchyard {
 namespace {
 
+using testing::Case;
+using testing::ExpectCases;
+using testing::Fixture;
+using testing::FourRanks;
 using ::testing::HasSubstr;
-namespace fs = std::filesystem;
-
-constexpr char kAccepted[] = "no error";  // of ErrorOf
-
-fs::path Fixture(const char* name) { return fs::path(SWITCHYARD_TEST_DATA) / "fixtures" / name; }
-
-// Four ranks with whole attention, which most flags accept.
-EngineConfig FourRanks(const char* model = "qwen3_moe") {
-  EngineConfig config;
-  config.model_path = Fixture(model);
-  config.max_total_tokens = 1000;
-  config.device = "cpu";
-  config.mesh = {.tp = 4, .ep = 4, .dp = 4, .dense_tp = 1};
-  config.moe.a2a_backend = "deepep";
-  return config;
-}
-
-// CheckFlags, CheckOptions and CheckDraft, as MakePlanOn calls them.
-std::string RefusalOf(const EngineConfig& config, RankPlaces places = {}) {
-  return ErrorOf([&] {
-    CheckFlags(config);
-    EnginePlan plan;
-    plan.cuda = places.gpus;
-    plan.host_experts = places.host_experts;
-    plan.ranks_of_host = places.several_hosts ? 1 : config.mesh.world();
-    plan.model = ReadModelConfig(config);
-    CheckOptions(config, plan, places);
-    CheckDraft(config, std::nullopt, places);
-  });
-}
-
-// A change of the options, and the refusal; "": accepted.
-struct Case {
-  std::function<void(EngineConfig&)> change;
-  std::string refusal;
-};
-
-void ExpectCases(const std::vector<Case>& cases, const char* model = "qwen3_moe",
-                 RankPlaces places = {}) {
-  for (size_t i = 0; i < cases.size(); ++i) {
-    EngineConfig config = FourRanks(model);
-    cases[i].change(config);
-    const std::string refusal = RefusalOf(config, places);
-    if (cases[i].refusal.empty()) {
-      EXPECT_EQ(refusal, kAccepted) << "case " << i;
-    } else {
-      EXPECT_THAT(refusal, HasSubstr(cases[i].refusal)) << "case " << i;
-    }
-  }
-}
+using testing::kAccepted;
+using testing::RefusalOf;
 
 TEST(ChecksTest, Speculation) {
   ExpectCases({
@@ -93,6 +50,10 @@ TEST(ChecksTest, Speculation) {
        "--speculative-num-draft-tokens 4: with --speculative-eagle-topk 2"},
       {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_quantization = "int4"}; },
        "--speculative-draft-model-quantization int4: --speculative-algorithm NGRAM has no draft"},
+      {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .token_map = "tokens.json"}; },
+       "--speculative-token-map tokens.json: --speculative-algorithm NGRAM has no draft model"},
+      {[](auto& c) { c.speculative = {.token_map = "tokens.json"}; },
+       "--speculative-token-map: needs --speculative-algorithm"},
       {[](auto& c) { c.speculative = {.algorithm = "NGRAM", .draft_model_path = "small"}; },
        "--speculative-draft-model-path small: --speculative-algorithm NGRAM has no draft"},
       {[](auto& c) { c.speculative = {.algorithm = "EAGLE"}; },
@@ -397,66 +358,6 @@ TEST(ChecksTest, WeightLayouts) {
               "../quantized/ct_mxfp4", {.gpus = true});
   ExpectCases({{layout("stored"), "mixtral_q4_0.gguf is a GGUF file, whose weights are always"}},
               "../gguf/mixtral_q4_0.gguf");
-}
-
-TEST(ChecksTest, RecurrentStates) {
-  const char* model = "../families/qwen3_next";
-  const auto two = [](EngineConfig& c) { c.mesh = {.tp = 2, .ep = 2}; };
-  ExpectCases({{two, ""},
-               {[&](auto& c) {
-                  two(c);
-                  c.speculative = {.algorithm = "NGRAM"};
-                },
-                ""},
-               {[&](auto& c) {
-                  two(c);
-                  c.speculative = {.algorithm = "NGRAM", .num_draft_tokens = 10};
-                },
-                "--speculative-num-draft-tokens 10: Qwen3NextForCausalLM has recurrent states, "
-                "which allow at most 8 drafts"},
-               {[&](auto& c) {
-                  two(c);
-                  c.speculative = {.algorithm = "NGRAM", .num_steps = "9"};
-                },
-                "--speculative-num-steps 9: Qwen3NextForCausalLM has recurrent states"},
-               {[&](auto& c) {
-                  two(c);
-                  c.disaggregation_mode = "prefill";
-                },
-                ""},
-               {[](auto& c) {
-                  c.mesh = {.pp = 2};
-                  c.moe.a2a_backend = "none";
-                },
-                ""},
-               {[&](auto& c) {
-                  two(c);
-                  c.two_batch_overlap = true;
-                },
-                "--enable-two-batch-overlap: not supported for Qwen3NextForCausalLM"},
-               {[](auto& c) {
-                  c.mesh = {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1};
-                  c.elastic_ep_backend = "mooncake";
-                },
-                "--elastic-ep-backend mooncake: recurrent states are not supported"}},
-              model);
-  const auto wide = [&](EngineConfig& c) {
-    two(c);
-    c.model_override_args = R"({"linear_key_head_dim": 260})";
-  };
-  ExpectCases({{wide, ""}}, model);
-  const auto drafts = [&](EngineConfig& c) {
-    two(c);
-    c.speculative = {.algorithm = "NGRAM"};
-  };
-  ExpectCases(
-      {{drafts, "--speculative-algorithm NGRAM: not supported on GPUs for Qwen3NextForCausalLM"},
-       {two, ""},
-       {wide, "linear_key_head_dim=260 exceeds the CUDA limit of 256"}},
-      model, {.gpus = true});
-  const ModelConfig draft = LoadModelConfig(Fixture(model));
-  EXPECT_THAT(ErrorOf([&] { CheckDraft(EngineConfig(), draft, {}); }),
-              HasSubstr("a draft model with recurrent states is not supported"));
 }
 
 TEST(ChecksTest, DraftModelsWithSparseAttentionOrNarrowValuesRunOnGpus) {

@@ -305,6 +305,10 @@ void AddServing(std::vector<Feature>& all) {
       [](EngineConfig& c) -> std::string& { return c.speculative.draft_quantization; }, "int4",
       {.gpus = false}));
   all.back().request = nullptr;  // needs a draft model
+  all.push_back(Setting<std::string>(
+      kServing, "--speculative-token-map",
+      [](EngineConfig& c) -> std::string& { return c.speculative.token_map; }, "tokens.json"));
+  all.back().request = nullptr;  // needs a draft model and a file
   all.push_back(Setting<int32_t>(
       kServing, "--speculative-eagle-topk",
       [](EngineConfig& c) -> int32_t& { return c.speculative.eagle_topk; }, 2, {.gpus = false}));

@@ -8,6 +8,7 @@
 #include "core/format.h"
 #include "engine/kept_pages.h"
 #include "kernels/cache_rows.h"
+#include "kernels/compressed.h"
 
 namespace switchyard {
 namespace {
@@ -64,11 +65,23 @@ KvFormat KvFormat::Of(const ModelConfig& model, DType dtype) {
   const AttentionConfig& a = model.attention;
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
   KvFormat format{.dtype = dtype};
-  if (model.has_states()) format.linear = model.linear;
+  if (model.has_linear()) format.states.linear = model.linear;
+  if (model.has_entries()) {
+    format.states.whole_floats = StateStorage::SlotFloats(model, Mesh());  // as on each mesh
+    format.shared_rows = kernels::kEntrySlots;
+  }
   for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    const int64_t state_heads = model.layers[layer].has_state() ? format.states.heads() : 0;
+    const int64_t state_bytes = state_heads > 0 ? format.states.HeadBytes() : 0;
     if (model.layers[layer].linear) {
-      format.layers.push_back(
-          {.state_heads = model.linear->key_heads, .state_bytes = KvStateBytes(*model.linear)});
+      format.layers.push_back({.state_heads = state_heads, .state_bytes = state_bytes});
+    } else if (a.kind == AttentionConfig::Kind::kCompressed) {
+      const KvRowBytes row = KvStorage::RowBytes(model, layer, Mesh(), dtype);
+      format.layers.push_back({.heads = 1,
+                               .key_bytes = row.k,
+                               .value_bytes = row.v,
+                               .state_heads = state_heads,
+                               .state_bytes = state_bytes});
     } else if (!model.layers[layer].attends()) {
       format.layers.emplace_back();
     } else if (latent) {
@@ -105,13 +118,16 @@ std::string KvFormat::Text() const {
   for (auto begin = layers.begin(); begin != layers.end();) {
     const auto end = std::find_if(begin, layers.end(),
                                   [&](const KvLayerFormat& layer) { return layer != *begin; });
-    const std::string what =
-        begin->heads > 0 ? fmt::format("{} heads of {} + {} bytes", begin->heads, begin->key_bytes,
-                                       begin->value_bytes)
-        : begin->state_heads > 0
-            ? fmt::format("states of {} heads of {} bytes", begin->state_heads, begin->state_bytes)
-            : std::string("without rows");
-    runs.push_back(fmt::format("{} layer{}, {}", end - begin, end - begin == 1 ? "" : "s", what));
+    std::vector<std::string> what;
+    if (begin->heads > 0)
+      what.push_back(fmt::format("{} heads of {} + {} bytes", begin->heads, begin->key_bytes,
+                                 begin->value_bytes));
+    if (begin->state_heads > 0)
+      what.push_back(
+          fmt::format("states of {} heads of {} bytes", begin->state_heads, begin->state_bytes));
+    if (what.empty()) what.emplace_back("without rows");
+    runs.push_back(fmt::format("{} layer{}, {}", end - begin, end - begin == 1 ? "" : "s",
+                               Joined(what, " and ")));
     begin = end;
   }
   return fmt::format("{} ({})", Joined(runs, ", then "), Name(dtype));
@@ -171,7 +187,7 @@ Range KvCaches::RanksOf(int group, int stage) const {
 
 void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
                          std::span<KvStorage> storages) {
-  const bool latent = model.attention.kind == AttentionConfig::Kind::kLatent;
+  const bool shared = model.attention.kind != AttentionConfig::Kind::kGrouped;
   const Range ranks = RanksOf(group, stage);
   for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
     const auto index = shards_.size() % static_cast<size_t>(format_.num_layers());
@@ -179,11 +195,11 @@ void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
     std::vector<KvShard>& shards = shards_.emplace_back();
     std::vector<StateShard>& states = state_shards_.emplace_back();
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
-      if (model.layers[layer].linear) states.push_back(StateOf(model, layer, rank));
+      if (model.layers[layer].has_state()) states.push_back(StateOf(model, layer, rank));
       if (!model.layers[layer].attends()) continue;
       KvStorage& storage = storages[rank - int64_t{stage} * mesh_.tp];
       const Mesh mesh(mesh_, static_cast<int>(rank));
-      const Range heads = latent ? Range{0, 1} : KvHeads(model, layer, mesh);
+      const Range heads = shared ? Range{0, 1} : KvHeads(model, layer, mesh);
       shards.push_back({static_cast<std::byte*>(storage.k(layer).mutable_raw()),
                         values ? static_cast<std::byte*>(storage.v(layer).mutable_raw()) : nullptr,
                         heads});
@@ -193,11 +209,12 @@ void KvCaches::AddShards(const ModelConfig& model, int group, int stage,
 
 KvCaches::StateShard KvCaches::StateOf(const ModelConfig& model, int64_t layer, int64_t rank) {
   StateStorage& storage = states_[rank];
-  return {
-      .first = {.inputs = storage.inputs(layer),
-                .heads = storage.heads(layer),
-                .key_heads = LinearKeyHeads(*model.linear, Mesh(mesh_, static_cast<int>(rank)))},
-      .slot_floats = storage.slot_floats()};
+  const Mesh mesh(mesh_, static_cast<int>(rank));
+  return {.first = {.inputs = storage.inputs(layer),
+                    .heads = storage.heads(layer),
+                    .key_heads = model.layers[layer].linear ? LinearKeyHeads(*model.linear, mesh)
+                                                            : Range{0, 1}},
+          .slot_floats = storage.slot_floats()};
 }
 
 std::vector<KvStateShard> KvCaches::State(int group, int64_t layer, int32_t slot) const {

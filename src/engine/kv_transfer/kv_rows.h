@@ -21,18 +21,20 @@
 
 namespace switchyard {
 
-// What a layer has of a sequence: rows of keys and values, a recurrent state, or nothing.
+// What a layer has of a sequence: rows of keys and values, a recurrent state, both (compressed
+// attention), or nothing.
 //
 // The rows of a layer. Their canonical order is: all keys, then all values, each by position, then
 // by KV head. A row is one head of one position, in the storage format of the cache
 // (kernels/cache_rows.h). Latent attention has one "head" of keys, the latent. It has no values, or
-// the keys of its indexer in their place.
+// the keys of its indexer in their place. So has compressed attention, with the slots of its
+// entries in the place of values (KvStorage::Entries).
 struct KvLayerFormat {
   int64_t heads = 0;        // KV heads of the layer; latent: 1; 0: no rows
   int64_t key_bytes = 0;    // of a row
   int64_t value_bytes = 0;  // of a row; latent: 0, or an index key's
-  int64_t state_heads = 0;  // key heads of its state; 0: no state
-  int64_t state_bytes = 0;  // of a key head's part of the state (KvStateBytes)
+  int64_t state_heads = 0;  // KvStateFormat::heads of its state; 0: no state
+  int64_t state_bytes = 0;  // KvStateFormat::HeadBytes
 
   int64_t StateBytes() const { return state_heads * state_bytes; }
   int64_t Bytes(int64_t positions) const { return positions * heads * (key_bytes + value_bytes); }
@@ -43,13 +45,16 @@ struct KvLayerFormat {
 struct KvFormat {
   std::vector<KvLayerFormat> layers;
   DType dtype = DType::kF32;
-  std::optional<LinearAttentionConfig> linear;  // if any layer has a state
+  KvStateFormat states;
+  // Rows of this many adjacent positions, from a multiple of it on, share places of entries
+  // (kernels::kEntrySlots). They are sent again if a later pass adds one of them. 1: no entries.
+  int64_t shared_rows = 1;
 
   static KvFormat Of(const ModelConfig& model, DType dtype);
   // With the layers of the draft model, if there is one, after those of the model.
   static KvFormat Of(const EnginePlan& plan);
   int64_t num_layers() const { return std::ssize(layers); }
-  bool has_states() const { return linear.has_value(); }
+  bool has_states() const { return states.any(); }
   // The largest number of bytes of one position in a layer.
   int64_t LargestPosition() const;
   // "24 layers, 8 heads of 256 + 256 bytes (bfloat16)". With different layers, each run of equal

@@ -45,13 +45,22 @@ void CopyInputs(const LinearAttentionConfig& c, const KvStateShard& from, const 
 
 }  // namespace
 
-int64_t KvStateBytes(const LinearAttentionConfig& config) {
-  const auto [inputs, heads] = HeadFloats(config);
-  return (inputs + heads) * static_cast<int64_t>(sizeof(float));
+int64_t KvStateFormat::HeadBytes() const {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  if (!linear) return whole_floats * kFloat;
+  const auto [inputs, heads] = HeadFloats(*linear);
+  return (inputs + heads) * kFloat;
 }
 
-void CopyKvState(const LinearAttentionConfig& config, std::span<const KvStateShard> from,
+void CopyKvState(const KvStateFormat& format, std::span<const KvStateShard> from,
                  std::span<const KvStateShard> to) {
+  if (!format.linear) {
+    CHECK(!from.empty());
+    for (const KvStateShard& target : to)
+      CopyFloats(from.front().inputs, target.inputs, format.whole_floats);
+    return;
+  }
+  const LinearAttentionConfig& config = *format.linear;
   const int64_t of_head = HeadFloats(config).second;
   for (const KvStateShard& target : to) {
     int64_t copied = 0;
@@ -69,13 +78,13 @@ void CopyKvState(const LinearAttentionConfig& config, std::span<const KvStateSha
   }
 }
 
-KvStateShard CanonicalState(const LinearAttentionConfig& config, std::span<std::byte> memory) {
-  CHECK_GE(std::ssize(memory), config.key_heads * KvStateBytes(config));
+KvStateShard CanonicalState(const KvStateFormat& format, std::span<std::byte> memory) {
+  CHECK_GE(std::ssize(memory), format.Bytes());
   CHECK_EQ(reinterpret_cast<uintptr_t>(memory.data()) % alignof(float), 0u);
   auto* const inputs = reinterpret_cast<float*>(memory.data());
-  return {.inputs = inputs,
-          .heads = inputs + config.key_heads * HeadFloats(config).first,
-          .key_heads = {0, config.key_heads}};
+  const int64_t of_inputs =
+      format.linear ? format.heads() * HeadFloats(*format.linear).first : format.whole_floats;
+  return {.inputs = inputs, .heads = inputs + of_inputs, .key_heads = {0, format.heads()}};
 }
 
 }  // namespace switchyard

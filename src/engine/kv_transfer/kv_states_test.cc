@@ -41,7 +41,7 @@ class State {
     });
     for (const auto& of_rank : memory_) size += of_rank.size();
     EXPECT_EQ(count, size);
-    EXPECT_EQ(static_cast<int64_t>(size * sizeof(float)), c_.key_heads * KvStateBytes(c_));
+    EXPECT_EQ(static_cast<int64_t>(size * sizeof(float)), KvStateFormat{c_}.Bytes());
   }
 
  private:
@@ -92,16 +92,37 @@ TEST(KvStatesTest, StatesArriveInEveryLayout) {
         SCOPED_TRACE(::testing::Message() << from_ranks << " to " << to_ranks);
         State from(c, from_ranks), to(c, to_ranks), last(c, to_ranks);
         from.Fill();
-        CopyKvState(c, from.shards(), to.shards());
+        const KvStateFormat format{c};
+        CopyKvState(format, from.shards(), to.shards());
         to.ExpectFilled();
-        std::vector<std::byte> bytes(static_cast<size_t>(c.key_heads * KvStateBytes(c)));
-        const KvStateShard whole = CanonicalState(c, bytes);
-        CopyKvState(c, from.shards(), {&whole, 1});
-        CopyKvState(c, {&whole, 1}, last.shards());
+        std::vector<std::byte> bytes(static_cast<size_t>(format.Bytes()));
+        const KvStateShard whole = CanonicalState(format, bytes);
+        CopyKvState(format, from.shards(), {&whole, 1});
+        CopyKvState(format, {&whole, 1}, last.shards());
         last.ExpectFilled();
       }
     }
   }
+}
+
+// The states of unfinished blocks are the same on all ranks of a group.
+TEST(KvStatesTest, WholeStatesArriveOnEveryRank) {
+  const KvStateFormat format{.whole_floats = 7};
+  EXPECT_TRUE(format.any());
+  EXPECT_EQ(format.Bytes(), 28);
+  std::vector<std::vector<float>> from(2, {1, 2, 3, 4, 5, 6, 7, 8}), to(3, std::vector<float>(8));
+  const auto shards = [](std::vector<std::vector<float>>& ranks) {
+    std::vector<KvStateShard> all;
+    for (std::vector<float>& rank : ranks)
+      all.push_back({.inputs = rank.data(), .heads = rank.data() + 4, .key_heads = {0, 1}});
+    return all;
+  };
+  std::vector<std::byte> bytes(28);
+  const KvStateShard whole = CanonicalState(format, bytes);
+  CopyKvState(format, shards(from), {&whole, 1});
+  CopyKvState(format, {&whole, 1}, shards(to));
+  for (const std::vector<float>& rank : to)
+    EXPECT_EQ(rank, (std::vector<float>{1, 2, 3, 4, 5, 6, 7, 0}));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "engine/pipeline/stage_links.h"
+#include "engine/speculative/token_map.h"
 #include "kernels/device.h"
 #include "model/config_eagle.h"
 #include "model/weights/draft_vocabulary.h"
@@ -57,6 +58,30 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
   q.stored_layout = target.quantization.stored_layout;
 }
 
+// The rows that the draft model's head keeps with --speculative-token-map. An EAGLE head without
+// rows of its own gets a copy of those of the target.
+std::shared_ptr<const ReducedHead> ReduceHead(const EngineConfig& config, const ModelConfig& target,
+                                              const ModelConfig& draft) {
+  const std::string& path = config.speculative.token_map;
+  if (draft.eagle && draft.eagle->draft_vocab > 0)
+    throw Invalid(
+        "--speculative-token-map {}: the head in {} has the rows of {} tokens only, by its "
+        "draft_vocab_size; leave the flag out",
+        path, DraftPath(config).string(), draft.eagle->draft_vocab);
+  auto head = std::make_shared<ReducedHead>();
+  head->tokens = ReadTokenMap(path, target.vocab_size);
+  if (!draft.eagle || draft.eagle->own_head) return head;
+  auto owner = std::make_shared<ModelConfig>(target);
+  // Rules of --speculative-draft-model-quantization, which Quantize has set.
+  if (!config.speculative.draft_quantization.empty())
+    owner->quantization.chosen.insert(owner->quantization.chosen.begin(),
+                                      draft.quantization.chosen.begin(),
+                                      draft.quantization.chosen.end());
+  head->owner = std::move(owner);
+  head->owner_dir = config.model_path;
+  return head;
+}
+
 }  // namespace
 
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
@@ -78,10 +103,12 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           "vocabulary of {} tokens; this one has {}",
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
+  if (draft) Quantize(config, target, cuda, &*draft);
+  if (draft && !config.speculative.token_map.empty())
+    draft->reduced_head = ReduceHead(config, target, *draft);
   if (draft && draft->output_width() < config.speculative.eagle_topk)
     throw Invalid("--speculative-eagle-topk {}: the draft model has only {} tokens",
                   config.speculative.eagle_topk, draft->output_width());
-  if (draft) Quantize(config, target, cuda, &*draft);
   return draft;
 }
 
@@ -126,7 +153,9 @@ DraftModel::DraftModel(const EngineConfig& config, const EnginePlan& plan, Model
              comm, pool),
       vocabulary_(LoadDraftVocabulary(DraftPath(config), *plan.draft,
                                       /*read_data=*/config.load_format != "dummy")),
-      kv_(kept->Keep(model_, plan, config.page_size)) {}
+      kv_(kept->Keep(model_, plan, config.page_size)) {
+  if (!vocabulary_.empty()) model_.SetTokens(vocabulary_);
+}
 
 std::span<const float> DraftModel::Forward(const ForwardBatch& batch) {
   // On a GPU each model has its own stream. The draft model reads the target's hidden rows, so the

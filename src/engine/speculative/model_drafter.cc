@@ -266,7 +266,7 @@ void ModelDrafter::Forward(bool may_end, int64_t pass) {
     const std::span<const int32_t> drawn = model_.drawn();
     CHECK_EQ(drawn.size(), chains_.size());
     for (size_t i = 0; i < chains_.size(); ++i)
-      chains_[i].sequence->drafts.push_back(model_.TokenOf(std::max(0, drawn[i])));
+      chains_[i].sequence->drafts.push_back(std::max(0, drawn[i]));
     return;
   }
   const int64_t width = model_.logit_width();
@@ -353,8 +353,7 @@ void ModelDrafter::CollectPass() {
   const std::span<const int32_t> drawn = model_.Collect();
   const std::vector<Sequence*>& sequences = launched_.front();
   CHECK_EQ(drawn.size(), sequences.size());
-  for (size_t i = 0; i < drawn.size(); ++i)
-    sequences[i]->drafts.push_back(model_.TokenOf(std::max(0, drawn[i])));
+  for (size_t i = 0; i < drawn.size(); ++i) sequences[i]->drafts.push_back(std::max(0, drawn[i]));
   launched_.pop_front();
 }
 

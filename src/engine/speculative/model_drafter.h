@@ -24,11 +24,12 @@ class DraftForward {
   // `draws`, which needs draws().
   virtual std::span<const float> Forward(const ForwardBatch& batch) = 0;
   // Whether the model samples tokens itself, on its device. drawn(): the tokens sampled for the
-  // last batch with `draws`, [logit rows]; −1 where a logit is not finite.
+  // last batch with `draws`, [logit rows], already converted by TokenOf; −1 where a logit is not
+  // finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
   // Whether passes can be launched before the tokens of the previous pass are known
-  // (Model::Launch). This needs draws(), and a TokenOf that is the identity.
+  // (Model::Launch). This needs draws().
   virtual bool launches() const { return false; }
   // Launch enqueues a pass and returns. The batch has `draws` for all logit rows, and may have
   // ForwardBatch::token_rows. At most two passes may be launched and not yet collected. Collect

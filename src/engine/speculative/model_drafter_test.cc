@@ -57,7 +57,7 @@ class FakeDraft : public DraftForward {
     EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
     drawn_.clear();
     for (const int32_t row : batch.logit_rows)
-      drawn_.push_back(tokens[row] == fault ? -1 : (tokens[row] + 1) % kVocab);
+      drawn_.push_back(tokens[row] == fault ? -1 : TokenOf((tokens[row] + 1) % kVocab));
     return {};
   }
   bool draws() const override { return draws_tokens; }
@@ -176,8 +176,9 @@ TEST_F(ModelDrafterTest, ChainsTakeTheLayersOwnHiddenRows) {
 // The head of an EAGLE3 model computes logits of only some tokens, so the index of a logit is not a
 // token. TokenOf converts it; here it adds 10.
 TEST_F(ModelDrafterTest, DraftsAreTheTokensOfTheHeadsRows) {
-  for (const bool draws : {false, true}) {
+  for (const auto& [draws, launches] : {std::pair{false, false}, {true, false}, {true, true}}) {
     Make(/*mtp=*/true, 1, 100, 6, /*ends_early=*/false, draws);
+    model->launches_passes = launches;
     model->shift = 10;
     const auto s = AfterPrompt({10, 11, 12});
     Append(*s, {20});

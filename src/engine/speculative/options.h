@@ -22,6 +22,9 @@ struct SpeculativeOptions {
   // w8a8_int8 for an MTP layer with plain weights on CPUs; otherwise the draft model keeps the
   // format of its checkpoint or of the target.
   std::string draft_quantization;
+  // --speculative-token-map: file of the tokens that the draft model's head computes
+  // (ReadTokenMap); empty: all tokens
+  std::string token_map;
   double simulate_acceptance = -1;  // --speculative-simulate-acceptance; negative: none
 };
 

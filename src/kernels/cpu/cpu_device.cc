@@ -120,6 +120,9 @@ class CpuDevice final : public Device {
     for (int64_t i = 0; i < count; ++i)
       if (rows[i] >= 0) ids[i] = std::max(0, tokens[rows[i]]);
   }
+  void TokensToFloats(float* y, int64_t ldy, const int32_t* tokens, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) y[i * ldy] = static_cast<float>(tokens[i]);
+  }
   void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
     for (int64_t i = 0; i < count; ++i) values[index[i]] = 0;
   }

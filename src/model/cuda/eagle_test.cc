@@ -132,11 +132,13 @@ void CompareSides(Side& gpu, Side& cpu) {
   }
 }
 
-void Compare(const std::string& fixture, const EagleHead& head, bool graphs) {
+// `reduced`: the head has every fifth row of the target's.
+void Compare(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
   const ModelConfig target = LoadModelConfig(Fixture(fixture));
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);
-  const ModelConfig config = LoadEagleConfig(dir.path(), target, head.inner_rows);
+  ModelConfig config = LoadEagleConfig(dir.path(), target, head.inner_rows);
+  if (reduced) config.reduced_head = testing::EveryFifthRow(target, Fixture(fixture));
   ModelOptions options{.dtype = DType::kF32,
                        .max_tokens = 16,
                        .context_length = std::ssize(kPages) * kPageSize,
@@ -171,6 +173,7 @@ TEST(CudaEagle, HeadsEqualThoseOnACpu) {
       for (const bool graphs : {true, false}) {
         SCOPED_TRACE(::testing::Message() << fixture << " head " << i << " graphs " << graphs);
         Compare(fixture, heads[i], graphs);
+        if (heads[i].draft_vocab == 0) Compare(fixture, heads[i], graphs, /*reduced=*/true);
       }
     }
   }

@@ -147,11 +147,7 @@ void ReadExperts(const ConfigReader& reader, ModelConfig* config) {
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
-  if (reader.Has("quantization_config"))
-    throw Invalid(
-        "{}: FP8 and MXFP4 checkpoints of this architecture are not supported; want one "
-        "with bfloat16 weights",
-        reader.Where("quantization_config"));
+  reader.Ignore({"expert_dtype"});  // of quantization_config
   ReadCommon(reader, 1e-6, config);
   ReadLayers(reader, config);
   ReadAttention(reader, config);
@@ -198,7 +194,10 @@ TensorNames Names(const ModelConfig&) {
 constexpr Family kFamilies[] = {{.architecture = "DeepseekV4ForCausalLM",
                                  .model_type = "deepseek_v4",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .tool_parser = "deepseekv4",
+                                 .reasoning_parser = "deepseek-v3",
+                                 .gpus = false}};
 
 }  // namespace
 

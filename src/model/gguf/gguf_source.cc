@@ -78,7 +78,7 @@ class GgufSource : public WeightSource {
     const auto m = FindMatrix(r, place);
     if (!m) return {};
     const auto plain = PlainType(*m->type);
-    if (plain && m->pairs_of == 0) return InPlace(r, *m, *plain);
+    if (plain && m->pairs_of == 0 && r.picked.empty()) return InPlace(r, *m, *plain);
     const WeightFormat format = ImpliedFormat(config_, r);
     if (HasPanels(format) && PanelFormatOfGgml(*m->type) == format) return Panels(r, *m, format);
     const bool packed = (format == WeightFormat::kMxfp4 && m->type->id == kGgmlMXFP4) ||
@@ -216,7 +216,7 @@ class GgufSource : public WeightSource {
     view.data = piece.data;
     view.owner = piece.owner;
     const auto row_bytes = static_cast<size_t>(PanelBytes(format, 0, view.k) / kPanelHeight);
-    const auto stored = [=](int64_t i) { return r.row0 + (r.rows.begin + i) * r.row_step; };
+    const auto stored = [=](int64_t i) { return r.StoredRow(r.rows.begin + i); };
     const auto convert = [=, check = check_, out = piece.data](int64_t i) {
       if (check) {
         std::vector<float> values(static_cast<size_t>(m.k));
@@ -230,7 +230,7 @@ class GgufSource : public WeightSource {
     };
     // The packed copy remains the only one in memory.
     AddJobs(view.n, row_bytes, convert, [=](int64_t first, int64_t end) {
-      if (m.pairs_of == 0)
+      if (m.pairs_of == 0 && r.picked.empty())
         DropPages({m.Row(stored(first)), m.Row(stored(end - 1)) + m.row_bytes()});
     });
     return view;
@@ -260,7 +260,7 @@ class GgufSource : public WeightSource {
     view.scales = piece.data + code_bytes;
     view.owner = piece.owner;
     const auto convert = [=, check = check_](int64_t i) {
-      const int64_t row = r.row0 + (r.rows.begin + i) * r.row_step;
+      const int64_t row = r.StoredRow(r.rows.begin + i);
       if (check) {
         std::vector<float> values(static_cast<size_t>(m.k));
         m.Read(row, check, values.data());
@@ -293,7 +293,14 @@ class GgufSource : public WeightSource {
       const Range part = {first, std::min(view.n, first + kRowsOfJob)};
       jobs_.Add(row_bytes * static_cast<size_t>(part.size()), [=] {
         std::vector<float> values(static_cast<size_t>(part.size() * r.k));
-        read({r.row0 + r.rows.begin + part.begin, r.row0 + r.rows.begin + part.end}, values.data());
+        if (r.picked.empty()) {
+          const int64_t first_row = r.row0 + r.rows.begin;
+          read({first_row + part.begin, first_row + part.end}, values.data());
+        }
+        for (int64_t i = part.begin; i < part.end && !r.picked.empty(); ++i) {
+          const int64_t row = r.StoredRow(r.rows.begin + i);
+          read({row, row + 1}, values.data() + (i - part.begin) * r.k);
+        }
         for (int64_t i = 0; i < part.size(); ++i)
           StoreFloats({values.data() + i * r.k + r.cols.begin, static_cast<size_t>(r.cols.size())},
                       dtype, piece.data + static_cast<size_t>(part.begin + i) * row_bytes);

@@ -11,9 +11,9 @@
 
 namespace switchyard {
 
-// Linears that readers of compressed-tensors expect plain: MLA's kv_b_proj, which is absorbed, and
-// eh_proj of MTP layers.
-inline constexpr std::string_view kAlwaysPlain[] = {"self_attn.kv_b_proj", "eh_proj"};
+// Linears that readers of compressed-tensors expect plain: MLA's kv_b_proj, which is absorbed,
+// eh_proj of MTP layers, and DeepSeek-V4's wo_a, which has a matrix for each group of heads.
+inline constexpr std::string_view kAlwaysPlain[] = {"self_attn.kv_b_proj", "eh_proj", "attn.wo_a"};
 
 // The settings of `switchyard quantize`, from flags and from a file of rules.
 struct QuantizeRules {

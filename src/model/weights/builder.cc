@@ -142,6 +142,27 @@ bool LoadsEmbedding(const ModelConfig& config) {
          (!config.eagle || config.eagle->own_embedding);
 }
 
+// The rows of a reduced head, and of its bias.
+void BuildReducedHead(Parts& parts, const ReducedHead& head, Range rows, ModelWeights* w) {
+  const ModelConfig& config = parts.config();
+  const std::string& name = config.tie_embeddings ? parts.names().embedding : parts.names().head;
+  w->head = parts.ReducedHeadRows(name, head, rows);
+  if (!config.head_bias) return;
+  const std::string& head_name = parts.names().head;
+  const std::string bias = head_name.substr(0, head_name.rfind('.')) + ".bias";
+  std::vector<float> all(static_cast<size_t>(config.vocab_size));
+  parts.source().Vector({.name = bias,
+                         .n = config.vocab_size,
+                         .range = {0, config.vocab_size},
+                         .of_owner = head.owner != nullptr,
+                         .keys = "vocab_size"},
+                        all);
+  w->head_bias = Tensor::Empty(DType::kF32, {rows.size()});
+  for (int64_t i = 0; i < rows.size(); ++i)
+    w->head_bias.data<float>()[i] = all[head.tokens[rows.begin + i]];
+  parts.Count(static_cast<double>(w->head_bias.num_bytes()));
+}
+
 // The head of the vocabulary, or of a classifier. A tied head may be rows of w->embedding. An
 // embedding model has none; an EAGLE head may use the target's.
 void BuildHead(Parts& parts, ModelWeights* w) {
@@ -152,8 +173,15 @@ void BuildHead(Parts& parts, ModelWeights* w) {
       w->head = parts.Plain("score.weight", labels, {0, labels}, "num_labels, hidden_size");
     return;
   }
-  if (config.eagle && !config.eagle->own_head) return;
   const Range rows = HeadRows(config.head_rows(), parts.mesh());
+  if (const ReducedHead* const head = config.reduced_head.get()) {
+    if (!head->owner) return BuildReducedHead(parts, *head, rows, w);
+    const TensorNames owner_names = NamesOf(*head->owner);
+    Parts of_owner({*head->owner, parts.mesh(), owner_names}, parts.source());
+    BuildReducedHead(of_owner, *head, rows, w);
+    return parts.Count(of_owner.bytes());
+  }
+  if (config.eagle && !config.eagle->own_head) return;
   const bool same = LoadsEmbedding(config) && config.tie_embeddings &&
                     rows.begin == w->vocab_begin && rows.end == w->vocab_end;
   w->head = same ? w->embedding

@@ -240,7 +240,7 @@ WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
     in.Later(row_bytes * static_cast<size_t>(end - first), [=] {
       std::vector<float> row(static_cast<size_t>(r.k));
       for (int64_t i = first; i < end; ++i) {
-        read_row(r.row0 + (r.rows.begin + i) * r.row_step, row.data());
+        read_row(r.StoredRow(r.rows.begin + i), row.data());
         StoreFloats({row.data() + r.cols.begin, static_cast<size_t>(r.cols.size())}, dtype,
                     piece.data + static_cast<size_t>(i) * row_bytes);
       }

@@ -20,7 +20,13 @@ class CheckpointSource : public WeightSource {
 
   WeightView Matrix(const MatrixRequest& r) override {
     if (r.mxfp4_blocks) return ReadMxfp4Blocks(in_, r);
-    switch (StoredPacking(r)) {
+    const Packing packing = StoredPacking(r);
+    if (!r.picked.empty() && packing != Packing::kPlain && packing != Packing::kWhileLoading)
+      throw Invalid(
+          "--speculative-token-map: tensor \"{}\" is quantized in the checkpoint; want a head in "
+          "float32, bfloat16 or float16, or leave the flag out",
+          r.name);
+    switch (packing) {
       case Packing::kPlain:
         return ReadPlain(in_, r);
       case Packing::kFp8:

@@ -22,14 +22,14 @@ namespace {
 // Equal keys: the same numbers of the checkpoint in the same order. The scheme follows from the
 // name, and the keys of messages have no effect.
 std::string KeyOf(const MatrixRequest& r) {
-  return fmt::format("{}|{}x{}|{}-{}|{}-{}|{}+{}|{}/{}|{}|{}{}", r.name, r.n, r.k, r.rows.begin,
+  return fmt::format("{}|{}x{}|{}-{}|{}-{}|{}+{}|{}/{}|{}|{}{}{}{}", r.name, r.n, r.k, r.rows.begin,
                      r.rows.end, r.cols.begin, r.cols.end, r.row0, r.row_step, r.expert, r.experts,
-                     r.total_rows, r.mxfp4_blocks, r.transposed);
+                     r.total_rows, r.mxfp4_blocks, r.transposed, !r.picked.empty(), r.of_owner);
 }
 
 std::string KeyOf(const VectorRequest& r) {
-  return fmt::format("{}|{}|{}-{}|{}+{}|{}/{}|{}|{}", r.name, r.n, r.range.begin, r.range.end,
-                     r.offset, r.step, r.expert, r.experts, r.kernel, r.norm);
+  return fmt::format("{}|{}|{}-{}|{}+{}|{}/{}|{}|{}{}", r.name, r.n, r.range.begin, r.range.end,
+                     r.offset, r.step, r.expert, r.experts, r.kernel, r.norm, r.of_owner);
 }
 
 using Keys = std::set<std::string>;

@@ -88,6 +88,7 @@ StreamWeights BuildStreams(Parts& parts, const std::string& name, int64_t logits
                            .k = width,
                            .rows = {0, logits},
                            .cols = {0, width},
+                           .float32 = true,
                            .keys = kStreamKeys});
   w.logits.activation = ActivationFormat::kNone;
   w.base = vector("base", logits);

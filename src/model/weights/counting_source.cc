@@ -140,7 +140,8 @@ WeightFormat ImpliedFormat(const ModelConfig& config, const MatrixRequest& reque
   }
   const LinearScheme& scheme = request.scheme;
   const bool plain = scheme.packing == Packing::kPlain || scheme.act_order;
-  return plain ? PlainFormat(config.dtype) : Loaded(config, request);
+  if (plain) return request.float32 ? WeightFormat::kF32 : PlainFormat(config.dtype);
+  return Loaded(config, request);
 }
 
 bool MayPackStoredWeights(const QuantizationConfig& q) {
@@ -186,7 +187,9 @@ int64_t ColumnUnit(const LinearScheme& scheme) {
 std::unique_ptr<WeightSource> MakeCountingSource(const ModelConfig& config,
                                                  std::optional<DType> gpu_plain_dtype,
                                                  bool packs_experts) {
-  return std::make_unique<CountingSource>(config, gpu_plain_dtype, packs_experts);
+  return WithOwnerOfHead(config, [&](const ModelConfig& of) {
+    return std::make_unique<CountingSource>(of, gpu_plain_dtype, packs_experts);
+  });
 }
 
 }  // namespace switchyard

@@ -28,6 +28,7 @@ int64_t Element(const StoredTensor& tensor, int64_t i) {
 
 std::vector<int32_t> LoadDraftVocabulary(const std::filesystem::path& dir,
                                          const ModelConfig& config, bool read_data) {
+  if (config.reduced_head) return config.reduced_head->tokens;
   if (!config.eagle || config.eagle->draft_vocab == 0) return {};
   const int64_t rows = config.eagle->draft_vocab;
   std::vector<int32_t> tokens(rows);

@@ -58,18 +58,32 @@ Pattern PatternOf(WeightFormat format, int64_t k) {
   }
 }
 
-// Fills bytes [begin, end) of stored rows row0 + i · row_step, packed contiguously at `out`.
+// Fills bytes [begin, end) of stored rows row0 + i · row_step, packed contiguously at `out`. Not
+// empty `picked`: of stored rows row0 + picked[i] · row_step.
 struct Fill {
   uint8_t* out = nullptr;
   uint64_t seed = 0;
   Pattern pattern;
   int64_t row0 = 0, row_step = 1;
   size_t begin = 0, end = 0;
+  std::span<const int32_t> picked = {};
 };
 
+// A fill of the rows of the request.
+Fill FillOf(const MatrixRequest& r, uint64_t seed, Pattern pattern) {
+  Fill fill{.seed = seed, .pattern = pattern, .row0 = r.row0, .row_step = r.row_step};
+  if (r.picked.empty()) {
+    fill.row0 += r.rows.begin * r.row_step;
+  } else {
+    fill.picked = r.picked.subspan(r.rows.begin, r.rows.size());
+  }
+  return fill;
+}
+
 void FillRow(const Fill& fill, int64_t i, uint8_t* out) {
-  const uint64_t row =
-      MixBits(fill.seed + static_cast<uint64_t>(fill.row0 + i * fill.row_step) * kSplitMixStep);
+  const int64_t stored =
+      fill.row0 + (fill.picked.empty() ? i : fill.picked[static_cast<size_t>(i)]) * fill.row_step;
+  const uint64_t row = MixBits(fill.seed + static_cast<uint64_t>(stored) * kSplitMixStep);
   const auto word_at = [&](size_t w) {
     return (MixBits(row + w * kSplitMixStep) & fill.pattern.keep) | fill.pattern.set;
   };
@@ -161,14 +175,11 @@ class DummySource : public WeightSource {
     const Slabs::Piece piece = slabs_.Allocate(data_bytes + scales * layout.scale_bytes + zeros);
     view.data = piece.data;
     view.owner = piece.owner;
-    AddFill({.out = piece.data,
-             .seed = SeedOf(r.name, r.expert),
-             .pattern = PatternOf(view.format, r.k),
-             .row0 = r.row0 + r.rows.begin * r.row_step,
-             .row_step = r.row_step,
-             .begin = row_begin,
-             .end = row_begin + row_bytes},
-            view.n);
+    Fill fill = FillOf(r, SeedOf(r.name, r.expert), PatternOf(view.format, r.k));
+    fill.out = piece.data;
+    fill.begin = row_begin;
+    fill.end = row_begin + row_bytes;
+    AddFill(fill, view.n);
     if (scales != 0) {
       view.scales = piece.data + data_bytes;
       SetScales(r.k, scales, piece.data + data_bytes, &view);
@@ -231,11 +242,8 @@ class DummySource : public WeightSource {
     view.owner = piece.owner;
     const int64_t part_bytes = layout.code_bytes / kPanelHeight;  // code bytes of a row in a panel
     const int64_t parts = CeilDiv(view.k, kPanelColumns);
-    Fill fill{.seed = SeedOf(r.name, r.expert),
-              .pattern = PatternOf(view.format, r.k),
-              .row0 = r.row0 + r.rows.begin * r.row_step,
-              .row_step = r.row_step,
-              .begin = static_cast<size_t>(r.cols.begin * part_bytes / kPanelColumns)};
+    Fill fill = FillOf(r, SeedOf(r.name, r.expert), PatternOf(view.format, r.k));
+    fill.begin = static_cast<size_t>(r.cols.begin * part_bytes / kPanelColumns);
     fill.end = fill.begin + static_cast<size_t>(parts * part_bytes);
     const PanelRow scales = PanelScales(view.format, r.k, view.group_size);
     constexpr int64_t kRows = 128;  // rows of a job; whole panels
@@ -372,7 +380,9 @@ class DummySource : public WeightSource {
 
 std::unique_ptr<WeightSource> MakeDummySource(const ModelConfig& config, uint64_t seed, int threads,
                                               size_t slab_bytes) {
-  return std::make_unique<DummySource>(config, seed, threads, slab_bytes);
+  return WithOwnerOfHead(config, [&](const ModelConfig& of) {
+    return std::make_unique<DummySource>(of, seed, threads, slab_bytes);
+  });
 }
 
 }  // namespace switchyard

@@ -1,12 +1,47 @@
 // The names of a layer's weights in checksums, on every device.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "core/format.h"
 #include "model/weights.h"
 
 namespace switchyard {
+
+// Calls of AddAttention for the weights of compressed entries.
+template <typename Receiver>
+void AddEntries(const std::string& prefix, const std::optional<EntryWeights>& w, Receiver* to) {
+  if (!w) return;
+  to->Add(prefix + "rows", w->rows);
+  to->Add(prefix + "gates", w->gates);
+  to->Add(prefix + "bias", w->bias);
+  to->Add(prefix + "norm", w->norm);
+}
+template <typename Receiver>
+void AddCompressed(const std::string& prefix, const CompressedAttentionWeights& w, Receiver* to) {
+  to->Add(prefix + "q_a", w.q_a);
+  to->Add(prefix + "q_b", w.q_b);
+  to->Add(prefix + "q_a_norm", w.q_a_norm);
+  to->Add(prefix + "kv", w.kv);
+  to->Add(prefix + "kv_norm", w.kv_norm);
+  to->Add(prefix + "sinks", w.sinks);
+  for (size_t group = 0; group < w.o_a.size(); ++group)
+    to->Add(fmt::format("{}o_a.{}", prefix, group), w.o_a[group]);
+  to->Add(prefix + "o", w.o);
+  AddEntries(prefix + "entries.", w.entries, to);
+  to->Add(prefix + "index.q", w.index_q);
+  to->Add(prefix + "index.weights", w.index_weights);
+  AddEntries(prefix + "index.entries.", w.index_entries, to);
+}
+
+// Calls to->Add(name, weight) for the weights of residual streams, as AddAttention does.
+template <typename Receiver>
+void AddStreams(const std::string& prefix, const StreamWeights& w, Receiver* to) {
+  to->Add(prefix + "logits", w.logits);
+  to->Add(prefix + "base", w.base);
+  to->Add(prefix + "scale", w.scale);
+}
 
 // Calls to->Add(name, weight) for each attention weight of a layer, also for undefined ones.
 // `prefix`: start of each name, such as "layers.0.attention.". Receiver::Add takes a LinearWeight,
@@ -49,11 +84,13 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   for (size_t head = 0; head < l.v_up.size(); ++head)
     to->Add(fmt::format("{}v_up.{}", prefix, head), l.v_up[head]);
   to->Add(prefix + "o", l.o);
-  if (!l.index) return;
-  to->Add(prefix + "index.q", l.index->q);
-  to->Add(prefix + "index.k", l.index->k);
-  to->Add(prefix + "index.k_norm", l.index->k_norm);
-  to->Add(prefix + "index.weights", l.index->weights);
+  if (l.index) {
+    to->Add(prefix + "index.q", l.index->q);
+    to->Add(prefix + "index.k", l.index->k);
+    to->Add(prefix + "index.k_norm", l.index->k_norm);
+    to->Add(prefix + "index.weights", l.index->weights);
+  }
+  AddCompressed(prefix, layer.compressed, to);
 }
 
 }  // namespace switchyard

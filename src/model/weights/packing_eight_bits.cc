@@ -1,5 +1,6 @@
 // Reads `weight` in float8_e4m3 or int8 with separate scales:
 //   weight_scale_inv (DeepSeek) or weight_scale, [ceil(n / 128), ceil(k / 128)]: FP8 blocks;
+//   scale (DeepSeek-V4) of the same shape, uint8: their exponents (e8m0);
 //   weight_scale, [n] or [n, 1]: one for each row;
 //   weight_scale, [] or [1]: one for the tensor;
 //   input_scale: one for all inputs, if activations are static.
@@ -10,7 +11,9 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "model/weights/checkpoint_reader.h"
+#include "quant/formats.h"
 #include "quant/fp8.h"
 
 namespace switchyard {
@@ -18,9 +21,14 @@ namespace {
 
 constexpr int64_t kCheckedRows = 1024;  // rows of one job
 
-// Some checkpoints store scales in bfloat16; kernels need float32.
+// Some checkpoints store scales in bfloat16, or as exponents; kernels need float32.
 Bytes FloatScales(const StoredTensor& s, const std::string& name, int64_t first, int64_t count) {
   if (s.dtype == DType::kF32) return {s.data + first * sizeof(float), s.owner};
+  if (s.dtype == DType::kU8) {
+    auto floats = std::make_shared<Tensor>(Tensor::Empty(DType::kF32, {count}));
+    for (int64_t i = 0; i < count; ++i) floats->data<float>()[i] = FromE8M0(s.data[first + i]);
+    return {static_cast<const uint8_t*>(floats->raw()), floats};
+  }
   if (!IsPlain(s.dtype)) {
     throw Invalid("{}: tensor \"{}\" is {}; want float32 scales", s.file, name, Name(s.dtype));
   }
@@ -59,7 +67,9 @@ void AddBlockScales(CheckpointReader& in, const MatrixRequest& r, WeightView* vi
   const int64_t block_cols = CeilDiv(r.k, kFp8BlockSize);
   std::vector<int64_t> shape = {block_rows, block_cols};
   if (r.experts > 0) shape.insert(shape.begin(), r.experts);
-  const std::string name = in.EitherName(r.name + "_scale_inv", r.name + "_scale");
+  const std::string name =
+      in.EitherName(r.name + "_scale_inv",
+                    in.EitherName(r.name + "_scale", fmt::format("{}.scale", ModuleOf(r))));
   const StoredTensor* s = in.Find(name, shape, "weight_block_size");
   if (!s || !in.read_data()) return;
   const int64_t blocks = block_rows * block_cols;

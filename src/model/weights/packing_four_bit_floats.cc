@@ -2,6 +2,7 @@
 //   MXFP4 of gpt-oss: `name`_blocks uint8 [experts, n, k/32, 16], `name`_scales uint8 (e8m0)
 //     [experts, n, k/32];
 //   MXFP4 of compressed-tensors: weight_packed uint8 [n, k/2], weight_scale uint8 [n, k/32];
+//   MXFP4 of DeepSeek-V4: weight int8 or uint8, scale, of the same shapes;
 //   NVFP4 of compressed-tensors: weight_packed, weight_scale float8_e4m3 [n, k/16],
 //     weight_global_scale [1], by which scales are divided;
 //   NVFP4 of ModelOpt: weight uint8 [n, k/2], weight_scale, weight_scale_2 [], by which they are
@@ -145,10 +146,14 @@ WeightView ReadMxfp4Blocks(CheckpointReader& in, const MatrixRequest& r) {
 WeightView ReadMxfp4(CheckpointReader& in, const MatrixRequest& r) {
   RejectStackedExperts(r, nullptr);
   CheckBlockMultiple(r, kMxfp4BlockSize, "MXFP4");
-  const std::string module(ModuleOf(r)), scale_name = module + ".weight_scale";
-  const StoredTensor* b = in.Find(module + ".weight_packed", DType::kU8, {r.n, r.k / 2}, r.keys);
+  const std::string module(ModuleOf(r));
+  const std::string scale_name = in.EitherName(module + ".weight_scale", module + ".scale");
+  const std::string name = in.EitherName(module + ".weight_packed", r.name);
+  const std::vector<int64_t> shape = {r.n, r.k / 2};
+  const StoredTensor* b = in.Find(name, shape, r.keys);
   const StoredTensor* s = in.Find(scale_name, DType::kU8, {r.n, r.k / kMxfp4BlockSize}, r.keys);
   if (!s || !b) return {};
+  if (b->dtype != DType::kI8) b = in.Find(name, DType::kU8, shape, r.keys);
   return Mxfp4(in, r, {b, s, kMxfp4BlockSize}, scale_name);
 }
 

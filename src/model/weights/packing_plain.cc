@@ -57,6 +57,35 @@ WeightView Transpose(CheckpointReader& in, const MatrixRequest& r, const StoredT
   return StoredView(part, format, piece.data, piece.owner);
 }
 
+// Copies the rows of a reduced head, so that the ones between them are not read.
+WeightView Gather(CheckpointReader& in, const MatrixRequest& r, const StoredTensor& t) {
+  WeightView view{.format = PlainFormat(t.dtype),
+                  .data = t.data,
+                  .activation = r.scheme.activation,
+                  .stored_k = r.cols.size(),
+                  .n = r.rows.size(),
+                  .k = r.cols.size(),
+                  .owner = t.owner};
+  const auto size = static_cast<int64_t>(SizeOf(t.dtype));
+  const auto row_bytes = static_cast<size_t>(r.cols.size() * size);
+  if (!in.read_data() || view.n == 0 || row_bytes == 0) return view;
+  const Slabs::Piece piece = in.slabs().Allocate(row_bytes * static_cast<size_t>(view.n));
+  view.data = piece.data;
+  view.owner = piece.owner;
+  for (int64_t first = 0; first < view.n; first += kJobRows) {
+    const int64_t end = std::min(view.n, first + kJobRows);
+    in.Later(row_bytes * static_cast<size_t>(end - first),
+             [r, first, end, size, row_bytes, from = t.data, to = piece.data,
+              owner = BothOwners(piece.owner, t.owner)] {
+               for (int64_t i = first; i < end; ++i)
+                 std::memcpy(to + static_cast<size_t>(i) * row_bytes,
+                             from + (r.StoredRow(r.rows.begin + i) * r.k + r.cols.begin) * size,
+                             row_bytes);
+             });
+  }
+  return view;
+}
+
 }  // namespace
 
 const StoredTensor* FindPlain(CheckpointReader& in, const MatrixRequest& r) {
@@ -79,6 +108,7 @@ WeightView ReadPlain(CheckpointReader& in, const MatrixRequest& r) {
       t->dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
   plain.scheme.activation = halves ? ActivationFormat::kBFloat16 : ActivationFormat::kNone;
   if (r.transposed) return Transpose(in, plain, *t);
+  if (!r.picked.empty()) return Gather(in, plain, *t);
   const auto size = static_cast<int64_t>(SizeOf(t->dtype));
   const uint8_t* data = t->data + r.expert * r.n * r.k * size;
   WeightView view = StoredView(plain, PlainFormat(t->dtype), data, t->owner);

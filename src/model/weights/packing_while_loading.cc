@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -48,6 +49,7 @@ class PlainRows {
         name_(r.name),
         row0_(r.row0),
         row_step_(r.row_step),
+        picked_(r.picked),
         transposed_(r.transposed),
         n_(r.n),
         k_(r.k) {
@@ -76,12 +78,15 @@ class PlainRows {
   }
 
  private:
-  int64_t StoredRow(int64_t row) const { return row0_ + row * row_step_; }
+  int64_t StoredRow(int64_t row) const {
+    return row0_ + (picked_.empty() ? row : picked_[static_cast<size_t>(row)]) * row_step_;
+  }
 
   const StoredTensor* t_;
   std::string name_;
   const uint8_t* data_;
   int64_t row0_, row_step_;
+  std::span<const int32_t> picked_;
   bool transposed_;
   int64_t n_, k_;
 };

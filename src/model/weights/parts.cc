@@ -25,6 +25,13 @@ bool DefinesNoRows(ActivationFormat activation) {
   return activation == ActivationFormat::kNone || activation == ActivationFormat::kBFloat16;
 }
 
+// "lm_head" of "lm_head.weight".
+std::string_view ModuleOf(std::string_view name) {
+  constexpr std::string_view kSuffix = ".weight";
+  if (name.ends_with(kSuffix)) name.remove_suffix(kSuffix.size());
+  return name;
+}
+
 }  // namespace
 
 ExpertPlacement Parts::PlacementOf(int64_t layer) const {
@@ -75,16 +82,26 @@ WeightView Parts::Plain(const std::string& name, int64_t n, Range rows, std::str
                  .keys = keys});
 }
 
+WeightView Parts::ReducedHeadRows(const std::string& name, const ReducedHead& head, Range rows) {
+  return Matrix({.name = name,
+                 .n = config().vocab_size,
+                 .k = config().hidden,
+                 .rows = rows,
+                 .cols = {0, config().hidden},
+                 .total_rows = static_cast<int64_t>(head.tokens.size()),
+                 .picked = head.tokens,
+                 .of_owner = head.owner != nullptr,
+                 .scheme = schemes_.OfVocabulary(ModuleOf(name)),
+                 .keys = "vocab_size, hidden_size"});
+}
+
 WeightView Parts::Vocabulary(const std::string& name, int64_t n, Range rows) {
-  constexpr std::string_view kSuffix = ".weight";
-  std::string_view module = name;
-  if (module.ends_with(kSuffix)) module.remove_suffix(kSuffix.size());
   return Matrix({.name = name,
                  .n = n,
                  .k = config().hidden,
                  .rows = rows,
                  .cols = {0, config().hidden},
-                 .scheme = schemes_.OfVocabulary(module),
+                 .scheme = schemes_.OfVocabulary(ModuleOf(name)),
                  .keys = n == config().vocab_size ? "vocab_size, hidden_size"
                                                   : "draft_vocab_size, hidden_size"});
 }

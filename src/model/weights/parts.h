@@ -32,6 +32,8 @@ class Parts {
   bool replicated_shared_expert() const { return context_.replicated_shared_expert; }
   ExpertPlacement PlacementOf(int64_t layer) const;
   double bytes() const { return bytes_; }
+  void Count(double bytes) { bytes_ += bytes; }
+  WeightSource& source() { return source_; }
 
   bool Has(const std::string& name) const { return source_.Has(name); }
   const LinearScheme& SchemeOf(std::string_view module) const { return schemes_.Of(module); }
@@ -52,6 +54,8 @@ class Parts {
 
   // Rows `rows` of the embedding or the head, [n, hidden].
   WeightView Vocabulary(const std::string& name, int64_t n, Range rows);
+  // Rows `rows` of a reduced head, whose matrix `name` is stored with a row for each token.
+  WeightView ReducedHeadRows(const std::string& name, const ReducedHead& head, Range rows);
   // A matrix [n, hidden] that is stored plain: most routers.
   WeightView Plain(const std::string& name, int64_t n, Range rows, std::string_view keys);
   // A router's matrix [experts, hidden]; quantized only if the checkpoint stores scales for it.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -87,6 +88,46 @@ void PlaceFeedForward(kernels::Device& device, kernels::ExpertWeights& w) {
   }
 }
 
+void Place(kernels::Device& device, EntryWeights& w) {
+  Place(device, w.rows);
+  Place(device, w.gates);
+  Place(device, w.bias);
+  Place(device, w.norm);
+}
+
+// Views of the same stored matrix, each in a copy of its own. The shard of one may start inside a
+// block of scales, and the shard of another at a block's start. Ops need one format for all.
+void PlacePlain(kernels::Device& device, std::vector<WeightView>& views) {
+  for (WeightView& w : views) w = device.Place(w, /*plain=*/true);
+}
+
+void Place(kernels::Device& device, CompressedAttentionWeights& w) {
+  for (LinearWeight* linear : {&w.q_a, &w.q_b, &w.kv, &w.o, &w.index_q}) Place(device, *linear);
+  for (Tensor* t : {&w.q_a_norm, &w.q_norm, &w.kv_norm, &w.sinks}) Place(device, *t);
+  PlacePlain(device, w.o_a);
+  Place(device, w.index_weights);
+  if (w.entries) Place(device, *w.entries);
+  if (w.index_entries) Place(device, *w.index_entries);
+}
+
+// GPUs round the rows of products with narrower weights, but the weights of residual streams are
+// computed from unrounded rows. So the matrix becomes float32.
+void Place(kernels::Device& device, StreamWeights& w) {
+  if (!w.logits.defined()) return;
+  const auto values =
+      std::make_shared<std::vector<float>>(static_cast<size_t>(w.logits.n * w.logits.k));
+  for (int64_t row = 0; row < w.logits.n; ++row)
+    DequantizeRow(w.logits, row, 0, w.logits.k, values->data() + row * w.logits.k);
+  w.logits = device.Place({.format = WeightFormat::kF32,
+                           .data = values->data(),
+                           .stored_k = w.logits.k,
+                           .n = w.logits.n,
+                           .k = w.logits.k,
+                           .owner = values});
+  Place(device, w.base);
+  Place(device, w.scale);
+}
+
 // Collects arrays in the formats of a GPU (kernels::GpuFormat).
 class ArrayList {
  public:
@@ -134,6 +175,7 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     Place(device, weights.hidden_input->hidden_norm);
     Place(device, weights.hidden_input->projection);
   }
+  Place(device, weights.head_streams);
   for (LayerWeights& layer : weights.layers) {
     GroupedAttentionWeights& grouped = layer.grouped;
     const LinearWeight* const qkv[] = {&grouped.q, &grouped.k, &grouped.v};
@@ -166,10 +208,11 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
       Place(device, index.k_norm);
       Place(device, index.weights);
     }
-    for (auto* heads : {&layer.latent.k_up, &layer.latent.v_up})
-      // The shard of one head may start inside a block of scales, and the shard of another at a
-      // block's start. Ops need one format for all heads.
-      for (WeightView& w : *heads) w = device.Place(w, /*plain=*/true);
+    PlacePlain(device, layer.latent.k_up);
+    PlacePlain(device, layer.latent.v_up);
+    Place(device, layer.compressed);
+    Place(device, layer.attention_streams);
+    Place(device, layer.feed_forward_streams);
     PlaceFeedForward(device, layer.dense);
   }
 }
@@ -189,12 +232,15 @@ std::vector<kernels::DeviceArray> PlacedArrays(const ModelWeights& weights) {
     list.Add(name + "attention.qkv.bias", layer.grouped.qkv.bias);
     list.Add(name + "attention.in.bias", layer.linear.stacked_in.bias);
     list.Add(name + "attention.gates.bias", layer.linear.stacked_gates.bias);
+    AddStreams(name + "attention_streams.", layer.attention_streams, &list);
+    AddStreams(name + "feed_forward_streams.", layer.feed_forward_streams, &list);
     list.Add(name + "latent_in", layer.latent_in);
     list.Add(name + "latent_out", layer.latent_out);
     list.Add(name + "dense.gate", layer.dense.gate);
     list.Add(name + "dense.up", layer.dense.up);
     list.Add(name + "dense.down", layer.dense.down);
   }
+  AddStreams("head_streams.", weights.head_streams, &list);
   list.Add("final_norm", weights.final_norm);
   list.Add("head", weights.head);
   list.Add("head_bias", weights.head_bias);

@@ -28,12 +28,22 @@ struct MatrixRequest {
   int64_t row0 = 0, row_step = 1;
   int64_t experts = 0, expert = 0;  // experts 0: no stack
   int64_t total_rows = 0;           // rows of the request before sharding; 0: n
+  // The stored row of each row of the request, of which `rows` is a part; empty: row i is row i.
+  // Valid until Finish. Only for heads (ReducedHead), whose rows are copied.
+  std::span<const int32_t> picked;
+  bool of_owner = false;  // stored in the checkpoint of ReducedHead::owner
   // The storage scheme by config.json. A tensor that is stored plain is read as plain nevertheless:
   // ignore lists are sometimes incomplete.
   LinearScheme scheme;
+  bool float32 = false;       // plain weights are float32, whatever ModelConfig::dtype is
   bool mxfp4_blocks = false;  // stored as `name` + "_blocks" and "_scales"
   bool transposed = false;    // stored as [k, n]: the part is copied
   std::string_view keys;      // keys of config.json that give n and k, for messages
+
+  // Where row `row` of the request is stored.
+  int64_t StoredRow(int64_t row) const {
+    return row0 + (picked.empty() ? row : picked[static_cast<size_t>(row)]) * row_step;
+  }
 };
 
 // A part of a vector [n] or of a stack [experts, n].
@@ -49,7 +59,8 @@ struct VectorRequest {
   // Stored as integers in [0, below), different ones in each row of `columns`; 0: stored as floats.
   // At most 2^24, so they are exact in float32. Other integers are an error kInvalid.
   int64_t below = 0;
-  bool norm = false;  // a norm's weight; dummy weights of norms are 1
+  bool norm = false;      // a norm's weight; dummy weights of norms are 1
+  bool of_owner = false;  // stored in the checkpoint of ReducedHead::owner
   std::string_view keys;
 };
 
@@ -116,6 +127,12 @@ int32_t GroupSizeOf(const LinearScheme& scheme, Range cols);
 // int4, 128 for the K types of ggml, else 1.
 int64_t ColumnUnit(const LinearScheme& scheme);
 WeightFormat PlainFormat(DType dtype);  // for kF32, kBF16 or kF16
+
+// The source of `config`, made by `make`. If config.reduced_head has an owner, requests of the
+// owner's tensors go to a second source, made for the owner.
+std::unique_ptr<WeightSource> WithOwnerOfHead(
+    const ModelConfig& config,
+    const std::function<std::unique_ptr<WeightSource>(const ModelConfig&)>& make);
 
 // Requests this rank's shard from the source, by the tensor names of the config's family. CHECKs
 // that the architecture is known; Error if the sizes cannot be sharded (CheckSplits). Adds to

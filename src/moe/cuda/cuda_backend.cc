@@ -254,7 +254,7 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
   }
   if (scatters_ && mesh_.moe_tp() > 1) {
     b.gathered = Memory(lane * hidden * 4);
-    b.gathered_router = Memory(lane * shape_.router_width * 4);
+    b.gathered_router = Memory(lane * shape_.widest_router_row() * 4);
     b.lane_sums = Memory(lane * hidden * 4);
   }
   if (gathers()) {
@@ -322,7 +322,12 @@ std::unique_ptr<MoeLayerParts> CudaMoeBackend::Place(MoeLayerConfig config,
   CHECK_LE(router.num_groups, kMaxRouterGroups);
   CHECK(!router.scales_input || (shape_.scales_input && router.top_k == 1));
   CHECK_EQ(router.zero_experts, shape_.zero_experts);
-  CHECK_EQ(config.router_width, shape_.router_width);
+  if (router.by_token) {
+    CHECK(shape_.by_token);
+    CHECK_EQ(config.router_width, shape_.widest_router_row());
+  } else {
+    CHECK_EQ(config.router_width, shape_.router_width);
+  }
   layers_.push_back(config.layer);
   auto parts = std::make_unique<CudaMoeParts>(std::move(config), weights, *this,
                                               static_cast<int>(layers_.size()) - 1);

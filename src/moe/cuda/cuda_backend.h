@@ -41,9 +41,9 @@ struct MoeBuffers {
   DeviceMemory scaled;                  // [round, H] rows times their weights
   DeviceMemory zero_weights;            // [lane] weights of experts without computation
   DeviceMemory gathered;                // [lane, H] if a lane's tokens are not contiguous
-  DeviceMemory gathered_router;         // [lane, router_width] the same, if the router has own rows
-  DeviceMemory lane_sums;               // [lane, H] partial sums of slices, for reduce-scatter
-  DeviceMemory all_x, all_sums;         // [tokens of all ranks, H] if `none` gathers them
+  DeviceMemory gathered_router;  // [lane, widest_router_row()] the same, of the router's rows
+  DeviceMemory lane_sums;        // [lane, H] partial sums of slices, for reduce-scatter
+  DeviceMemory all_x, all_sums;  // [tokens of all ranks, H] if `none` gathers them
   DeviceMemory all_ids, all_local, all_weights;  // [tokens of all ranks, top_k]
   DeviceMemory position;                         // [maximum rows] of RowOrder
   DeviceMemory offsets, counts, block_groups, order_scratch;
@@ -126,6 +126,8 @@ struct CudaMoeParts : MoeLayerParts {
   const CudaMoeBackend& backend;
   DeviceMatrix router;
   DeviceMemory router_bias, correction_bias;
+  DeviceMemory token_experts;  // [token_rows, top_k] with RouterConfig::by_token
+  int64_t token_rows = 0;
   const int index;  // index among the layers of the backend
   // [num_logical] the id to which each logical expert is mapped. It is the physical expert if rows
   // are exchanged, otherwise the local id on this rank. The address is fixed, because captured

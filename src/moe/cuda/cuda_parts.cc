@@ -62,6 +62,11 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
   if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
   if (weights.router.correction_bias)
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
+  if (weights.router.token_experts != nullptr) {  // ranks with experts only have none
+    token_rows = weights.router.token_rows;
+    token_experts = UploadIds(
+        {weights.router.token_experts, static_cast<size_t>(token_rows * config.router.top_k)});
+  }
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);
   if (!backend.shared_dispatched())
@@ -124,6 +129,7 @@ std::vector<kernels::DeviceArray> CudaMoeParts::Arrays() const {
   add("router", router.data);
   add("router_bias", router_bias);
   add("router_correction", correction_bias);
+  add("token_experts", token_experts);
   for (int i = 0; i < experts.experts; ++i)
     AddExpert(experts, i, fmt::format("experts.{}", i), &arrays);
   if (shared) AddExpert(*shared, 0, "shared", &arrays);

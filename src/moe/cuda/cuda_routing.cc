@@ -92,14 +92,16 @@ RoutingRecord CudaMoeBackend::RecordOf(const CudaMoeParts& parts, const CudaMoeS
 }
 
 RouterLogitsParams CudaMoeBackend::Logits(const CudaMoeParts& parts, const CudaMoeState& s) {
-  return {.x = s.round_router_x(),
+  // Routers by token ids read the rows of the experts; only the ids are in rows of their own.
+  const bool by_token = parts.config.router.by_token;
+  return {.x = by_token ? s.round_x() : s.round_router_x(),
           .w = parts.router.data.data(),
           .w_is_bf16 = parts.router.type == ElementType::kBF16,
           .bias = parts.router_bias.as<float>(),
           .y = s.buffers.logits.as<float>(),
           .m = s.round.size(),
           .n = parts.config.router.num_logits(),
-          .k = s.router_width};
+          .k = by_token ? s.width : s.router_width};
 }
 
 // With a chooser, the selected ids stay logical; ChooseReplicas maps them to physical ids and
@@ -122,6 +124,10 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
           .top2_sum = router.group_score == RouterConfig::GroupScore::kTop2Sum,
           .scaling = router.routed_scaling_factor,
           .jitter = router.jitter,
+          .token_experts = parts.token_experts.as<int32_t>(),
+          .token_rows = parts.token_rows,
+          .token_ids = router.by_token ? s.round_router_x() + s.router_width - 1 : nullptr,
+          .token_stride = s.router_width,
           .places = s.choice ? nullptr : parts.places.as<int32_t>(),
           .logical = buffers.logical.as<int32_t>(),
           .ids = buffers.ids.as<int32_t>(),

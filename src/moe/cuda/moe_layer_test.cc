@@ -82,10 +82,23 @@ TEST(CudaMoeLayer, RoutersOfTheFamilies) {
         .topk_groups = 2,
         .routed_scaling_factor = 16},
        nullptr);
+  with({.scoring = Scoring::kSqrtSoftplus, .renormalize = true, .routed_scaling_factor = 1.5f},
+       correction.data());
   TestLayer two({.hidden = 64, .intermediate = 32, .num_experts = 16, .top_k = 2});
   two.config.router = {
       .num_experts = 16, .top_k = 2, .scoring = Scoring::kSparseMixer, .jitter = 0.3f};
   ExpectExact(two);
+}
+
+// As in DeepSeek-V4. Passes of few rows are routed by other kernels.
+TEST(CudaMoeLayer, ExpertsByTokenIdsWithLimitedActivation) {
+  SKIP_WITHOUT_GPU();
+  for (const WeightFormat router : {WeightFormat::kF32, WeightFormat::kBF16})
+    ExpectExact(TestLayer({.limited = true,
+                           .shared = true,
+                           .router_width = 161,
+                           .by_token = true,
+                           .router = router}));
 }
 
 TestLayer Bf16Layer(bool clamped_with_biases = false) {

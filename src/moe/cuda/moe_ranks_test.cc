@@ -218,14 +218,7 @@ TEST(CudaMoeRanks, ExpertsWithoutComputationChangeNoBitAndAreNearTheReference) {
   ExpectNearTheReference(layer, {.tp = 2, .ep = 2, .dp = 2});
 }
 
-TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
-  SKIP_WITHOUT_GPU();
-  const TestLayer layer({.hidden = 128,
-                         .intermediate = 128,
-                         .num_experts = 40,
-                         .top_k = 20,
-                         .squared = true,
-                         .router_width = 300});
+void ExpectRowsOfTheRouter(const TestLayer& layer) {
   const auto want = Ranks{layer, DType::kF32, DeepEp("auto"), Passes(1)}.On({});
   for (const char* mode : {"normal", "low_latency"}) {
     ExpectSameBits(layer, DType::kF32, DeepEp(mode), want, {.tp = 2, .ep = 2});
@@ -236,6 +229,27 @@ TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
   for (const MeshShape& mesh :
        {MeshShape{.tp = 2}, {.tp = 2, .ep = 2}, {.tp = 2, .ep = 2, .dp = 2}})
     ExpectNearTheReference(layer, mesh);
+}
+
+TEST(CudaMoeRanks, RowsOfTheRouterChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  ExpectRowsOfTheRouter(TestLayer({.hidden = 128,
+                                   .intermediate = 128,
+                                   .num_experts = 40,
+                                   .top_k = 20,
+                                   .squared = true,
+                                   .router_width = 300}));
+}
+
+TEST(CudaMoeRanks, ExpertsByTokenIdsChangeNoBitAndAreNearTheReference) {
+  SKIP_WITHOUT_GPU();
+  ExpectRowsOfTheRouter(TestLayer({.hidden = 128,
+                                   .intermediate = 128,
+                                   .num_experts = 40,
+                                   .top_k = 6,
+                                   .limited = true,
+                                   .router_width = 129,
+                                   .by_token = true}));
 }
 
 // The shared expert is dispatched like a routed expert, to a rank with little load.

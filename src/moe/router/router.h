@@ -45,7 +45,7 @@ struct RouterConfig {
   bool scales_input = false;
   // The experts of a token depend only on its id, and their weights on the logits (hash routing of
   // DeepSeek-V4). The router's rows have the token's id as a further, last element. Only with
-  // scores of single logits, on CPUs.
+  // kSqrtSoftplus, without groups and correction bias.
   bool by_token = false;
 
   int num_logits() const { return num_experts + zero_experts; }

@@ -190,6 +190,8 @@ TEST(RouterTest, ATokenIdWithAScoreThatIsNotFiniteIsMarked) {
   EXPECT_THAT(out.ids, ElementsAre(4, 5, 6, 0, 1, 2, 1, 2, 3));
   EXPECT_TRUE(std::isnan(out.weights[3]));
   EXPECT_NEAR(out.weights[6], 0.5, 1e-6);
+  LookUpExperts(config, {}, nullptr, 0, nullptr, 1, &out, pool);  // a rank without a router
+  EXPECT_EQ(out.tokens, 0);
 }
 
 // The expected weights follow the formulas of the paper: the weight of an expert is its softmax

@@ -105,6 +105,11 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
       "--speculative-draft-model-quantization", s.draft_quantization, kSpeculation,
       "Value of --quantization for the draft model, including its head, or unquant. Default: "
       "w8a8_int8 for an unquantized MTP layer on CPUs, else the stored format. Affects speed only");
+  app.Flag("--speculative-token-map", s.token_map, kSpeculation,
+           "File of token ids (a JSON list, a safetensors file or text), such as switchyard "
+           "token-map writes. The draft model's head computes these tokens only, so drafts take "
+           "less time and fewer are accepted. Outputs do not change. SGLang's .pt files have to be "
+           "converted");
   app.Flag("--speculative-simulate-acceptance", s.simulate_acceptance, kSpeculation,
            "For benchmarks only: accepts each draft with this probability (0 to 1), whatever the "
            "model samples. Outputs are then wrong. -1: off");

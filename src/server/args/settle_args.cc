@@ -28,8 +28,6 @@ constexpr const char* kFixedBuckets = "the buckets of the histograms in GET /met
 constexpr const char* kCacheTiers = "the KV cache has one tier, in the device's memory";
 constexpr const char* kNoMultimodal = "models read text only";
 constexpr const char* kLibraries = "collectives select their algorithm by message size";
-constexpr const char* kTokenMap =
-    "a draft head proposes the tokens of its d2t table (EAGLE3), or the whole vocabulary";
 constexpr const char* kNgrams =
     "drafts always come from n-grams of 2 to 5 tokens in the request's own text";
 constexpr const char* kNoLora = "adapters (LoRA) are not supported";
@@ -132,7 +130,6 @@ constexpr std::array kFlags = {
     SglangFlag{"--enable-lora", 0, kRefused, kNoLora},
     SglangFlag{"--lora-paths", -1, kRefused, kNoLora},
     SglangFlag{"--max-loras-per-batch", 1, kWithoutEffect, kNoLora},
-    SglangFlag{"--speculative-token-map", 1, kRefused, kTokenMap},
     SglangFlag{"--speculative-attention-mode", 1, kWithoutEffect, kOneAttention},
     SglangFlag{"--speculative-accept-threshold-single", 1, kRefused,
                "drafts are accepted only if they equal the sampled token"},

@@ -78,7 +78,6 @@ TEST(SglangFlagsTest, RefusedByName) {
       {"--reasoning-parser", "deepseek-r9"},
       {"--tool-call-parser", "qwen99"},
       {"--tool-server", "demo"},
-      {"--speculative-token-map", "map.pt"},
       {"--lora-paths", "a=b"},
       {"--disaggregation-mode", "both"},
       {"--disaggregation-transfer-backend", "mooncake"},
@@ -163,18 +162,19 @@ TEST(SglangFlagsTest, OlderMicroBatchSizeHasNoEffectWithoutStages) {
 }
 
 TEST(SglangFlagsTest, SpeculativeFlagsReachTheEngine) {
-  const auto args =
-      ParseServe(With({"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
-                       "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
-                       "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
-                       "--speculative-moe-runner-backend", "masked_mlp",
-                       "--speculative-draft-model-quantization", "int4"}));
+  const auto args = ParseServe(With(
+      {"--speculative-algo", "STANDALONE", "--speculative-draft", "small",
+       "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4",
+       "--speculative-eagle-topk", "1", "--speculative-moe-a2a-backend", "deepep",
+       "--speculative-moe-runner-backend", "masked_mlp", "--speculative-draft-model-quantization",
+       "int4", "--speculative-token-map", "tokens.json"}));
   ASSERT_TRUE(args);
   const EngineConfig back = DecodeConfig(EncodeConfig(args->engine));
   EXPECT_EQ(back.speculative.algorithm, "STANDALONE");
   EXPECT_EQ(back.speculative.draft_model_path, "small");
   EXPECT_EQ(back.speculative.num_steps, "3");
   EXPECT_EQ(back.speculative.draft_quantization, "int4");
+  EXPECT_EQ(back.speculative.token_map, "tokens.json");
   EXPECT_EQ(back.speculative.num_draft_tokens, 4);
   EXPECT_EQ(back.moe.speculative_a2a_backend, "deepep");
   EXPECT_EQ(back.moe.speculative_runner_backend, "masked_mlp");

@@ -151,6 +151,33 @@ std::optional<QuantizeArgs> ParseQuantize(const std::vector<std::string>& args) 
   return a;
 }
 
+std::optional<TokenMapArgs> ParseTokenMap(const std::vector<std::string>& args) {
+  TokenMapArgs a;
+  CommandLine app(
+      "Count the tokens of text and write the ids of the most frequent ones, for "
+      "--speculative-token-map",
+      "switchyard token-map");
+  app.Option("INPUT", a.inputs,
+             "Text files, .jsonl files ({\"text\": …}, {\"messages\": […]} or a response with "
+             "\"output_ids\" in each line), .parquet files with columns of these names, or "
+             "directories of them. Of chats, the answers are counted")
+      .Required();
+  app.Option("--model-path,--model", a.model_path,
+             "Checkpoint directory of the target: config.json and tokenizer")
+      .Required();
+  app.Option("--output", a.output,
+             "File to write, the most frequent token first: a JSON list if the name ends with "
+             ".json, else text with one id in each line")
+      .Required();
+  app.Option("--size", a.size,
+             "Maximum number of tokens, including the end-of-text tokens. Tokens that do not occur "
+             "are left out")
+      .ShowDefault()
+      .Positive();
+  if (!ParseWords(app, args)) return std::nullopt;
+  return a;
+}
+
 std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::string>& args) {
   TrainTokenizerArgs a;
   CommandLine app(

@@ -1,4 +1,4 @@
-// The command lines of `switchyard eplb`, `quantize` and `train-tokenizer`.
+// The command lines of `switchyard eplb`, `quantize`, `train-tokenizer` and `token-map`.
 #pragma once
 
 #include <cstdint>
@@ -70,5 +70,17 @@ struct TrainTokenizerArgs {
 
 // Returns nothing after printing the help for --help. Throws kInvalid that names the flag.
 std::optional<TrainTokenizerArgs> ParseTrainTokenizer(const std::vector<std::string>& args);
+
+// The command line of `switchyard token-map`.
+
+struct TokenMapArgs {
+  std::vector<std::string> inputs;   // arguments FILE or DIR, one or more
+  std::filesystem::path model_path;  // --model-path
+  std::filesystem::path output;      // --output FILE
+  int size = 32768;                  // --size
+};
+
+// Returns nothing after printing the help for --help. Throws kInvalid that names the flag.
+std::optional<TokenMapArgs> ParseTokenMap(const std::vector<std::string>& args);
 
 }  // namespace switchyard

@@ -248,7 +248,7 @@ bool KvReceiver::WriteState(const Link& link, const KvKey& key, std::span<const 
   if (room.pages.state < 0)
     throw Invalid("{} has sent a recurrent state, which {} does not need", link.connection->peer(),
                   key.Text());
-  CopyKvState(*caches_->caches.format().linear, from,
+  CopyKvState(caches_->caches.format().states, from,
               caches_->caches.State(room.group, layer, room.pages.state));
   room.deadline = Deadline();
   room.states.insert(layer);
@@ -276,7 +276,7 @@ void KvReceiver::OnState(Link& link, const KvStateHead& head, TcpStream& stream)
   std::vector<std::byte> bytes(static_cast<size_t>(format.layers[head.layer].StateBytes()));
   if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
     throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
-  const KvStateShard whole = CanonicalState(*format.linear, bytes);
+  const KvStateShard whole = CanonicalState(format.states, bytes);
   WriteState(link, head.key, {&whole, 1}, head.layer);
 }
 
@@ -356,7 +356,8 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
                 "with --disaggregation-transfer-backend shm, both workers run on one host as one "
                 "user; tcp has no such condition");
   const EngineConfig& here = options_.job.config;
-  const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path);
+  const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path,
+                                     /*token_map=*/"");
   std::shared_ptr<SharedArena> memory = SharedArena::FromFd(fd);
   CheckArena(*memory, job, statement_, link.connection->peer());
   link.caches = std::make_shared<MappedCaches>(std::move(memory), job);

@@ -31,7 +31,10 @@ void SendBytes(const KvMessage& message, std::span<std::byte> bytes, TcpStream& 
 }  // namespace
 
 std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
-  const int64_t from = std::max(r.sent, r.begin), layers = caches_->caches.format().num_layers();
+  const KvFormat& format = caches_->caches.format();
+  const int64_t sent = std::max(r.sent, r.begin), layers = format.num_layers();
+  // With the rows before that share places with the first one.
+  const int64_t from = std::max(r.begin, sent - sent % format.shared_rows);
   const auto ready = [&](uint64_t pass) { return caches_->caches.LayersOf(r.group, pass); };
   // Whether passes that compute the rows before known.computed may be in flight.
   const bool in_flight = options_.job.config.mesh.pp > 1 && r.known.pass != 0;
@@ -41,15 +44,15 @@ std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
     if (end_layer <= r.part.end_layer) return std::nullopt;
     return Rows{from, r.part.end, r.part.end_layer, end_layer, r.part.pass, -1};
   }
-  if (from < r.known.computed) {
+  if (sent < r.known.computed) {
     const uint64_t pass = in_flight ? r.known.pass - 1 : 0;
     const int64_t end_layer = in_flight ? ready(pass) : layers;
     if (end_layer == 0) return std::nullopt;
     return Rows{from, r.known.computed, 0, end_layer, pass, -1};
   }
-  if (from >= r.known.end && r.known.state >= 0 && LacksStates(r))
-    return Rows{from, from, 0, layers, 0, r.known.state};
-  if (from >= r.known.end || r.known.pass == 0) return std::nullopt;
+  if (sent >= r.known.end && r.known.state >= 0 && LacksStates(r))
+    return Rows{sent, sent, 0, layers, 0, r.known.state};
+  if (sent >= r.known.end || r.known.pass == 0) return std::nullopt;
   const int64_t end_layer = ready(r.known.pass);
   if (end_layer == 0) return std::nullopt;
   return Rows{from, r.known.end, 0, end_layer, r.known.pass, -1};
@@ -101,8 +104,8 @@ void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
     const KvLayerFormat& of_layer = format.layers[layer];
     if (step.state >= 0 && of_layer.StateBytes() > 0) {
       bytes.resize(static_cast<size_t>(of_layer.StateBytes()));
-      const KvStateShard whole = CanonicalState(*format.linear, bytes);
-      CopyKvState(*format.linear, mapped->caches.State(copy.group, layer, step.state), {&whole, 1});
+      const KvStateShard whole = CanonicalState(format.states, bytes);
+      CopyKvState(format.states, mapped->caches.State(copy.group, layer, step.state), {&whole, 1});
       SendBytes(KvStateHead{key, layer}, bytes, stream, *peer);
     }
     if (of_layer.Bytes(1) == 0) continue;

@@ -29,6 +29,8 @@ bool MayDiffer(const std::string& name) {
       "--moe-a2a-backend", "--moe-runner-backend", "--ep-num-redundant-experts",
       "the hash of --init-expert-location", "--eplb-rank-costs", "--speculative-moe-a2a-backend",
       "--speculative-moe-runner-backend",
+      // Tokens that a draft model may draft change its drafts, not its rows.
+      "the hash of --speculative-token-map",
       // Drafts without a model need nothing of the other worker. See KvStatement.
       "--speculative-algorithm"};
   return std::ranges::find(kNames, name) != std::end(kNames);

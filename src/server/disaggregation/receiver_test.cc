@@ -164,5 +164,13 @@ TEST(ReceiverTest, MemoryThatDoesNotFitItsJobIsRefused) {
               HasSubstr("is not that of a prefill worker"));
 }
 
+TEST(ReceiverTest, TheTokensOfDraftsMayDiffer) {
+  const RankJob job = JobOf({.model = TransferFixture("qwen3_moe")}, "prefill");
+  RankJob other = job;
+  other.config.speculative.token_map = TransferFixture("qwen3_moe") / "config.json";  // any file
+  EXPECT_NE(EngineStatement(job.config), EngineStatement(other.config));
+  EXPECT_EQ(KvStatement(job), KvStatement(other));
+}
+
 }  // namespace
 }  // namespace switchyard

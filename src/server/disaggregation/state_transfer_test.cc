@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -22,13 +24,14 @@ RequestOutput WithState(RequestOutput output, int32_t slot) {
 TEST(StateTransferTest, StatesFollowTheRowsInEveryLayout) {
   constexpr int64_t kEnd = 21;
   constexpr int32_t kFrom = 3, kTo = 6;
-  for (const char* fixture :
-       {"../families/qwen3_next", "../families/kimi_linear", "../families/nemotron_h"}) {
+  for (const char* fixture : {"../families/qwen3_next", "../families/kimi_linear",
+                              "../families/nemotron_h", "../families/deepseek_v4"}) {
+    const bool stages = std::string_view(fixture).find("deepseek_v4") == std::string_view::npos;
     for (const char* backend : {"tcp", "shm"}) {
       for (const TransferLayout& layout :
            {TransferLayout{{1, 1}, {1, 1}}, TransferLayout{{2, 1}, {1, 1}},
-            TransferLayout{{1, 1}, {2, 1}}, TransferLayout{{.pp = 2}, {2, 2, 2}, 0, 1},
-            TransferLayout{{2, 2, 2}, {.pp = 3}, 1, 0}}) {
+            TransferLayout{{1, 1}, {2, 1}}, TransferLayout{{.pp = stages ? 2 : 1}, {2, 2, 2}, 0, 1},
+            TransferLayout{{2, 2, 2}, {.pp = stages ? 3 : 1}, 1, 0}}) {
         SCOPED_TRACE(fmt::format("{} {} {} to {}", fixture, backend, layout.from.tp, layout.to.tp));
         TransferRig rig(SetupOf(fixture, layout.from, layout.to, backend));
         const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
@@ -52,6 +55,36 @@ TEST(StateTransferTest, StatesFollowTheRowsInEveryLayout) {
         EXPECT_EQ(rig.decode.ReadStates(layout.to_group, kTo + 1), other);
       }
     }
+  }
+}
+
+// Adjacent rows share the place of an entry, which is complete only after the last one of them.
+TEST(StateTransferTest, RowsThatSharePlacesOfEntriesAreSentAgain) {
+  constexpr int64_t kEnd = 21;
+  for (const char* backend : {"tcp", "shm"}) {
+    TransferRig rig(SetupOf("../families/deepseek_v4", {1, 1}, {1, 1}, backend));
+    const auto from = rig.prefill.Pages(kEnd, 1), to = rig.decode.Pages(kEnd, 2);
+    rig.prefill.FillAll(0, from, kEnd, 3);
+    rig.prefill.FillStates(0, 3, 4);
+    rig.sender.Open(1, rig.Room(5), kEnd);
+    rig.receiver.Open(2, rig.Room(5), kEnd);
+    rig.receiver.OnOutput(2, 0, WithState(PagesOutput({.end = kEnd, .pages = to}), 6));
+    rig.sender.OnOutput(1, 0,
+                        PagesOutput({.end = 14, .pages = {from[0], from[1]}, .computed = 14}));
+    const int64_t last = rig.prefill.caches().format().num_layers() - 1;
+    for (int wait = 0; wait < 2000 && rig.prefill.Read(0, last, from, 0, 14) !=
+                                          rig.decode.Read(0, last, to, 0, 14);
+         ++wait)
+      std::this_thread::sleep_for(10ms);
+    ExpectSameRows(rig, 0, from, 0, to, 0, 14);
+    // The next pass ends the block of rows 12 to 15.
+    for (int64_t layer = 0; layer <= last; ++layer) rig.prefill.Fill(0, layer, from, 12, 16, 9);
+    rig.sender.OnOutput(1, 0, WithState(FirstOutput(kEnd, from), 3));
+    const auto first = rig.started.Take(2);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->error, "");
+    ExpectSameRows(rig, 0, from, 0, to, 0, kEnd);
+    EXPECT_EQ(rig.decode.ReadStates(0, 6), rig.prefill.ReadStates(0, 3));
   }
 }
 

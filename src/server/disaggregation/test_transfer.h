@@ -93,22 +93,21 @@ struct Side {
   std::vector<std::byte> ReadStates(int group, int32_t slot) {
     return VisitStates(
         group, slot,
-        [](const LinearAttentionConfig& linear, const auto& shards, const KvStateShard& whole) {
-          CopyKvState(linear, shards, {&whole, 1});
+        [](const KvStateFormat& format, const auto& shards, const KvStateShard& whole) {
+          CopyKvState(format, shards, {&whole, 1});
         });
   }
   // Writes random states.
   void FillStates(int group, int32_t slot, uint64_t seed) {
     std::mt19937 random(static_cast<uint32_t>(seed));
-    VisitStates(
-        group, slot,
-        [&](const LinearAttentionConfig& linear, const auto& shards, const KvStateShard& whole) {
-          const int64_t floats =
-              linear.key_heads * KvStateBytes(linear) / static_cast<int64_t>(sizeof(float));
-          for (int64_t i = 0; i < floats; ++i)
-            whole.inputs[i] = static_cast<float>(random() % 1000);  // the heads follow the inputs
-          CopyKvState(linear, {&whole, 1}, shards);
-        });
+    VisitStates(group, slot,
+                [&](const KvStateFormat& format, const auto& shards, const KvStateShard& whole) {
+                  const int64_t floats = format.Bytes() / static_cast<int64_t>(sizeof(float));
+                  for (int64_t i = 0; i < floats; ++i)
+                    whole.inputs[i] =
+                        static_cast<float>(random() % 1000);  // the heads follow the inputs
+                  CopyKvState(format, {&whole, 1}, shards);
+                });
   }
   void Publish(uint64_t pass, int64_t layers) {
     for (int stage = 0; stage < job.config.mesh.pp; ++stage) PublishStage(stage, pass, layers);
@@ -128,8 +127,8 @@ struct Side {
     for (int64_t layer = 0; layer < format.num_layers(); ++layer) {
       if (format.layers[layer].StateBytes() == 0) continue;
       std::vector<std::byte> bytes(format.layers[layer].StateBytes());
-      visit(*format.linear, caches().State(group, layer, slot),
-            CanonicalState(*format.linear, bytes));
+      visit(format.states, caches().State(group, layer, slot),
+            CanonicalState(format.states, bytes));
       all.insert(all.end(), bytes.begin(), bytes.end());
     }
     return all;

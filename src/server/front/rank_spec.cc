@@ -4,10 +4,12 @@
 #include <functional>
 #include <iterator>
 
+#include "core/error.h"
 #include "core/format.h"
 #include "core/gguf_files.h"
 #include "core/wire.h"
 #include "engine/speculative/draft_model.h"
+#include "engine/speculative/token_map.h"
 #include "model/gguf/gguf_config.h"
 
 namespace switchyard {
@@ -33,6 +35,12 @@ std::string HashOfLocation(const std::string& location) {
   return fmt::format("{:016x}", std::hash<std::string>()(location));
 }
 
+// 0: the draft model's head has all tokens.
+uint64_t HashOfTokenMap(const EnginePlan& plan) {
+  const bool reduced = plan.draft && plan.draft->reduced_head;
+  return reduced ? HashOfTokens(plan.draft->reduced_head->tokens) : 0;
+}
+
 }  // namespace
 
 std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
@@ -56,11 +64,13 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   w.Put(plan.model.quantization.bfloat16_rows);
   w.Put(plan.model.quantization.int8_group_rows);
   w.Put(plan.model.quantization.fp8_bfloat16_rows);
+  w.Put(HashOfTokenMap(plan));
   return w.Take();
 }
 
 RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path,
-                       const std::filesystem::path& draft_path) {
+                       const std::filesystem::path& draft_path,
+                       const std::optional<std::string>& token_map) {
   WireReader r(bytes);
   RankJob job;
   job.config = DecodeConfig(r.GetString());
@@ -83,8 +93,11 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   const bool bfloat16_rows = r.Get<bool>();
   const bool int8_group_rows = r.Get<bool>();
   const bool fp8_bfloat16_rows = r.Get<bool>();
+  const auto tokens = r.Get<uint64_t>();
   if (!model_path.empty()) job.config.model_path = model_path;
   if (!draft_path.empty()) job.config.speculative.draft_model_path = draft_path.string();
+  std::string& map = job.config.speculative.token_map;
+  if (token_map) map = *token_map;
   job.plan.model = ReadModelConfig(job.config);
   // All ranks use the leader's values. A rank with another CPU type would otherwise round rows
   // differently, which changes sums.
@@ -93,6 +106,11 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   job.plan.model.quantization.fp8_bfloat16_rows = fp8_bfloat16_rows;
   job.plan.stages = StagesOf(job.config, job.plan.model);
   job.plan.draft = ReadDraftConfig(job.config, job.plan.model, job.plan.cuda);
+  if (!map.empty() && HashOfTokenMap(job.plan) != tokens)
+    throw Invalid(
+        "--speculative-token-map {}: the tokens differ from those that the server started with; "
+        "want the same file on all nodes, unchanged while the server runs",
+        map);
   job.plan.drafts = LimitsOf(job.config.speculative, job.config.mesh.pp,
                              job.config.disaggregation_mode == "prefill");
   return job;
@@ -111,6 +129,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--moe-a2a-backend", config.moe.a2a_backend},
       {"--moe-runner-backend", config.moe.runner_backend},
       {"--speculative-algorithm", config.speculative.algorithm},
+      {"the hash of --speculative-token-map", HashOfFile(config.speculative.token_map)},
       {"--speculative-moe-a2a-backend", config.moe.speculative_a2a_backend},
       {"--speculative-moe-runner-backend", config.moe.speculative_runner_backend},
       {"the hash of the draft model's config.json", HashOfFile(DraftPath(config) / "config.json")},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,9 +21,12 @@ struct RankJob {
   EnginePlan plan;
 };
 // `model_path` and `draft_path`: the checkpoint directories of the model and of the draft model on
-// this node. Those that are empty are taken from `bytes`.
+// this node. Those that are empty are taken from `bytes`. `token_map`: --speculative-token-map of
+// this node; nullopt: taken from `bytes`; empty: the job has the draft model's complete head, which
+// does not change its caches. Error kInvalid if the file has other tokens than the parent has read.
 RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& model_path = {},
-                       const std::filesystem::path& draft_path = {});
+                       const std::filesystem::path& draft_path = {},
+                       const std::optional<std::string>& token_map = std::nullopt);
 
 // Flags and file hashes that must be equal on all nodes. Node 0 sends its spec to the other nodes,
 // so only values outside the spec need this check. If they differ, the nodes were started with

@@ -1,6 +1,10 @@
 #include "server/front/rank_spec.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+
+#include "core/error.h"
+#include "core/temporary_directory.h"
+#include "engine/speculative/token_map.h"
 
 namespace switchyard {
 namespace {
@@ -34,6 +38,33 @@ TEST(RankSpec, RanksHaveTheDraftModel) {
   EXPECT_EQ(job.plan.drafts.most, 3);
   EXPECT_FALSE(job.plan.drafts.adapts);
   EXPECT_EQ(job.plan.max_batch_tokens, plan.max_batch_tokens);
+}
+
+TEST(RankSpec, RanksHaveTheTokensOfTheParent) {
+  const TemporaryDirectory dir;
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/deepseek_v3";
+  config.max_total_tokens = 1000;
+  config.device = "cpu";
+  config.speculative = {.algorithm = "NEXTN", .token_map = (dir.path() / "map.json").string()};
+  WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{9, 3, 200});
+  const std::string spec = EncodeRankSpec(config, MakePlan(config));
+  const RankJob job = DecodeRankSpec(spec);
+  ASSERT_TRUE(job.plan.draft && job.plan.draft->reduced_head);
+  EXPECT_EQ(job.plan.draft->reduced_head->tokens, (std::vector<int32_t>{3, 9, 200}));
+  EXPECT_EQ(DecodeRankSpec(spec, {}, {}, "").plan.draft->reduced_head, nullptr);
+
+  WriteTokenMap(dir.path() / "other.txt", std::vector<int32_t>{200, 9, 3});
+  EXPECT_EQ(
+      DecodeRankSpec(spec, {}, {}, (dir.path() / "other.txt").string()).plan.draft->head_rows(), 3);
+  WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{9, 3, 201});
+  try {
+    DecodeRankSpec(spec);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("--speculative-token-map"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the tokens differ"));
+  }
 }
 
 TEST(RankSpec, DraftsDoNotAdaptWithPipelineStages) {

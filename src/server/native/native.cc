@@ -218,6 +218,7 @@ void HandleServerInfo(Service& service, const http::Responder& responder) {
         drafts.adapts ? Json("auto") : Json(drafts.trees() ? drafts.depth : drafts.most);
     info["speculative_eagle_topk"] = drafts.width;
     info["speculative_num_draft_tokens"] = plan.drafts.most + 1;
+    if (!e.speculative.token_map.empty()) info["speculative_token_map"] = e.speculative.token_map;
     info["speculative_moe_a2a_backend"] = e.moe.speculative_a2a_backend;
     info["speculative_moe_runner_backend"] = e.moe.speculative_runner_backend;
   }

@@ -74,8 +74,8 @@ bool WaitForOutcome(const Outcome& outcome, const StopSignals& signals, ServiceM
 }
 
 RankJob JobOf(const Membership& membership, const EngineConfig& config) {
-  RankJob job =
-      DecodeRankSpec(membership.job, config.model_path, config.speculative.draft_model_path);
+  RankJob job = DecodeRankSpec(membership.job, config.model_path,
+                               config.speculative.draft_model_path, config.speculative.token_map);
   job.config.backends = config.backends;
   job.config.base_gpu_id = config.base_gpu_id;  // these settings differ between hosts
   job.config.gpu_id_step = config.gpu_id_step;

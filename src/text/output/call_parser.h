@@ -72,6 +72,11 @@ std::unique_ptr<CallParser> MakeGlm45Parser(OutputEvents& out, const OfferedTool
 std::unique_ptr<CallParser> MakeDeepSeekV3Parser(OutputEvents& out, const OfferedTools& tools);
 // <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
 std::unique_ptr<CallParser> MakeDeepSeekV31Parser(OutputEvents& out, const OfferedTools& tools);
+// <｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY"
+// string="true">VALUE</｜DSML｜parameter>…, within <｜DSML｜function_calls>, or of V4 within
+// <｜DSML｜tool_calls>. Values with string="false" are JSON.
+std::unique_ptr<CallParser> MakeDeepSeekV32Parser(OutputEvents& out, const OfferedTools& tools);
+std::unique_ptr<CallParser> MakeDeepSeekV4Parser(OutputEvents& out, const OfferedTools& tools);
 // <|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{…}<|tool_call_end|>. The text
 // before the arguments is the call's id.
 std::unique_ptr<CallParser> MakeKimiK2Parser(OutputEvents& out, const OfferedTools& tools);

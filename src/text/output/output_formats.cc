@@ -7,7 +7,7 @@
 namespace switchyard {
 namespace {
 
-constexpr std::string_view kThink = "<think>", kEndThink = "</think>";
+constexpr std::string_view kThink = "<think>", kEndThink = "</think>", kDsml = "｜DSML｜";
 
 const std::vector<std::string_view> kHarmonyMarkers = {
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
@@ -53,6 +53,16 @@ std::span<const CallFormat> CallFormats() {
        .markers = kDeepSeekMarkers,
        .begin = "<｜tool▁calls▁begin｜>",
        .make = MakeDeepSeekV31Parser},
+      {.name = "deepseekv32",
+       .aliases = {"deepseek_v32"},
+       .markers = {kDsml},
+       .begin = "<｜DSML｜function_calls>",
+       .make = MakeDeepSeekV32Parser},
+      {.name = "deepseekv4",
+       .aliases = {"deepseek_v4"},
+       .markers = {kDsml},
+       .begin = "<｜DSML｜tool_calls>",
+       .make = MakeDeepSeekV4Parser},
       {.name = "glm45",
        .aliases = {"glm", "glm47"},
        .markers = {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
@@ -106,7 +116,10 @@ std::span<const ReasoningFormat> ReasoningFormats() {
        .open = kThink,
        .close = kEndThink,
        .always = true},
-      {.name = "deepseek-v3", .aliases = {"deepseek_v3"}, .open = kThink, .close = kEndThink},
+      {.name = "deepseek-v3",
+       .aliases = {"deepseek_v3", "deepseek-v4", "deepseek_v4"},
+       .open = kThink,
+       .close = kEndThink},
       {.name = "glm45", .aliases = {"glm47"}, .open = kThink, .close = kEndThink},
       {.name = "gpt-oss", .aliases = {"openai_gptoss", "gpt_oss"}, .open = {}, .close = {}},
       {.name = "kimi", .aliases = {}, .open = "◁think▷", .close = "◁/think▷"},
@@ -137,6 +150,7 @@ const CallFormat* DetectCallFormat(std::string_view source) {
   if (Has(source, "<|tool_calls_section_begin|>")) return named("kimi_k2");
   if (Has(source, "<｜tool▁calls▁begin｜>"))
     return named(Has(source, "```json") ? "deepseekv3" : "deepseekv31");
+  if (Has(source, kDsml)) return named(Has(source, "tool_calls>") ? "deepseekv4" : "deepseekv32");
   if (Has(source, "<tool_call>")) {
     if (Has(source, "<arg_key>")) return named("glm45");
     return named(Has(source, "<function=") && Has(source, "<parameter=") ? "qwen3_coder"

@@ -93,6 +93,27 @@ std::vector<FormatSample> Samples() {
            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
            "{\"text\": \"a</tool_call>\\n\", \"count\": 3}<｜tool▁call▁end｜>" +
            kDeepSeekEnd},
+      {"deepseekv32",
+       "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter "
+       "name=\"city\" string=\"true\">Löndon</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+       "</｜DSML｜function_calls>",
+       "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter "
+       "name=\"city\" string=\"true\">Löndon</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+       "<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"text\" "
+       "string=\"true\">a</tool_call>\n"
+       "</｜DSML｜parameter>\n<｜DSML｜parameter name=\"count\" "
+       "string=\"false\">3</｜DSML｜parameter>\n"
+       "</｜DSML｜invoke>\n</｜DSML｜function_calls>"},
+      {"deepseekv4",
+       "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter "
+       "name=\"city\" string=\"true\">Löndon</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+       "</｜DSML｜tool_calls>",
+       "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter "
+       "name=\"city\">Löndon</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+       "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"text\" string=\"true\">a</tool_call>\n"
+       "</｜DSML｜parameter><｜DSML｜parameter name=\"count\" string=\"false\"> 3 "
+       "</｜DSML｜parameter>"
+       "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"},
       {"kimi_k2",
        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
        "<|tool_call_argument_begin|>{\"city\": \"Löndon\"}<|tool_call_end|>"
@@ -198,6 +219,9 @@ TEST(OutputParserTest, MalformedCallsStayText) {
       "<tool_call><function></function></tool_call>",
       "<minimax:tool_call>",
       "<minimax:tool_call><invoke>x</invoke></minimax:tool_call>",
+      "<｜DSML｜tool_calls>",
+      "<｜DSML｜function_calls>\n<｜DSML｜invoke name=a b>",
+      "<｜DSML｜invoke name=\"f\">",
       "[TOOL_CALLS]",
       "[TOOL_CALLS] some text",
       "[TOOL_CALLS][{\"name\": []}]",

@@ -168,14 +168,15 @@ TEST(OutputFormatsTest, TemplatesChooseTheFormats) {
 
 TEST(OutputFormatsTest, NamesOfSglangAndVllmAreKnown) {
   for (const char* name :
-       {"deepseekv3",      "deepseekv31", "glm",         "glm45",        "gpt-oss",  "hermes",
-        "kimi_k2",         "llama3",      "minimax-m2",  "mistral",      "pythonic", "qwen",
-        "qwen25",          "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai",   "llama3_json",
-        "llama4_pythonic", "minimax_m2",  "qwen3_xml"})
+       {"deepseekv3",   "deepseekv31", "glm",         "glm45",           "gpt-oss",
+        "hermes",       "kimi_k2",     "llama3",      "minimax-m2",      "mistral",
+        "pythonic",     "qwen",        "qwen25",      "qwen3_coder",     "deepseek_v3",
+        "deepseek_v31", "openai",      "llama3_json", "llama4_pythonic", "minimax_m2",
+        "qwen3_xml",    "deepseekv32", "deepseekv4",  "deepseek_v32",    "deepseek_v4"})
     EXPECT_NE(FindCallFormat(name), nullptr) << name;
-  for (const char* name :
-       {"deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2", "qwen3",
-        "qwen3-thinking", "minimax", "step3", "deepseek_r1", "openai_gptoss", "minimax_m2"})
+  for (const char* name : {"deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2",
+                           "qwen3", "qwen3-thinking", "minimax", "step3", "deepseek_r1",
+                           "openai_gptoss", "minimax_m2", "deepseek-v4", "deepseek_v4"})
     EXPECT_NE(FindReasoningFormat(name), nullptr) << name;
   EXPECT_EQ(FindCallFormat("nonsense"), nullptr);
   EXPECT_EQ(FindReasoningFormat(""), nullptr);

@@ -1,5 +1,7 @@
-// Formats that write each parameter between tags, as plain text: Qwen3-Coder, MiniMax-M2, GLM-4.5.
+// Formats that write each parameter between tags, as plain text: Qwen3-Coder, MiniMax-M2, GLM-4.5,
+// DeepSeek-V3.2 and V4.
 // The arguments are converted to a JSON object by the types of the tool's schema.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,8 @@ struct TagFormat {
   bool quoted = false;                      // names of functions and parameters may be in quotes
   bool own_lines = false;                   // a newline next to a value belongs to the tags
   bool bare_calls = false;                  // call_begin begins a call outside a section too
+  // string="true" or string="false" follows a parameter's name. Other values are JSON.
+  bool marks_strings = false;
 };
 
 constexpr TagFormat kQwen3Coder{.section_begin = "<tool_call>",
@@ -53,6 +57,39 @@ constexpr TagFormat kGlm45{.section_begin = "",
                            .value_begin = "<arg_value>",
                            .value_end = "</arg_value>",
                            .bare_calls = true};
+
+// DSML of DeepSeek-V3.2 and V4, which differ in the tags around calls.
+constexpr TagFormat Dsml(std::string_view section_begin, std::string_view section_end) {
+  return {.section_begin = section_begin,
+          .section_end = section_end,
+          .call_begin = "<｜DSML｜invoke name=",
+          .call_end = "</｜DSML｜invoke>",
+          .name_end = ">",
+          .key_begin = "<｜DSML｜parameter name=",
+          .key_end = ">",
+          .value_begin = "",
+          .value_end = "</｜DSML｜parameter>",
+          .quoted = true,
+          .marks_strings = true};
+}
+constexpr TagFormat kDeepSeekV32 = Dsml("<｜DSML｜function_calls>", "</｜DSML｜function_calls>");
+constexpr TagFormat kDeepSeekV4 = Dsml("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>");
+
+constexpr JsonTypes kNoString =
+    kJsonInteger | kJsonNumber | kJsonBoolean | kJsonObject | kJsonArray | kJsonNull;
+
+// Removes the mark of TagFormat::marks_strings from the end of a parameter's head. Returns its
+// value; nullopt: there is none.
+std::optional<bool> TakeStringMark(std::string_view* head) {
+  constexpr std::string_view kTrue = "string=\"true\"", kFalse = "string=\"false\"";
+  const std::string_view trimmed = TrimMarkupSpace(*head);
+  for (const std::string_view mark : {kTrue, kFalse}) {
+    if (!trimmed.ends_with(mark)) continue;
+    *head = trimmed.substr(0, trimmed.size() - mark.size());
+    return mark == kTrue;
+  }
+  return std::nullopt;
+}
 
 std::string_view Unquote(std::string_view name) {
   name = TrimMarkupSpace(name);
@@ -214,9 +251,12 @@ class TagCallParser : public CallParser {
       writer_.Content(f_.key_begin);
       return true;
     }
-    const std::string key = Name(input_.rest().substr(0, found.begin));
+    std::string_view head = input_.rest().substr(0, found.begin);
+    const std::optional<bool> string = f_.marks_strings ? TakeStringMark(&head) : std::nullopt;
+    const std::string key = Name(head);
     input_.Consume(found.begin + found.marker.size());
     types_ = tools_.TypesOf(name_, key);
+    if (string) types_ = *string ? kJsonString : kNoString;
     writer_.Arguments((parameters_++ == 0 ? "{\"" : ", \"") + EscapeJson(key) + "\": ");
     state_ = State::kBeforeValue;
     return true;
@@ -312,6 +352,14 @@ std::unique_ptr<CallParser> MakeQwen3CoderParser(OutputEvents& out, const Offere
 
 std::unique_ptr<CallParser> MakeMinimaxM2Parser(OutputEvents& out, const OfferedTools& tools) {
   return std::make_unique<TagCallParser>(out, tools, kMinimaxM2);
+}
+
+std::unique_ptr<CallParser> MakeDeepSeekV32Parser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<TagCallParser>(out, tools, kDeepSeekV32);
+}
+
+std::unique_ptr<CallParser> MakeDeepSeekV4Parser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<TagCallParser>(out, tools, kDeepSeekV4);
 }
 
 std::unique_ptr<CallParser> MakeGlm45Parser(OutputEvents& out, const OfferedTools& tools) {

@@ -34,7 +34,7 @@ class ExactScorer {
 
  public:
   struct Shared {
-    int slots[kBlockKeys];  // −1: no key
+    int places[kBlockKeys];  // −1: no key
     // Parts of the keys and of the queries. The strides avoid bank conflicts.
     float keys[kDepth][kBlockKeys + 1];
     alignas(16) float queries[kDepth][kBlockHeads + 4];
@@ -44,14 +44,14 @@ class ExactScorer {
   __device__ ExactScorer(const KeySelection& p, int row, Shared& shared)
       : p_(p), row_(row), shared_(shared) {}
 
-  // Returns to thread j the score of the key in slots[j]. All threads call it, after the slots have
-  // been written.
+  // Returns to thread j the score of the key in places[j]. All threads call it, after the places
+  // have been written.
   __device__ float Scores() {
     float total = 0.0f;
     for (int head = 0; head < p_.heads; head += kBlockHeads) {
       float products[kThreadHeads][kThreadKeys] = {};
       for (int column = 0; column < p_.head_dim; column += kDepth) {
-        __syncthreads();  // slots are written, and the last part has been read
+        __syncthreads();  // places are written, and the last part has been read
         Load(head, column);
         __syncthreads();
         Multiply(products);
@@ -73,9 +73,8 @@ class ExactScorer {
     const bool real = d < p_.head_dim;
     const T* const cache = static_cast<const T*>(p_.cache);
     for (int key = threadIdx.x / 32; key < kBlockKeys; key += kWarps) {
-      const int slot = shared_.slots[key];
-      shared_.keys[lane][key] =
-          real && slot >= 0 ? ToFloat(cache[int64_t{slot} * p_.head_dim + d]) : 0.0f;
+      const int place = shared_.places[key];
+      shared_.keys[lane][key] = real && place >= 0 ? ToFloat(cache[place * p_.stride + d]) : 0.0f;
     }
     const float* const q = p_.q + row_ * p_.ldq;
     for (int h = threadIdx.x / 32; h < kBlockHeads; h += kWarps)
@@ -137,7 +136,7 @@ class TileScorer {
 
  public:
   struct Shared {
-    int slots[kBlockKeys];  // −1: no key
+    int places[kBlockKeys];  // −1: no key
     // Parts of the keys and of the queries. The stride avoids bank conflicts.
     alignas(16) __nv_bfloat16 keys[kBlockKeys][kStride];
     alignas(16) __nv_bfloat16 queries[kBlockHeads][kStride];
@@ -153,7 +152,7 @@ class TileScorer {
     for (int head = 0; head < p_.heads; head += kBlockHeads) {
       float products[kHeadTiles][kWarpTiles][4] = {};
       for (int column = 0; column < p_.head_dim; column += kDepth) {
-        __syncthreads();  // slots are written, and the last part has been read
+        __syncthreads();  // places are written, and the last part has been read
         Load(head, column);
         __syncthreads();
         Multiply(products);
@@ -179,10 +178,9 @@ class TileScorer {
     const bool real = d < p_.head_dim;  // head_dim is a multiple of eight
     const auto* const cache = static_cast<const __nv_bfloat16*>(p_.cache);
     for (int key = threadIdx.x / 8; key < kBlockKeys; key += kThreads / 8) {
-      const int slot = shared_.slots[key];
+      const int place = shared_.places[key];
       uint4 x = {};
-      if (real && slot >= 0)
-        x = *reinterpret_cast<const uint4*>(cache + int64_t{slot} * p_.head_dim + d);
+      if (real && place >= 0) x = *reinterpret_cast<const uint4*>(cache + place * p_.stride + d);
       *reinterpret_cast<uint4*>(&shared_.keys[key][piece]) = x;
     }
     const float* const q = p_.q + row_ * p_.ldq;
@@ -276,7 +274,7 @@ __global__ void __launch_bounds__(kThreads) ScoreKeys(const __grid_constant__ Ke
   for (int begin = static_cast<int>(blockIdx.x) * kBlockKeys; begin < keys; begin += step) {
     const int key = begin + static_cast<int>(threadIdx.x);
     const bool real = threadIdx.x < kBlockKeys && key < keys;
-    if (threadIdx.x < kBlockKeys) shared.slots[threadIdx.x] = real ? p.SlotOf(sequence, key) : -1;
+    if (threadIdx.x < kBlockKeys) shared.places[threadIdx.x] = real ? p.PlaceOf(sequence, key) : -1;
     const float score = scorer.Scores();
     if (real) p.ScoresOf(row)[key] = OrderOf(score);
   }

@@ -1,5 +1,5 @@
-// Problem: the exact top-k of the scores of each query row (kernels/ops.h, SelectKeys), and the
-// table of attention to the selected keys.
+// Problem: the exact top-k of the scores of each query row (SelectKeys of kernels/ops.h and
+// SelectEntries of kernels/compressed.h), and the table of attention to the selected keys.
 // Tiling: one block of 1024 threads for each row.
 // Pipeline: none. The lowest selected score is found in four passes over the scores, eight bits in
 // each (radix selection). A last pass stores the slots in the order of their positions.
@@ -100,7 +100,7 @@ __device__ void StoreSelected(const KeySelection& p, int row, int keys, const Lo
     if (is_above || (is_same && same_before < lowest.equal)) {
       const int above_before =
           above + static_cast<int>(before & 0xffff) + __popc(above_lanes & earlier_lanes);
-      to[above_before + min(same_before, lowest.equal)] = p.SlotOf(sequence, key);
+      to[above_before + min(same_before, lowest.equal)] = p.ResultOf(sequence, key);
     }
     above += static_cast<int>(all & 0xffff);
     same += static_cast<int>(all >> 16);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) SelectRows(const __grid_constant__ K
     return StoreSelected(p, row, keys, lowest, shared);
   }
   for (int key = static_cast<int>(threadIdx.x); key < keys; key += kThreads)
-    p.selected[int64_t{row} * p.topk + key] = p.SlotOf(p.table.row_sequence[row], key);
+    p.selected[int64_t{row} * p.topk + key] = p.ResultOf(p.table.row_sequence[row], key);
 }
 
 // Fills the columns of the tables of SelectedSequences, [4, num_rows].
@@ -139,33 +139,30 @@ void Require(bool holds) {
   Check(holds ? cudaSuccess : cudaErrorInvalidValue, "arguments of the selection of keys");
 }
 
-}  // namespace
+bool Aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
-                cudaStream_t stream, std::span<std::byte> scratch) {
+bool HasTiles(DType dtype, int64_t width, bool exact) {
+  return !exact && dtype == DType::kBF16 && width % 16 == 0;
+}
+
+// Enqueues the kernels of all waves of rows. `all`: the fields that waves share.
+void Select(const KeySelection& all, bool tiles, cudaStream_t stream,
+            std::span<std::byte> scratch) {
+  const SequenceTable& table = all.table;
   if (table.num_sequences == 0 || table.num_rows == 0) return;
-  Require(p.kv_dtype == DType::kF32 || p.kv_dtype == DType::kBF16 || p.kv_dtype == DType::kF16);
-  Require(p.heads > 0 && p.head_dim > 0 && p.topk > 0);
-  const bool tiles = !exact && p.kv_dtype == DType::kBF16 && p.head_dim % 16 == 0;
-  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  Require(!tiles || (aligned(p.q) && aligned(p.cache) && p.ldq % 4 == 0));
-  const int64_t most_keys = int64_t{table.max_pages} * table.page_size;
-  Require(most_keys > 0 && most_keys <= int64_t{1} << 30);
+  Require(all.kv_dtype == DType::kF32 || all.kv_dtype == DType::kBF16 ||
+          all.kv_dtype == DType::kF16);
+  Require(all.heads > 0 && all.head_dim > 0 && all.topk > 0);
+  Require(!tiles || (Aligned(all.q) && Aligned(all.cache) && all.ldq % 4 == 0));
+  const int64_t positions = int64_t{table.max_pages} * table.page_size;
+  Require(positions > 0 && positions <= int64_t{1} << 30);
+  const int64_t most_keys = std::max<int64_t>(all.ratio > 0 ? positions / all.ratio : positions, 1);
   const auto room = static_cast<int64_t>(scratch.size() / sizeof(uint32_t));
   const int64_t rows = std::min({int64_t{table.num_rows}, room / most_keys, kMaxRows});
   Require(rows > 0);
-  KeySelection wave = {.q = p.q,
-                       .ldq = p.ldq,
-                       .weights = p.weights,
-                       .cache = p.cache,
-                       .kv_dtype = p.kv_dtype,
-                       .heads = static_cast<int>(p.heads),
-                       .head_dim = static_cast<int>(p.head_dim),
-                       .topk = static_cast<int>(p.topk),
-                       .table = table,
-                       .selected = p.selected,
-                       .scores = reinterpret_cast<uint32_t*>(scratch.data()),
-                       .most_keys = most_keys};
+  KeySelection wave = all;
+  wave.scores = reinterpret_cast<uint32_t*>(scratch.data());
+  wave.most_keys = most_keys;
   for (int64_t first = 0; first < table.num_rows; first += rows) {
     wave.first_row = static_cast<int32_t>(first);
     wave.rows = static_cast<int32_t>(std::min(rows, table.num_rows - first));
@@ -173,6 +170,48 @@ void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, 
     SelectRows<<<wave.rows, kThreads, 0, stream>>>(wave);
     Check(cudaGetLastError(), "selection of keys");
   }
+}
+
+}  // namespace
+
+void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
+                cudaStream_t stream, std::span<std::byte> scratch) {
+  Select({.q = p.q,
+          .ldq = p.ldq,
+          .weights = p.weights,
+          .cache = p.cache,
+          .stride = p.head_dim,
+          .kv_dtype = p.kv_dtype,
+          .heads = static_cast<int>(p.heads),
+          .head_dim = static_cast<int>(p.head_dim),
+          .topk = static_cast<int>(p.topk),
+          .table = table,
+          .selected = p.selected},
+         HasTiles(p.kv_dtype, p.head_dim, exact), stream, scratch);
+}
+
+void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& table, bool exact,
+                   cudaStream_t stream, std::span<std::byte> scratch) {
+  const kernels::EntryPlaces& entries = p.entries;
+  const auto element = static_cast<int64_t>(SizeOf(entries.dtype));
+  Require(p.ratio > 0 && entries.span > 0 && entries.stride % element == 0);
+  // The places of entries have no alignment of their own.
+  const bool aligned =
+      Aligned(entries.data) && entries.stride % 16 == 0 && Aligned(p.q) && p.ldq % 4 == 0;
+  Select({.q = p.q,
+          .ldq = p.ldq,
+          .weights = p.weights,
+          .cache = entries.data,
+          .stride = entries.stride / element,
+          .kv_dtype = entries.dtype,
+          .ratio = static_cast<int>(p.ratio),
+          .span = static_cast<int>(entries.span),
+          .heads = static_cast<int>(p.heads),
+          .head_dim = static_cast<int>(p.width),
+          .topk = static_cast<int>(p.topk),
+          .table = table,
+          .selected = p.selected},
+         aligned && HasTiles(entries.dtype, p.width, exact), stream, scratch);
 }
 
 void FillSelectedSequences(const SequenceTable& table, int64_t topk, std::byte* memory,

@@ -16,8 +16,12 @@ struct KeySelection {
   const float* q = nullptr;  // [rows of the batch, heads, head_dim], row stride ldq
   int64_t ldq = 0;
   const float* weights = nullptr;  // [rows of the batch, heads]
-  const void* cache = nullptr;     // [slots, head_dim] of kv_dtype
+  const void* cache = nullptr;     // [places, head_dim] of kv_dtype
+  int64_t stride = 0;              // elements from a place to the next one
   DType kv_dtype = DType::kF32;
+  // Of entries: the positions of an entry, and the slots that share a place (kernels/compressed.h).
+  // A key is then an entry, and its number is stored. ratio 0: keys, whose slots are stored.
+  int ratio = 0, span = 1;
   int heads = 0, head_dim = 0, topk = 0;
   SequenceTable table;
   int32_t* selected = nullptr;      // [rows of the batch, topk]
@@ -29,12 +33,21 @@ struct KeySelection {
   __device__ int KeysOf(int row) const {
     const int sequence = table.row_sequence[row];
     if (sequence < 0) return 0;
-    return table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
+    const int keys =
+        table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
+    return ratio > 0 ? keys / ratio : keys;
   }
   __device__ int SlotOf(int sequence, int key) const {
     const int page = key / table.page_size;
     return table.pages[int64_t{sequence} * table.max_pages + page] * table.page_size +
            (key - page * table.page_size);
+  }
+  __device__ int PlaceOf(int sequence, int key) const {
+    return ratio > 0 ? SlotOf(sequence, (key + 1) * ratio - 1) / span : SlotOf(sequence, key);
+  }
+  // What is stored for a selected key.
+  __device__ int ResultOf(int sequence, int key) const {
+    return ratio > 0 ? key : SlotOf(sequence, key);
   }
   __device__ uint32_t* ScoresOf(int row) const {
     return scores + int64_t{row - first_row} * most_keys;

@@ -1,5 +1,5 @@
-// Selection of keys by an index on a GPU, and the sequences of selected keys. Semantics:
-// kernels/ops.h.
+// Selection of keys and entries by an index on a GPU, and the sequences of selected keys.
+// Semantics: kernels/ops.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/compressed.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/ops.h"
 
@@ -27,6 +28,12 @@ namespace switchyard::cuda {
 // The score of a key depends only on `exact`, the row's query and weights, and the key.
 void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
                 cudaStream_t stream, std::span<std::byte> scratch);
+
+// The same for entries (kernels/compressed.h): their numbers are stored. Tensor cores are used
+// under the same conditions, if the places are also aligned to 16 bytes. `scratch` needs 4 bytes
+// for each entry of the longest sequence.
+void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& table, bool exact,
+                   cudaStream_t stream, std::span<std::byte> scratch);
 
 // Tables in which each row of a batch is a sequence of its own, for attention to selected keys. A
 // table has at most kSelectedRows rows, because each block of attention reads the whole table.

@@ -13,15 +13,19 @@
 #include "core/cuda/runtime.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "kernels/compressed.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/select_keys.h"
 #include "kernels/cuda/device/cuda_device_products.h"
 #include "kernels/cuda/device/cuda_device_sequences.h"
 #include "kernels/cuda/device/cuda_device_weights.h"
 #include "kernels/cuda/elementwise/ops_rows.h"
+#include "kernels/cuda/elementwise/ops_streams.h"
+#include "kernels/cuda/entries/entries.h"
 #include "kernels/cuda/recurrent/ops_recurrent.h"
 #include "kernels/fused_ops.h"
 #include "kernels/recurrent.h"
+#include "kernels/streams.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -66,7 +70,11 @@ int Use(int index) {
   return index;
 }
 
-class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::RecurrentOps {
+class Gpu final : public CudaDevice,
+                  public kernels::FusedOps,
+                  public kernels::RecurrentOps,
+                  public kernels::CompressedOps,
+                  public kernels::StreamOps {
  public:
   explicit Gpu(const kernels::CudaDeviceOptions& options)
       : options_(options),
@@ -82,6 +90,8 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
   PdlStream chain() const override { return {stream_.get(), options_.fused && hopper_}; }
   kernels::FusedOps* fused() override { return options_.fused ? this : nullptr; }
   kernels::RecurrentOps* recurrent() override { return this; }
+  kernels::CompressedOps* compressed() override { return this; }
+  kernels::StreamOps* streams() override { return this; }
   void AddCheck(std::function<void()> check) override { checks_.push_back(std::move(check)); }
   void SetWait(std::function<void(cudaEvent_t)> wait) override {
     wait_ = wait;
@@ -180,6 +190,9 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
                     int64_t count) override {
     Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");
   }
+  void TokensToFloats(float* y, int64_t ldy, const int32_t* tokens, int64_t count) override {
+    Check(ops::TokensToFloats(y, ldy, tokens, count, stream_.get()), "TokensToFloats");
+  }
   void ClearEntries(int32_t* values, const int32_t* index, int64_t count) override {
     Check(ops::ClearEntries(values, index, count, stream_.get()), "ClearEntries");
   }
@@ -227,6 +240,22 @@ class Gpu final : public CudaDevice, public kernels::FusedOps, public kernels::R
   }
   void GatedNorm(const kernels::GatedNormParams& p) override {
     Check(ops::GatedNorm(p, chain()), "GatedNorm");
+  }
+
+  void Compress(const kernels::CompressParams& p) override { cuda::Compress(p, stream_.get()); }
+  void SelectEntries(const kernels::SelectEntriesParams& p,
+                     const kernels::PassSequences& sequences) override {
+    cuda::SelectEntries(p, TableOf(sequences), exact(), stream_.get(), AttentionScratch());
+  }
+  void AttendToEntries(const kernels::EntryAttentionParams& p,
+                       const kernels::PassSequences& sequences) override {
+    cuda::AttendToEntries(p, TableOf(sequences), stream_.get());
+  }
+  void Collapse(const kernels::CollapseStreamsParams& p) override {
+    Check(ops::CollapseStreams(p, stream_.get()), "CollapseStreams");
+  }
+  void Expand(const kernels::ExpandStreamsParams& p) override {
+    Check(ops::ExpandStreams(p, stream_.get()), "ExpandStreams");
   }
 
   void AddNorm(const kernels::AddNormParams& p) override {

@@ -109,9 +109,10 @@ TEST_F(ProductsTest, HeadsMatchTheCpuWithTheSameBitsInEveryBatch) {
 
 TEST_F(ProductsTest, MlpMatchesTheCpu) {
   constexpr Activation kActivations[] = {Activation::kSwiGluClamped, Activation::kSwiGlu,
-                                         Activation::kRelu2};
-  for (int round = 0; round < 24; ++round) {
+                                         Activation::kRelu2, Activation::kSwiGluLimited};
+  for (int round = 0; round < 32; ++round) {
     Device& device = round % 2 == 0 ? *exact_ : *fast_;
+    const Activation activation = kActivations[round / 2 % 4];
     const WeightFormat format = random_.Pick({WeightFormat::kF32, WeightFormat::kBF16});
     const int64_t hidden = random_.Pick<int64_t>({64, 256, 100});
     const int64_t middle = random_.Pick<int64_t>({128, 192, 33});
@@ -129,7 +130,7 @@ TEST_F(ProductsTest, MlpMatchesTheCpu) {
                        .gate_bias = gate_bias.data(),
                        .up_bias = up_bias.data(),
                        .down_bias = down_bias.data()};
-    const bool gated = kActivations[round % 3] != Activation::kRelu2;
+    const bool gated = activation != Activation::kRelu2;
     if (!gated) w.up = w.gate, w.up_bias = w.gate_bias;
     std::vector<float> scratch(m * middle), expected(m * hidden);
     const int32_t offsets[] = {0, static_cast<int32_t>(m)};
@@ -137,7 +138,8 @@ TEST_F(ProductsTest, MlpMatchesTheCpu) {
                           .ldx = hidden,
                           .experts = {&w, 1},
                           .offsets = offsets,
-                          .activation = kActivations[round % 3],
+                          .activation = activation,
+                          .limit = 1.0f,
                           .scratch = scratch.data(),
                           .out = expected.data(),
                           .ldo = hidden};

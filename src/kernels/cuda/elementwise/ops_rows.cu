@@ -127,6 +127,11 @@ __global__ void GatherTokensKernel(int32_t* ids, const int32_t* rows, const int3
   if (i < count && rows[i] >= 0) ids[i] = max(0, tokens[rows[i]]);
 }
 
+__global__ void TokensToFloatsKernel(float* y, int64_t ldy, const int32_t* tokens, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) y[i * ldy] = static_cast<float>(tokens[i]);
+}
+
 __global__ void ClearEntriesKernel(int32_t* values, const int32_t* index, int64_t count) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
@@ -220,6 +225,14 @@ cudaError_t GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* token
   if (count == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
   GatherTokensKernel<<<blocks, kThreads, 0, stream>>>(ids, rows, tokens, count);
+  return cudaGetLastError();
+}
+
+cudaError_t TokensToFloats(float* y, int64_t ldy, const int32_t* tokens, int64_t count,
+                           cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  TokensToFloatsKernel<<<blocks, kThreads, 0, stream>>>(y, ldy, tokens, count);
   return cudaGetLastError();
 }
 

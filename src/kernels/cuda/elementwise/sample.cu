@@ -218,7 +218,9 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(kernels::SampleParams p
     const SamplingThreshold kept = Filter(weights, p.vocab, total, sampling, shared);
     token = Pick(weights, p.vocab, kept, sampling.uniform, shared);
   }
-  if (threadIdx.x == 0) p.tokens[row] = finite ? token : -1;
+  if (threadIdx.x != 0) return;
+  if (finite && p.ids != nullptr) token = p.ids[token];
+  p.tokens[row] = finite ? token : -1;
 }
 
 }  // namespace

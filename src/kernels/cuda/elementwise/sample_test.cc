@@ -59,7 +59,8 @@ struct Masks {
 };
 
 std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
-                              const std::vector<RowSampling>& sampling, const Masks& masks = {}) {
+                              const std::vector<RowSampling>& sampling, const Masks& masks = {},
+                              const std::vector<int32_t>& ids = {}) {
   const auto count = static_cast<int64_t>(rows.size());
   const auto vocab = static_cast<int64_t>(rows[0].size());
   DeviceMemory logits(count * vocab * sizeof(float)), weights(count * vocab * sizeof(float));
@@ -74,6 +75,9 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
     CopyToDevice(words.data(), masks.words.data(), masks.words.size() * sizeof(uint32_t), "masks");
     CopyToDevice(mask_rows.data(), masks.rows.data(), mask_rows.bytes(), "rows of masks");
   }
+  DeviceMemory device_ids(ids.size() * sizeof(int32_t) + 4);
+  if (!ids.empty())
+    CopyToDevice(device_ids.data(), ids.data(), ids.size() * sizeof(int32_t), "ids");
   Check(SampleTokens({.logits = logits.as<float>(),
                       .sampling = device_sampling.as<RowSampling>(),
                       .rows = count,
@@ -81,6 +85,7 @@ std::vector<int32_t> OnDevice(const std::vector<std::vector<float>>& rows,
                       .masks = masked ? words.as<uint32_t>() : nullptr,
                       .mask_rows = masked ? mask_rows.as<int32_t>() : nullptr,
                       .weights = weights.as<float>(),
+                      .ids = ids.empty() ? nullptr : device_ids.as<int32_t>(),
                       .tokens = tokens.as<int32_t>()},
                      nullptr),
         "sample");
@@ -142,6 +147,19 @@ TEST_F(SampleTest, LogitsThatAreNotFiniteAreReported) {
   fine[7] = 2.0f;
   EXPECT_EQ(OnDevice({nan, inf, fine}, {{}, {.temperature = 1.0f}, {}}),
             (std::vector<int32_t>{-1, -1, 7}));
+}
+
+TEST_F(SampleTest, IdsReplaceTheIndicesOfLogits) {
+  std::vector<float> bad(300, 0.0f);
+  bad[299] = std::numeric_limits<float>::infinity();
+  const std::vector<std::vector<float>> rows = {Row(300, 3.0f), Row(300, 0.1f), bad, Row(300, 1)};
+  const std::vector<RowSampling> sampling = {
+      {}, {.temperature = 1.0f, .uniform = 0.4}, {}, {.temperature = 0.7f, .top_k = 5}};
+  std::vector<int32_t> ids(300), want = OnDevice(rows, sampling);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(1000 + 7 * i);
+  for (int32_t& token : want)
+    if (token >= 0) token = ids[token];
+  EXPECT_EQ(OnDevice(rows, sampling, {}, ids), want);
 }
 
 // A row with a mask gives the token of a row that has only the allowed logits.

@@ -22,6 +22,7 @@ __device__ __forceinline__ float Activated(const ActivationArg& act, float gate,
   if (act.kind == kernels::Activation::kSwiGlu) return gate * Sigmoid(gate) * up;
   const float g = gate > act.limit ? act.limit : gate;
   const float u = up > act.limit ? act.limit : up < -act.limit ? -act.limit : up;
+  if (act.kind == kernels::Activation::kSwiGluLimited) return g * Sigmoid(g) * u;
   return g * Sigmoid(act.alpha * g) * (u + 1.0f);
 }
 

@@ -216,6 +216,7 @@ __device__ __forceinline__ float SwiGlu(const ActivateParams& p, float gate, flo
   if (p.kind == kernels::Activation::kSwiGlu) return Swish<From>(gate, 1.0f) * up;
   const float g = fminf(gate, p.limit);
   const float u = fminf(fmaxf(up, -p.limit), p.limit);
+  if (p.kind == kernels::Activation::kSwiGluLimited) return Swish<From>(g, 1.0f) * u;
   return Swish<From>(g, p.alpha) * (u + 1.0f);
 }
 

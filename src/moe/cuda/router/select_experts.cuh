@@ -189,6 +189,25 @@ __device__ __forceinline__ Slot SelectBySparseMixer(const SelectExpertsParams& p
   return slot;
 }
 
+// ln(1 + e^x) is x in float32 where x is large.
+__device__ __forceinline__ float SqrtSoftplus(float x) {
+  return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+
+// Takes the experts of one token from the table. `logits`: of the token. An id that is not in the
+// table gives the experts of the last one, so that no memory outside is read.
+static __device__ Slot LookUp(const SelectExpertsParams& p, int64_t token, const float* logits) {
+  const int lane = threadIdx.x % 32;
+  Slot slot;
+  slot.chosen = p.top_k;
+  if (lane >= p.top_k) return slot;
+  const auto id = static_cast<int64_t>(p.token_ids[token * p.token_stride]);
+  slot.id = p.token_experts[min(max(id, int64_t{0}), p.token_rows - 1) * p.top_k + lane];
+  slot.written = p.places ? p.places[slot.id] : slot.id;
+  slot.weight = SqrtSoftplus(logits[slot.id]);
+  return slot;
+}
+
 // Selects the experts of one token by their scores. `score`: the logits, −∞ for ids that do not
 // exist; overwritten. `shared_choice`: as in SelectForToken.
 template <int kPerLane>
@@ -213,6 +232,9 @@ __device__ __forceinline__ Slot SelectByScore(const SelectExpertsParams& p,
   } else if (p.scoring == 1) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
+  } else if (p.scoring == kSqrtSoftplusScoring) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) score[i] = SqrtSoftplus(score[i]);
   }
   float choice[kPerLane];
 #pragma unroll
@@ -314,9 +336,14 @@ __device__ __forceinline__ void SelectForToken(const SelectExpertsParams& p,
       WriteChoice(p, token, lane, lane, constants.place[0], __int_as_float(0x7fc00000), copy);
     return;
   }
-  Slot slot = p.scoring == kSparseMixerScoring
-                  ? SelectBySparseMixer<kPerLane>(p, constants, score)
-                  : SelectByScore<kPerLane>(p, constants, score, shared_choice);
+  Slot slot;
+  if (p.token_experts != nullptr) {
+    slot = LookUp(p, token, logits);
+  } else if (p.scoring == kSparseMixerScoring) {
+    slot = SelectBySparseMixer<kPerLane>(p, constants, score);
+  } else {
+    slot = SelectByScore<kPerLane>(p, constants, score, shared_choice);
+  }
   const bool has = lane < slot.chosen;
   if (p.scoring == 2) {
     const float largest = WarpMax(has ? slot.weight : MinusInfinity());

@@ -57,7 +57,7 @@ struct FaultRecords {
 
 // Values of SelectExpertsParams::scoring. 0: softmax, 1: sigmoid, 2: softmax over the selected
 // experts.
-constexpr int kSparseMixerScoring = 3, kTopKSigmoidScoring = 4;
+constexpr int kSparseMixerScoring = 3, kTopKSigmoidScoring = 4, kSqrtSoftplusScoring = 5;
 
 // The fields of RouterConfig; enums are passed as their integer values.
 struct SelectExpertsParams {
@@ -73,6 +73,13 @@ struct SelectExpertsParams {
   bool top2_sum = false;
   float scaling = 1.0f;
   float jitter = 0.0f;  // used by SparseMixer
+
+  // With RouterConfig::by_token: the experts of each token id [token_rows, top_k]; null: experts
+  // are selected. The id of token t is the whole number token_ids[t · token_stride].
+  const int32_t* token_experts = nullptr;
+  int64_t token_rows = 0;
+  const float* token_ids = nullptr;
+  int64_t token_stride = 0;
 
   // [num_experts] the id that is written for each logical expert, or −1. Null: the logical id
   // itself.
@@ -91,6 +98,10 @@ struct SelectExpertsParams {
 // Whether the kernels that select experts support the sizes and options.
 inline bool SelectsExperts(const SelectExpertsParams& p) {
   if (p.scoring == kSparseMixerScoring && (p.num_groups > 1 || p.correction_bias != nullptr))
+    return false;
+  if (p.token_experts != nullptr &&
+      (p.scoring != kSqrtSoftplusScoring || p.token_rows == 0 || p.token_ids == nullptr ||
+       p.num_groups > 1 || p.zero_experts > 0 || p.correction_bias != nullptr))
     return false;
   if (p.zero_experts > 0 && (p.num_groups > 1 || p.zero_weights == nullptr)) return false;
   return p.num_experts <= kMaxRouterExperts && p.num_logits() <= kMaxRouterLogits &&

@@ -105,8 +105,9 @@ RouterConfig RandomRouter(kernels::Random& random) {
       config.num_groups * static_cast<int>(1 + random.Below(512 / config.num_groups));
   config.topk_groups = static_cast<int>(1 + random.Below(config.num_groups));
   config.top_k = static_cast<int>(1 + random.Below(std::min(32, config.num_experts)));
-  config.scoring = random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid,
-                                RouterConfig::Scoring::kTopKSoftmax});
+  config.scoring =
+      random.Pick({RouterConfig::Scoring::kSoftmax, RouterConfig::Scoring::kSigmoid,
+                   RouterConfig::Scoring::kTopKSoftmax, RouterConfig::Scoring::kSqrtSoftplus});
   config.renormalize = random.Below(2) == 0;
   config.group_score =
       random.Pick({RouterConfig::GroupScore::kMax, RouterConfig::GroupScore::kTop2Sum});
@@ -166,6 +167,85 @@ TEST(SelectExpertsOnDevice, TopKSigmoidChoosesAsTheCpuDoes) {
     SCOPED_TRACE(::testing::Message() << "round " << round << ", experts " << config.num_experts);
     ExpectAsOnCpu(config, logits, tokens, {});
   }
+}
+
+TEST(SelectExpertsOnDevice, LooksUpExpertsByTokenIdAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  kernels::Random random(8);
+  ThreadPool pool(1);
+  for (int round = 0; round < 30; ++round) {
+    const RouterConfig config = {.num_experts = static_cast<int>(8 + random.Below(505)),
+                                 .top_k = static_cast<int>(1 + random.Below(8)),
+                                 .scoring = RouterConfig::Scoring::kSqrtSoftplus,
+                                 .renormalize = random.Below(2) == 0,
+                                 .routed_scaling_factor = 1.5f,
+                                 .by_token = true};
+    constexpr int64_t kIds = 50, kStride = 3;  // an id is the last element of a row
+    const int64_t tokens = random.Below(40);
+    std::vector<int32_t> table, want_places;
+    for (int64_t id = 0; id < kIds; ++id) {
+      const std::vector<int32_t> experts = random.Shuffled(config.num_experts);
+      table.insert(table.end(), experts.begin(), experts.begin() + config.top_k);
+    }
+    std::vector<float> logits = random.Normal(tokens * config.num_experts, 10.0f),
+                       ids(tokens * kStride);
+    for (int64_t t = 0; t < tokens; ++t)
+      ids[t * kStride + kStride - 1] = static_cast<float>(random.Below(kIds));
+    if (round % 5 == 0 && tokens > 0)
+      logits[random.Below(std::ssize(logits))] = random.Pick({NAN, INFINITY, -INFINITY});
+    TopK want;
+    LookUpExperts(config, {.token_experts = table.data(), .token_rows = kIds}, logits.data(),
+                  tokens, ids.data() + kStride - 1, kStride, &want, pool);
+    const std::vector<int32_t> places = random.Shuffled(config.num_experts);
+    const DeviceMemory device_logits = ToDevice(logits), device_table = ToDevice(table);
+    const DeviceMemory device_ids = ToDevice(ids), device_places = ToDevice(places);
+    const DeviceMemory logical(tokens * config.top_k * 4), placed(logical.bytes());
+    const DeviceMemory weights(logical.bytes());
+    Check(SelectExpertsOnDevice({.logits = device_logits.as<float>(),
+                                 .tokens = tokens,
+                                 .num_experts = config.num_experts,
+                                 .top_k = config.top_k,
+                                 .scoring = static_cast<int>(config.scoring),
+                                 .renormalize = config.renormalize,
+                                 .scaling = config.routed_scaling_factor,
+                                 .token_experts = device_table.as<int32_t>(),
+                                 .token_rows = kIds,
+                                 .token_ids = device_ids.as<float>() + kStride - 1,
+                                 .token_stride = kStride,
+                                 .places = device_places.as<int32_t>(),
+                                 .logical = logical.as<int32_t>(),
+                                 .ids = placed.as<int32_t>(),
+                                 .weights = weights.as<float>()},
+                                nullptr),
+          "experts by token id");
+    EXPECT_EQ(ToHost<int32_t>(logical, tokens * config.top_k), want.ids);
+    for (const int32_t id : want.ids) want_places.push_back(places[id]);
+    EXPECT_EQ(ToHost<int32_t>(placed, tokens * config.top_k), want_places);
+    const std::vector<float> got = ToHost<float>(weights, tokens * config.top_k);
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(std::isnan(got[i]), std::isnan(want.weights[i])) << i;
+      if (std::isnan(got[i])) continue;
+      ASSERT_NEAR(got[i], want.weights[i], 2e-6 * (1 + got[i])) << i;
+    }
+  }
+}
+
+TEST(SelectExpertsOnDevice, RefusesATableOfTokensWithOtherScores) {
+  const int32_t table[2] = {};
+  const float ids[1] = {};
+  SelectExpertsParams p = {.tokens = 1,
+                           .num_experts = 8,
+                           .top_k = 2,
+                           .scoring = kSqrtSoftplusScoring,
+                           .token_experts = table,
+                           .token_rows = 1,
+                           .token_ids = ids};
+  EXPECT_TRUE(SelectsExperts(p));
+  p.scoring = 1;
+  EXPECT_FALSE(SelectsExperts(p));
+  p.scoring = kSqrtSoftplusScoring;
+  p.correction_bias = ids;
+  EXPECT_FALSE(SelectsExperts(p));
 }
 
 // Up to the sizes of LongCat-Flash: 512 experts and 256 without computation.
