@@ -66,9 +66,9 @@ void PrintModels() {
   for (const Family& family : Families()) all.push_back(&family);
   std::ranges::stable_sort(all, {}, &Family::model_type);
   for (const Family* f : all)
-    fmt::print("| `{}` | `{}` | yes | {} | {} | {} | {} | {} |\n", f->architecture, f->model_type,
-               f->gpus ? "yes" : "no", FormatsOf(f->names({})), f->mtp ? "yes" : "",
-               Code(f->tool_parser), Code(f->reasoning_parser));
+    fmt::print("| `{}` | `{}` | yes | yes | {} | {} | {} | {} |\n", f->architecture, f->model_type,
+               FormatsOf(f->names({})), f->mtp ? "yes" : "", Code(f->tool_parser),
+               Code(f->reasoning_parser));
   for (const Wrapper& w : Wrappers())
     fmt::print("| `{}` | `{}` | as its `text_config` | as its `text_config` | | | | |\n",
                w.architecture, w.model_type);

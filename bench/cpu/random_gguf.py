@@ -100,20 +100,24 @@ def common_metadata(arch, name, vocab, numbers, floats_):
 
 
 def olmoe(path, four_bits):
-    """OLMoE-1B-7B. `four_bits`: Q4_K, with the other types that llama.cpp mixes into Q4_K_S, or MXFP4."""
-    hidden, inner, layers, experts, vocab = 2048, 1024, 16, 64, 50304
+    """OLMoE-1B-7B. `four_bits`: Q4_K, with the other types that llama.cpp mixes into Q4_K_S, or MXFP4. The architecture is
+    that of Qwen3-MoE, because ik_llama.cpp has no OLMoE. All matrices have the same sizes; norms are per head."""
+    hidden, inner, layers, experts, vocab, size = 2048, 1024, 16, 64, 50304, 128
     numbers = {"context_length": 4096, "embedding_length": hidden, "block_count": layers, "feed_forward_length": inner,
-               "attention.head_count": 16, "attention.head_count_kv": 16, "expert_count": experts,
-               "expert_used_count": 8}
-    metadata = common_metadata("olmoe", path.stem, vocab, numbers,
+               "attention.head_count": 16, "attention.head_count_kv": 16, "attention.key_length": size,
+               "attention.value_length": size, "expert_count": experts, "expert_used_count": 8,
+               "expert_feed_forward_length": inner}
+    metadata = common_metadata("qwen3moe", path.stem, vocab, numbers,
                                {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0})
     mixed = four_bits == "Q4_K"
     t = Tensors()
     t.matrix("token_embd.weight", "Q8_0", vocab, hidden)
     for i in range(layers):
         b = f"blk.{i}."
-        for norm in ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm"):
+        for norm in ("attn_norm", "ffn_norm"):
             t.ones(f"{b}{norm}.weight", hidden)
+        for norm in ("attn_q_norm", "attn_k_norm"):
+            t.ones(f"{b}{norm}.weight", size)
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
             finer = mixed and part == "attn_v" and i < 4
             t.matrix(f"{b}{part}.weight", "Q5_K" if finer else four_bits, hidden, hidden)

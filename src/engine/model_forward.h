@@ -46,7 +46,7 @@ class ModelForward : public ForwardFunction {
   std::span<const int32_t> Collect() override;
   std::span<const int32_t> routed_experts() const override { return model_.routed_experts(); }
   int64_t routed_width() const override;
-  void MoveRows(std::span<const SlotMove> moves) override { kv_.MoveRows(moves); }
+  void MoveRows(std::span<const SlotMove> moves) override { kv_.MoveRows(moves, model_.device()); }
   std::vector<std::string> RouterFaults(const ForwardBatch& batch) override;
 
  private:

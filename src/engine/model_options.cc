@@ -87,14 +87,18 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
     // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
     const int64_t recorded =
         std::min<int64_t>(config.cuda_graph_max_bs > 0 ? config.cuda_graph_max_bs : 256,
-                          plan.max_running_requests * (1 + plan.drafts.most));
+                          int64_t{plan.max_running_requests} * plan.drafts.rows());
+    // Each row of a tree may be a branch, which is a sequence of its own.
+    const int64_t sequences =
+        int64_t{plan.max_running_requests} * (plan.drafts.trees() ? plan.drafts.rows() : 1);
     options.gpu =
         GpuOptions{.index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
                    .custom_all_reduce = !config.disable_custom_all_reduce,
                    .graphs = !config.disable_cuda_graph,
                    .packs_experts = plan.packs_experts,
                    .graph_max_tokens = recorded,
-                   .max_sequences = std::max<int64_t>(plan.max_running_requests, recorded) + 1,
+                   .max_sequences = std::max(sequences, recorded) + 1,
+                   .max_branch = plan.drafts.trees() ? plan.drafts.depth : 0,
                    .timeout = Milliseconds(config.dist_timeout_seconds),
                    .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
                    .stage_passes = PassesInFlight(config)};

@@ -96,7 +96,6 @@ RankEngine::Impl::Impl(Options from, ForwardFunction& model)
   CHECK(!options.results_have_drafts ||
         (model.passes_in_flight() > 1 && max_forced == 0 && options.tree_depth == 0 &&
          (options.drafter != nullptr) == model.has_logits()));
-  CHECK(options.tree_depth == 0 || !model.draws());  // the rows of trees are sampled on the host
   for (const int32_t id : options.eos_token_ids) CHECK(id >= 0 && id < vocab);
 }
 
@@ -345,11 +344,13 @@ void RankEngine::Impl::RequestDeviceSampling() {
     const Sequence& sequence = *plan[i].sequence;
     if (parts[i].logit_rows == 0) continue;
     const auto drafts = static_cast<int64_t>(parts[i].drafts);
+    std::vector<int32_t> depths = {0};  // of the rows: the number of drafts before their tokens
+    if (drafts > 0) depths = DraftTree{sequence.drafts, sequence.draft_parents}.Depths();
     // The token mask after a draft depends on that draft, but FillMasks fills one mask for each
     // sequence. So tokens with both drafts and a grammar are sampled on the host.
     const bool masked_drafts = drafts > 0 && sequence.grammar;
-    for (int64_t row = 0; row <= drafts; ++row) {
-      const auto draw = masked_drafts ? std::nullopt : DeviceDrawParams(sequence, row);
+    for (const int32_t depth : depths) {
+      const auto draw = masked_drafts ? std::nullopt : DeviceDrawParams(sequence, depth);
       if (!draw) {
         batch.draws.clear();
         return;

@@ -457,7 +457,9 @@ INSTANTIATE_TEST_SUITE_P(Trees, RandomDrafts,
                                            Workload{16, 200, 32, true, 64, 20, 0.9, 0, 0, false, 6},
                                            Workload{4, 1000, 64, true, 1, 30, 0.9, 0, 0, false, 16},
                                            Workload{16, 200, 64, false, 3, 5, 0.0, 0, 0, false, 1},
-                                           Workload{4, 40, 7, true, 16, 7, 0.8, 0, 8, false, 3}));
+                                           Workload{4, 40, 7, true, 16, 7, 0.8, 0, 8, false, 3},
+                                           Workload{1, 110, 16, true, 64, 15, 0.9, 0, 0, true, 5},
+                                           Workload{4, 40, 7, true, 16, 7, 0.7, 0, 0, true, 4}));
 
 INSTANTIATE_TEST_SUITE_P(JumpForward, RandomDrafts,
                          ::testing::Values(Workload{1, 128, 1, true, 8, 0, 0, 0, 8},

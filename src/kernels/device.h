@@ -142,6 +142,8 @@ class Device {
   virtual void StoreKv(const StoreKvParams& p) = 0;
   virtual void Embed(const EmbedParams& p) = 0;
   virtual void CopyRows(const CopyRowsParams& p) = 0;
+  // Not within Run.
+  virtual void MoveRows(const MoveRowsParams& p) = 0;
   virtual void SumSquares(const SumSquaresParams& p) = 0;
   virtual void ScaleBySquares(const ScaleBySquaresParams& p) = 0;
 
@@ -162,6 +164,8 @@ struct CudaDeviceOptions {
   DType dtype = DType::kBF16;
   // Buffer capacities: rows per pass, sequences per pass, and pages per sequence.
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;
+  // Maximum keys of a branch (SequenceSpan::branch); 0: sequences have no branches.
+  int64_t max_branch = 0;
   bool graphs = true;
   // Tests and benchmarks compare both settings; the results are bit-identical.
   bool fused = true;          // FusedOps, and programmatic dependent launch where supported

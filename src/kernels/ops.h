@@ -155,7 +155,8 @@ void Rope(const RopeParams& p, ThreadPool& pool);
 // With `branch`, the rows belong to a branch of a tree that continues the sequence: only the keys
 // before position branch_begin are in the pages. The slot of a later key j is branch[j −
 // branch_begin]. So several branches share the pages, and every key of a row has the index of its
-// position, as without a tree. CPUs only.
+// position, as without a tree. On GPUs, CudaDeviceOptions::max_branch limits the length of
+// `branch`.
 struct SequenceSpan {
   int32_t row_begin = 0;
   int32_t rows = 0;
@@ -327,6 +328,21 @@ struct CopyRowsParams {
   float* y = nullptr;
   int64_t ldy = 0;
   int64_t m = 0, n = 0;
+};
+
+// Copies rows within each array, move by move: the row `to` becomes equal to the row `from`. No
+// move reads a row that an earlier move has written, so reads may come before writes of earlier
+// moves.
+struct RowMove {
+  int32_t from = 0, to = 0;
+};
+struct RowArray {
+  void* data = nullptr;  // [rows, row_bytes]
+  int64_t row_bytes = 0;
+};
+struct MoveRowsParams {
+  std::span<const RowArray> arrays;
+  std::span<const RowMove> moves;
 };
 
 // squares[t] = Σ_i x[t, i]²

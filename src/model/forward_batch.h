@@ -35,7 +35,7 @@ struct ForwardBatch {
   std::vector<kernels::SequenceSpan> sequences;
   // [sequences] the slots of the recurrent states, if the model has them; else empty.
   std::vector<kernels::StateSpan> states;
-  std::vector<int32_t> branch_slots;  // memory of SequenceSpan::branch; not empty: on CPUs only
+  std::vector<int32_t> branch_slots;  // memory of SequenceSpan::branch
   std::vector<int32_t> logit_rows;    // rows whose logits are computed, ascending
   std::vector<uint64_t> request_ids;  // [sequences] EngineRequest::id; Forward does not read them
   // Number of leading rows that belong to decoding sequences. Each of these sequences has one row,

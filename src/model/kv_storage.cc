@@ -157,20 +157,20 @@ std::vector<int32_t> KvStorage::RouterFaultsOf(std::span<const kernels::Sequence
   return first;
 }
 
-void KvStorage::MoveRows(std::span<const SlotMove> moves) {
-  const auto move_in = [&](Tensor& rows) {
-    if (!rows.defined()) return;
-    auto* const memory = static_cast<std::byte*>(rows.mutable_raw());
-    const auto bytes = static_cast<int64_t>(rows.num_bytes()) / rows.dim(0);
-    for (const SlotMove& move : moves) {
-      CHECK(move.from >= 0 && move.from < rows.dim(0) && move.to >= 0 && move.to < rows.dim(0));
-      std::memcpy(memory + move.to * bytes, memory + move.from * bytes, bytes);
-    }
-  };
+void KvStorage::MoveRows(std::span<const SlotMove> moves, kernels::Device& device) {
   if (std::ranges::all_of(moves, [](const SlotMove& move) { return move.from == move.to; })) return;
-  for (Tensor& rows : k_) move_in(rows);
-  for (Tensor& rows : v_) move_in(rows);
-  move_in(router_faults_);
+  std::vector<kernels::RowArray> arrays;
+  const auto add = [&](Tensor& rows) {
+    if (!rows.defined() || rows.num_bytes() == 0) return;
+    for (const SlotMove& move : moves)
+      CHECK(move.from >= 0 && move.from < rows.dim(0) && move.to >= 0 && move.to < rows.dim(0));
+    arrays.push_back({.data = rows.mutable_raw(),
+                      .row_bytes = static_cast<int64_t>(rows.num_bytes()) / rows.dim(0)});
+  };
+  for (Tensor& rows : k_) add(rows);
+  for (Tensor& rows : v_) add(rows);
+  add(router_faults_);
+  device.MoveRows({.arrays = arrays, .moves = moves});
 }
 
 size_t KvStorage::BytesPerToken(const ModelConfig& config, const Mesh& mesh, DType dtype) {

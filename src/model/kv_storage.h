@@ -23,9 +23,7 @@ class ReleasableMemory;
 }  // namespace kernels
 
 // A copy of the rows of one cache slot to another slot.
-struct SlotMove {
-  int32_t from = 0, to = 0;
-};
+using SlotMove = kernels::RowMove;
 
 // Bytes of one token's rows in one layer, on one rank. 0: the layer has no such part.
 struct KvRowBytes {
@@ -88,8 +86,9 @@ class KvStorage {
   int32_t* router_faults() {
     return router_faults_.defined() ? router_faults_.data<int32_t>() : nullptr;
   }
-  // Copies keys, values and router faults of all layers, move by move. The cache is in host memory.
-  void MoveRows(std::span<const SlotMove> moves);
+  // Copies keys, values and router faults of all layers, move by move, after the ops that `device`
+  // has enqueued. The cache is in its memory. No move reads a slot that an earlier one has written.
+  void MoveRows(std::span<const SlotMove> moves, kernels::Device& device);
   // The first fault of each sequence, over all its keys; 0: none. The cache is in the memory of
   // `device`. Waits for the device.
   std::vector<int32_t> RouterFaultsOf(std::span<const kernels::SequenceSpan> sequences,

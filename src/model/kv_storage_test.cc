@@ -83,6 +83,8 @@ TEST(KvStorageTest, StatesOfUnfinishedBlocksHaveTheSizeOfTheLargest) {
 
 // Rows of keys, values and faults move together, in the order of the moves.
 TEST(KvStorageTest, RowsMoveInAllLayers) {
+  ThreadPool pool(1);
+  const auto device = kernels::MakeCpuDevice(pool);
   for (const char* fixture : {"olmoe", "deepseek_v3"}) {
     const ModelConfig config = ConfigOf(fixture);
     for (const DType dtype : {DType::kF32, DType::kI8}) {
@@ -99,7 +101,7 @@ TEST(KvStorageTest, RowsMoveInAllLayers) {
         for (int64_t slot = 0; slot < 8; ++slot)
           std::ranges::fill(row(all[i], slot), std::byte(10 * i + slot));
       for (int32_t slot = 0; slot < 8; ++slot) kv.router_faults()[slot] = 100 + slot;
-      kv.MoveRows(std::vector<SlotMove>{{3, 1}, {7, 3}, {5, 5}});
+      kv.MoveRows(std::vector<SlotMove>{{3, 1}, {7, 3}, {5, 5}}, *device);
       const int64_t from[] = {0, 3, 2, 7, 4, 5, 6, 7};
       for (int64_t slot = 0; slot < 8; ++slot) {
         EXPECT_EQ(kv.router_faults()[slot], 100 + from[slot]);

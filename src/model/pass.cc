@@ -95,7 +95,6 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   }
   kv = &cache;
   given_sequences_ = batch.sequences;
-  CHECK(batch.branch_slots.empty() || context_.device.is_cpu());
   sequences->Set(given_sequences_, cache.page_size());
   const int64_t topk = config.attention.index_topk;
   selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {

@@ -38,7 +38,7 @@ from test_profile import PASS, generate, names, spans, start, stop
 from test_reference import BACKENDS, DP_BACKENDS, NAMES
 from test_speculative import LAYOUTS as DRAFT_LAYOUTS
 from test_speculative import answers as draft_answers
-from test_speculative import SHARDED, YARDLING, check_head, head_flags
+from test_speculative import SHARDED, TREES, YARDLING, check_head, head_flags
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 EIGHT = [(8, 4), (8, 8)]  # with two attention groups, since the checkpoints have four heads
@@ -406,11 +406,11 @@ def without_drafts(*flags):
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
-@pytest.mark.parametrize("layout", DRAFT_LAYOUTS)
+@pytest.mark.parametrize("layout", [*DRAFT_LAYOUTS, *TREES])
 def test_drafts_change_no_output(layout, graphs, tmp_path):
     """The requests include some whose tokens the host samples, and some with grammars. EAGLE heads are built from the
     outputs without drafts."""
-    drafts = DRAFT_LAYOUTS[layout]
+    drafts = {**DRAFT_LAYOUTS, **TREES}[layout]
     device, env = where(2 if "--tp" in drafts or "--pp-size" in drafts else 1)
     without = without_drafts(*DRAFT_FLAGS, *FLOAT32)
     head = head_flags(layout, without, tmp_path)

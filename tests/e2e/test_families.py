@@ -124,7 +124,8 @@ def as_published(stored, hidden):
         elif expert or (".attn.w" in name or "indexer.wq_b" in name):
             shape = [hidden, hidden] if expert else shape
             codes = bytes(r.randrange(72) | r.randrange(2) << 7 for _ in range(shape[0] * shape[1]))
-            packed[name], packed[scale] = ("F8_E4M3", shape, codes), ("F8_E8M0", [1, 1], bytes([124]))
+            blocks = [-(-size // 128) for size in shape]
+            packed[name], packed[scale] = ("F8_E4M3", shape, codes), ("F8_E8M0", blocks, bytes([124] * blocks[0] * blocks[1]))
             plain[name] = ("BF16", shape, as_bfloat16([e4m3(code) / 8 for code in codes]))
     return packed, plain
 

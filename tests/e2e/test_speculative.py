@@ -81,7 +81,7 @@ LAYOUTS = {
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
                      "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
 }
-TREES = {  # on CPUs only
+TREES = {
     "nextn_trees": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3, "--speculative-eagle-topk", 2,
                     "--speculative-num-draft-tokens", 7],
     "standalone_trees": ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", YARDLING,

@@ -14,13 +14,13 @@
 namespace switchyard {
 namespace {
 
-using testing::Case;
-using testing::ExpectCases;
-using testing::Fixture;
-using testing::FourRanks;
+using test_checks::Case;
+using test_checks::ExpectCases;
+using test_checks::Fixture;
+using test_checks::FourRanks;
+using test_checks::kAccepted;
+using test_checks::RefusalOf;
 using ::testing::HasSubstr;
-using testing::kAccepted;
-using testing::RefusalOf;
 
 TEST(ChecksTest, Speculation) {
   ExpectCases({

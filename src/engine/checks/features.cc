@@ -311,7 +311,7 @@ void AddServing(std::vector<Feature>& all) {
   all.back().request = nullptr;  // needs a draft model and a file
   all.push_back(Setting<int32_t>(
       kServing, "--speculative-eagle-topk",
-      [](EngineConfig& c) -> int32_t& { return c.speculative.eagle_topk; }, 2, {.gpus = false}));
+      [](EngineConfig& c) -> int32_t& { return c.speculative.eagle_topk; }, 2));
   all.back().request = [](EngineConfig& c) {
     c.speculative = {.algorithm = "STANDALONE",
                      .num_steps = "2",

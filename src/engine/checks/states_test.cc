@@ -7,8 +7,8 @@
 namespace switchyard {
 namespace {
 
-using testing::ExpectCases;
-using testing::Fixture;
+using test_checks::ExpectCases;
+using test_checks::Fixture;
 using ::testing::HasSubstr;
 
 TEST(ChecksTest, RecurrentStates) {

@@ -12,7 +12,7 @@
 #include "core/testing.h"
 #include "engine/checks/checks.h"
 
-namespace switchyard::testing {
+namespace switchyard::test_checks {
 
 inline constexpr char kAccepted[] = "no error";  // of ErrorOf
 
@@ -65,4 +65,4 @@ inline void ExpectCases(const std::vector<Case>& cases, const char* model = "qwe
   }
 }
 
-}  // namespace switchyard::testing
+}  // namespace switchyard::test_checks

@@ -254,11 +254,7 @@ std::span<const float> ModelDrafter::Constrained(const Sequence& sequence,
 void ModelDrafter::Forward(bool may_end, int64_t pass) {
   ++batch_.pass;
   batch_.draws.clear();
-  // The device samples all rows of a pass, or none.
-  const bool on_device = model_.draws() && std::ranges::none_of(chains_, [](const Chain& chain) {
-                           return IsConstrained(*chain.sequence);
-                         });
-  if (on_device)
+  if (CanDraw())  // all rows of the pass, or none
     for (const Chain& chain : chains_)
       batch_.draws.push_back(SamplingOf(*chain.sequence, std::ssize(chain.sequence->drafts)));
   const std::span<const float> logits = model_.Forward(batch_);
@@ -322,13 +318,16 @@ void ModelDrafter::RunPasses(std::span<const int64_t> all, int64_t limit) {
   }
 }
 
+// A tree needs several tokens of each row, with their probabilities.
+bool ModelDrafter::CanDraw() const {
+  return model_.draws() && trees_.width == 1 &&
+         std::ranges::none_of(chains_,
+                              [](const Chain& chain) { return IsConstrained(*chain.sequence); });
+}
+
 // A sequence without constraints has none after its drafts either: Penalties::Needed only becomes
 // false with the length.
-bool ModelDrafter::CanLaunch() const {
-  return model_.launches() && std::ranges::none_of(chains_, [](const Chain& chain) {
-           return IsConstrained(*chain.sequence);
-         });
-}
+bool ModelDrafter::CanLaunch() const { return model_.launches() && CanDraw(); }
 
 void ModelDrafter::LaunchPasses(std::span<const int64_t> all, int64_t limit) {
   constexpr size_t kMostLaunched = 2;

@@ -90,15 +90,16 @@ struct TreeShape {
 // With trees, each pass after the first one has `width` rows for each sequence: the best drafts of
 // the last level (model_drafter_trees.cc). Their keys are in the slots after the sequence's last
 // token, and a row attends to the keys of its ancestors. The most probable token takes the first
-// place, or, if the request samples, the token that its random number selects.
+// place, or, if the request samples, the token that its random number selects. The host selects
+// these tokens, from logits.
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
   // off. A sequence with more missed rows gets no drafts any more. `ends_early`: ends a sequence's
   // drafts of a step once further ones are probably wrong. This requires a single attention group
   // and a model that does not sample tokens itself. `eos_token_ids`: forbidden while an output is
-  // shorter than min_new_tokens. `trees`: the model must not sample tokens itself, and has at least
-  // trees.width elements in a row of logits. Borrows `model`.
+  // shorter than min_new_tokens. `trees`: the model has at least trees.width elements in a row of
+  // logits. Borrows `model`.
   ModelDrafter(DraftForward& model, int32_t page_size, int64_t max_rows, int64_t max_saved_rows,
                bool ends_early = false, std::vector<int32_t> eos_token_ids = {},
                TreeShape trees = {})
@@ -110,7 +111,6 @@ class ModelDrafter : public Drafter {
         trees_(trees),
         sampler_(model.vocab_size(), std::move(eos_token_ids)) {
     batch_.only_logit_rows = !model.draws();  // not on GPUs
-    CHECK(trees.width == 1 || !model.draws());
   }
 
   void Draft(std::span<const DraftPart> parts, int64_t limit) override;
@@ -150,7 +150,9 @@ class ModelDrafter : public Drafter {
   // `launched`: the last drafts are not known yet, so the rows refer to the tokens of the last
   // pass.
   void Continue(int64_t drafts, bool launched);
-  // Whether the passes of this step can be launched ahead.
+  // Whether the model may sample the drafts of this step itself, and whether their passes can be
+  // launched ahead.
+  bool CanDraw() const;
   bool CanLaunch() const;
   // Runs the passes of a step. `all`: the result of GatherCounts.
   void RunPasses(std::span<const int64_t> all, int64_t limit);

@@ -23,7 +23,8 @@ constexpr int32_t kPageSize = 4;
 // sequence spans. Each hidden row is the position and a hash of the history.
 class HistoryDraft : public DraftForward {
  public:
-  HistoryDraft(bool mtp, int64_t groups) : mtp_(mtp), groups_(groups) {}
+  HistoryDraft(bool mtp, int64_t groups, bool draws)
+      : mtp_(mtp), groups_(groups), draws_(draws) {}
 
   // The logits after tokens. An MTP layer lacks the first token, because its rows begin with the
   // second one.
@@ -37,6 +38,8 @@ class HistoryDraft : public DraftForward {
 
   std::span<const float> Forward(const ForwardBatch& batch) override {
     ++passes;
+    EXPECT_TRUE(batch.draws.empty());
+    EXPECT_EQ(batch.only_logit_rows, !draws_);
     rows.push_back(batch.num_tokens());
     for (int64_t row = 0; row < batch.num_tokens(); ++row)
       store_[batch.slots[row]] = {batch.tokens[row], batch.positions[row]};
@@ -48,9 +51,11 @@ class HistoryDraft : public DraftForward {
         const int32_t length = span.kv_len - (span.row_begin + span.rows - 1 - row);
         const std::vector<int32_t> history = History(span, length);
         CheckHidden(batch, row, history);
-        if (next == batch.logit_rows.size() || batch.logit_rows[next] != row) continue;
+        const bool has_logits = next < batch.logit_rows.size() && batch.logit_rows[next] == row;
+        if (has_logits || draws_)
+          hidden.insert(hidden.end(), {static_cast<float>(length - 1), Short(HashOf(history))});
+        if (!has_logits) continue;
         ++next;
-        hidden.insert(hidden.end(), {static_cast<float>(length - 1), Short(HashOf(history))});
         const std::vector<float> own = LogitsAfter(history);
         logits_.insert(logits_.end(), own.begin(), own.end());
       }
@@ -59,6 +64,8 @@ class HistoryDraft : public DraftForward {
     hidden_ = hidden;
     return logits_;
   }
+  bool draws() const override { return draws_; }
+  bool launches() const override { return draws_; }
   int64_t vocab_size() const override { return kVocab; }
   bool takes_hidden() const override { return mtp_; }
   int64_t hidden_width() const override { return 2; }
@@ -108,6 +115,7 @@ class HistoryDraft : public DraftForward {
 
   const bool mtp_;
   const int64_t groups_;
+  const bool draws_;  // as on a GPU
   std::map<int32_t, Entry> store_;
   std::vector<float> hidden_, logits_;
 };
@@ -184,8 +192,8 @@ std::vector<Path> PathsOf(const Sequence& sequence) {
 
 class ModelDrafterTreesTest : public ::testing::Test {
  protected:
-  void Make(bool mtp, TreeShape shape, int64_t groups = 1) {
-    model = std::make_unique<HistoryDraft>(mtp, groups);
+  void Make(bool mtp, TreeShape shape, int64_t groups = 1, bool draws = false) {
+    model = std::make_unique<HistoryDraft>(mtp, groups, draws);
     drafter = std::make_unique<ModelDrafter>(*model, kPageSize, /*max_rows=*/100,
                                              /*max_saved_rows=*/6, /*ends_early=*/false,
                                              std::vector<int32_t>{}, shape);
@@ -245,10 +253,11 @@ TEST_F(ModelDrafterTreesTest, ProposesTheBestDrafts) {
 }
 
 // After a verification the rows of the accepted path, which need not be the first ones, replace the
-// rows of the tree.
+// rows of the tree. A model on a GPU has hidden rows of all rows, and the host reads its logits.
 TEST_F(ModelDrafterTreesTest, TheNextTreeFollowsTheAcceptedPath) {
-  for (const bool mtp : {false, true}) {
-    Make(mtp, {.width = 3, .drafts = 9});
+  for (const auto& [mtp, draws] :
+       {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+    Make(mtp, {.width = 3, .drafts = 9}, 1, draws);
     const auto s = Started(3, {3, 5, 1, 7, 2, 6}, 0);
     SetTarget({0, 1, 2});
     drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3, 9}}, 3);

@@ -139,6 +139,7 @@ class CpuDevice final : public Device {
   void StoreKv(const StoreKvParams& p) override { kernels::StoreKv(p, pool_); }
   void Embed(const EmbedParams& p) override { kernels::Embed(p, pool_); }
   void CopyRows(const CopyRowsParams& p) override;
+  void MoveRows(const MoveRowsParams& p) override;
   void SumSquares(const SumSquaresParams& p) override;
   void ScaleBySquares(const ScaleBySquaresParams& p) override;
   void LayerNorm(const LayerNormParams& p) override { kernels::LayerNorm(p, pool_); }
@@ -173,6 +174,16 @@ void CpuDevice::CopyRows(const CopyRowsParams& p) {
       std::copy_n(p.x + row * p.ldx, p.n, p.y + i * p.ldy);
     }
   });
+}
+
+void CpuDevice::MoveRows(const MoveRowsParams& p) {
+  for (const RowArray& array : p.arrays) {
+    auto* const rows = static_cast<std::byte*>(array.data);
+    for (const RowMove& move : p.moves)
+      if (move.from != move.to)
+        std::memcpy(rows + move.to * array.row_bytes, rows + move.from * array.row_bytes,
+                    array.row_bytes);
+  }
 }
 
 void CpuDevice::SumSquares(const SumSquaresParams& p) {

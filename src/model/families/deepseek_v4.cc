@@ -196,8 +196,7 @@ constexpr Family kFamilies[] = {{.architecture = "DeepseekV4ForCausalLM",
                                  .read_config = ReadConfig,
                                  .names = Names,
                                  .tool_parser = "deepseekv4",
-                                 .reasoning_parser = "deepseek-v3",
-                                 .gpus = false}};
+                                 .reasoning_parser = "deepseek-v3"}};
 
 }  // namespace
 

@@ -117,7 +117,6 @@ struct Family {
   // Formats of tool calls and reasoning that the chat templates of published checkpoints use (names
   // of text/output). For the table of models; serving detects them from the template.
   std::string_view tool_parser = {}, reasoning_parser = {};
-  bool gpus = true;  // whether GPUs run the family; for the table of models
 };
 
 // A multimodal checkpoint, of which the decoder is served. Its config.json has the decoder's

@@ -92,7 +92,7 @@ void AddSpeculativeFlags(CommandLine& app, EngineConfig& e) {
            "speed. With --pp-size, auto is 4, or at most 8 with NGRAM");
   app.Flag("--speculative-eagle-topk", s.eagle_topk, kSpeculation,
            "Width K of trees of drafts, 1 to 16. The K best drafts of each level get K children "
-           "each. 1: chains. More than 1 needs CPUs, a draft model, --speculative-num-steps and "
+           "each. 1: chains. More than 1 needs a draft model, --speculative-num-steps and "
            "--speculative-num-draft-tokens");
   app.Flag("--speculative-num-draft-tokens", s.num_draft_tokens, kSpeculation,
            "Rows of a verification: the number of drafts + 1, at most 17 for chains and 64 for "

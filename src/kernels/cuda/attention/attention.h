@@ -22,11 +22,15 @@ struct SequenceTable {
   const int32_t* kv_len = nullptr;        // [num_sequences]
   const int32_t* pages = nullptr;         // [num_sequences, max_pages]; 0 after the last page
   const int32_t* row_sequence = nullptr;  // [num_rows]; −1: a row of no sequence
+  // [num_sequences, branch_stride] for each sequence, SequenceSpan::branch_begin (INT32_MAX: it has
+  // no branch), then SequenceSpan::branch. Null: no batch has branches.
+  const int32_t* branches = nullptr;
   int32_t num_sequences = 0;
   int32_t num_rows = 0;  // end of the last sequence's rows
   int32_t max_pages =
       0;  // stride of `pages`, CudaDeviceOptions::max_pages: the same in all batches
   int32_t page_size = 1;
+  int32_t branch_stride = 0;  // 1 + CudaDeviceOptions::max_branch
   // Host-side facts about this batch. Captured launches must not depend on them unless they are
   // part of the graph's key.
   int32_t max_rows = 0;    // largest number of rows of a sequence

@@ -8,10 +8,11 @@
 // across tiles, so that the tensor cores do not wait at the start of a tile. The consumers never
 // wait for each other: one computes its softmax while the other multiplies.
 //
-// Copies: by TMA, which needs one producer warp. Only the last block of a sequence, of which some
-// keys do not exist, is copied by cp.async, which fills with zeros: values after the end of the
-// sequence may be NaN, whose product with a probability of zero is not zero. Caches whose pages do
-// not divide a block are copied by cp.async and four warps.
+// Copies: by TMA, which needs one producer warp. The last block of a sequence, of which some keys
+// do not exist, is copied by cp.async, which fills with zeros: values after the end of the sequence
+// may be NaN, whose product with a probability of zero is not zero. Blocks with keys of a branch
+// are copied by cp.async too. Caches whose pages do not divide a block are copied by cp.async and
+// four warps.
 //
 // Shared memory: two buffers of queries, kStages of keys and values. Barriers per buffer and stage:
 // `full` (copied) and `empty` (read by all consumer warps).

@@ -154,10 +154,12 @@ class PromptProducer {
   // Copies all keys and values of the item, and its queries after the first block.
   __device__ void Copy(const PromptItem& item) {
     const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
-    // Blocks of keys that all exist and that the tile may read.
+    // Blocks of keys that all exist, that the tile may read, and that are all in pages.
     const int first_whole = (item.begin + Shape::kKeys - 1) / Shape::kKeys;
-    const int whole_end =
-        maps_.box_keys > 0 ? p_.launch.table.kv_len[item.unit.sequence] / Shape::kKeys : 0;
+    const SequenceTable& table = p_.launch.table;
+    const int in_pages =
+        min(table.kv_len[item.unit.sequence], BranchBegin(table, item.unit.sequence));
+    const int whole_end = maps_.box_keys > 0 ? in_pages / Shape::kKeys : 0;
     for (int block = first; block <= last; ++block) {
       const bool whole = block >= first_whole && block < whole_end;
       const int boxes_slot =
@@ -177,10 +179,7 @@ class PromptProducer {
 
   // The cache slot of a key.
   __device__ int SlotOf(const PromptItem& item, int key) const {
-    const SequenceTable& table = p_.launch.table;
-    const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
-    return table.pages[int64_t{item.unit.sequence} * table.max_pages + page] * table.page_size +
-           (key - page * table.page_size);
+    return SlotOfKey(p_.launch.table, item.unit.sequence, key);
   }
 
   // Copies a block into the stage by TMA. Lanes 0 to 3 have the slots of the boxes; a lane copies

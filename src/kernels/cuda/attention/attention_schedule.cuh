@@ -8,7 +8,26 @@
 #include <climits>
 #include <cstdint>
 
+#include "kernels/cuda/attention/attention.h"
+
 namespace switchyard::cuda {
+
+// The first key of a sequence that is not in its pages; INT_MAX: all of them are.
+__device__ __forceinline__ int BranchBegin(const SequenceTable& table, int sequence) {
+  return table.branches == nullptr ? INT_MAX
+                                   : table.branches[int64_t{sequence} * table.branch_stride];
+}
+
+// The cache slot of a key (SequenceSpan::SlotOf).
+__device__ __forceinline__ int SlotOfKey(const SequenceTable& table, int sequence, int key) {
+  if (table.branches != nullptr) {
+    const int32_t* const branch = table.branches + int64_t{sequence} * table.branch_stride;
+    if (key >= branch[0]) return branch[1 + key - branch[0]];
+  }
+  const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
+  return table.pages[int64_t{sequence} * table.max_pages + page] * table.page_size +
+         (key - page * table.page_size);
+}
 
 // The keys are split at fixed positions, which are part of the reduction order: 2^fine keys per
 // split before position `fine_end`, 2^coarse keys after it. Smaller splits spread a sequence over
@@ -242,7 +261,8 @@ struct TileKeys {
       end_row = 0;         // range of the tile; (row, head) has the number row · group + head
   int first_position = 0;  // position of its first row
   int begin = 0, end = 0;  // range of visible keys
-  int first_new = 0;       // the sequence's keys from here on are stored in this step
+  // Keys of a sequence without a branch, from here on, are stored in this step.
+  int first_new = 0;
   int first_split = 0, splits = 0;
 };
 __device__ __forceinline__ TileKeys TileKeysOf(const AttentionSchedule& s, int sequence, int tile) {

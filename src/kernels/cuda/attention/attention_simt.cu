@@ -80,7 +80,6 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
   const int position =
       table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence];
   const int begin = FirstKey(position, p.window, p.chunk);
-  const int* pages = table.pages + int64_t{sequence} * table.max_pages;
   const T* k = static_cast<const T*>(p.k) + int64_t{kv_head} * p.qk_dim;
   const T* v = static_cast<const T*>(p.v) + int64_t{kv_head} * p.v_width;
   const int64_t stride = int64_t{p.kv_heads} * p.v_width;
@@ -97,10 +96,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     __syncthreads();  // the last block's probabilities have been read
     if (threadIdx.x < kBlockKeys) {
       const int key = block + threadIdx.x;
-      shared.slots[threadIdx.x] =
-          key >= from && key < to
-              ? int64_t{pages[key / table.page_size]} * table.page_size + key % table.page_size
-              : 0;
+      shared.slots[threadIdx.x] = key >= from && key < to ? SlotOfKey(table, sequence, key) : 0;
     }
     __syncthreads();
     Score(p, k, q, block, from, to, shared);

@@ -37,12 +37,9 @@ class TileLoader {
   // The cache slot of this thread's key of a key block; −1 if the key is not visible to the tile,
   // or the block is beyond the last one.
   __device__ int SlotOf(int block, int last) const {
-    const SequenceTable& table = p_.launch.table;
     const int key = block * Shape::kKeys + threadIdx.x;
     if (key < keys_.begin || key >= keys_.end || block > last) return -1;
-    const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
-    return table.pages[int64_t{unit_.sequence} * table.max_pages + page] * table.page_size +
-           (key - page * table.page_size);
+    return SlotOfKey(p_.launch.table, unit_.sequence, key);
   }
   // In shared memory: the cache slots of the key block in a stage, one per key.
   __device__ int* Slots(int stage) const {
@@ -169,8 +166,9 @@ class TileWorker {
     __syncthreads();
     // Blocks that contain only keys of earlier steps are copied before WaitForPriorKernels. The
     // kernels that compute the queries and store the new keys may still run then, but do not write
-    // these keys.
-    const int old_blocks = keys_.first_new / Shape::kKeys - first;
+    // these keys. Keys of other branches of a tree are new too, so sequences with a branch wait.
+    const bool branches = BranchBegin(p_.launch.table, unit_.sequence) != INT_MAX;
+    const int old_blocks = branches ? 0 : keys_.first_new / Shape::kKeys - first;
     const int early = min(max(old_blocks, 0), Shape::kStages - 1);
     for (int i = 0; i < early; ++i) copies_.LoadKeys(i);
     WaitForPriorKernels();

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_schedule.cuh"
 
 namespace switchyard::cuda {
 
@@ -37,11 +37,7 @@ struct KeySelection {
         table.kv_len[sequence] - table.rows[sequence] + row - table.row_begin[sequence] + 1;
     return ratio > 0 ? keys / ratio : keys;
   }
-  __device__ int SlotOf(int sequence, int key) const {
-    const int page = key / table.page_size;
-    return table.pages[int64_t{sequence} * table.max_pages + page] * table.page_size +
-           (key - page * table.page_size);
-  }
+  __device__ int SlotOf(int sequence, int key) const { return SlotOfKey(table, sequence, key); }
   __device__ int PlaceOf(int sequence, int key) const {
     return ratio > 0 ? SlotOf(sequence, (key + 1) * ratio - 1) / span : SlotOf(sequence, key);
   }

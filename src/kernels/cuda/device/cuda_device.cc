@@ -206,6 +206,10 @@ class Gpu final : public CudaDevice,
   void CopyRows(const kernels::CopyRowsParams& p) override {
     Check(ops::CopyRows(p, stream_.get()), "CopyRows");
   }
+  void MoveRows(const kernels::MoveRowsParams& p) override {
+    CHECK(!graphs_.recording());
+    Check(ops::MoveRows(p, stream_.get()), "MoveRows");
+  }
   void SumSquares(const kernels::SumSquaresParams& p) override {
     Check(ops::SumSquares(p, stream_.get()), "SumSquares");
   }

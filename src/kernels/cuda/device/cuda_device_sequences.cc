@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "core/check.h"
 #include "core/cuda/runtime.h"
@@ -73,6 +74,11 @@ cudaGraphExec_t Graphs::Record(const std::function<void()>& pass) {
 
 namespace {
 constexpr size_t kInt = sizeof(int32_t);
+
+// The number of a sequence's keys that are in its pages.
+int32_t KeysInPages(const kernels::SequenceSpan& s) {
+  return s.branch == nullptr ? s.kv_len : std::min(s.kv_len, s.branch_begin);
+}
 }  // namespace
 
 Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
@@ -80,6 +86,7 @@ Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
     : max_tokens_(limits.max_tokens),
       max_sequences_(limits.max_sequences),
       max_pages_(limits.max_pages),
+      max_branch_(limits.max_branch),
       staging_(staging),
       graphs_(graphs),
       stream_(stream),
@@ -92,6 +99,10 @@ Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
   table_.row_sequence = columns + 3 * max_sequences_;
   table_.pages = pages_.as<int32_t>();
   table_.max_pages = static_cast<int32_t>(max_pages_);
+  if (max_branch_ == 0) return;
+  branches_ = DeviceMemory(max_sequences_ * (1 + max_branch_) * kInt);
+  table_.branches = branches_.as<int32_t>();
+  table_.branch_stride = static_cast<int32_t>(1 + max_branch_);
 }
 
 void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) {
@@ -107,6 +118,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     t.num_rows = std::max(t.num_rows, s.row_begin + s.rows);
     t.max_rows = std::max(t.max_rows, s.rows);
     t.max_kv_len = std::max(t.max_kv_len, s.kv_len);
+    CHECK_LE(s.kv_len - KeysInPages(s), max_branch_);
   }
   CHECK_LE(t.num_rows, max_tokens_);
   CHECK_LE(CeilDiv(t.max_kv_len, page_size), max_pages_);
@@ -126,6 +138,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   }
   Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream_),
         "copy of the sequence table to the GPU");
+  if (max_branch_ > 0) SetBranches(sequences);
 
   // Page tables are copied with the width of the longest one in this batch. One copy has as many of
   // them as fit a staging segment.
@@ -139,13 +152,34 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     auto* pages = static_cast<int32_t*>(staging_.Reserve(rows * row_bytes));
     for (int64_t i = 0; i < rows; ++i) {
       const kernels::SequenceSpan& s = sequences[begin + i];
-      const int64_t own = CeilDiv(s.kv_len, page_size);
+      const int64_t own = CeilDiv(KeysInPages(s), page_size);
       if (own > 0) std::memcpy(pages + i * width, s.pages, own * kInt);
       std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
     }
     Check(cudaMemcpy2DAsync(pages_.as<int32_t>() + begin * max_pages_, max_pages_ * kInt, pages,
                             row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream_),
           "copy of page tables to the GPU");
+  }
+}
+
+void Sequences::SetBranches(std::span<const kernels::SequenceSpan> sequences) {
+  const auto count = std::ssize(sequences);
+  const int64_t stride = 1 + max_branch_;
+  const auto at_once = static_cast<int64_t>(Staging::kSegmentBytes / (stride * kInt));
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    const int64_t rows = std::min(at_once, count - begin);
+    const size_t bytes = rows * stride * kInt;
+    auto* const branches = static_cast<int32_t*>(staging_.Reserve(bytes));
+    std::memset(branches, 0, bytes);
+    for (int64_t i = 0; i < rows; ++i) {
+      const kernels::SequenceSpan& s = sequences[begin + i];
+      int32_t* const to = branches + i * stride;
+      to[0] = s.branch == nullptr ? std::numeric_limits<int32_t>::max() : s.branch_begin;
+      std::copy_n(s.branch, s.kv_len - KeysInPages(s), to + 1);
+    }
+    Check(cudaMemcpyAsync(branches_.as<int32_t>() + begin * stride, branches, bytes,
+                          cudaMemcpyHostToDevice, stream_),
+          "copy of branches to the GPU");
   }
 }
 

@@ -61,12 +61,17 @@ class Sequences final : public kernels::PassSequences {
   const SequenceTable& table() const { return table_; }
 
  private:
-  const int64_t max_tokens_, max_sequences_, max_pages_;
+  // Enqueues the upload of the branches.
+  void SetBranches(std::span<const kernels::SequenceSpan> sequences);
+
+  const int64_t max_tokens_, max_sequences_, max_pages_, max_branch_;
   Staging& staging_;
   const Graphs& graphs_;
   const cudaStream_t stream_;
   DeviceMemory columns_;  // row_begin, rows, kv_len [max_sequences], row_sequence [max_tokens]
   DeviceMemory pages_;    // [max_sequences, max_pages]
+  // [max_sequences, 1 + max_branch], SequenceTable::branches; empty if max_branch is 0.
+  DeviceMemory branches_;
   SequenceTable table_;
 };
 

@@ -49,6 +49,41 @@ TEST_F(RowsTest, EveryFormatIsPlacedAndEmbedsWithAFactor) {
   }
 }
 
+// The numbers of arrays and of moves exceed those of one launch.
+TEST_F(RowsTest, RowsMoveAsOnTheCpu) {
+  for (const auto& [arrays, moves] : {std::pair{1, 1}, {3, 17}, {100, 9}, {5, 150}, {2, 0}}) {
+    std::vector<int64_t> row_bytes;
+    std::vector<std::vector<char>> want;
+    std::vector<DeviceVector<char>> memory;
+    constexpr int32_t kSlots = 400;
+    auto state = static_cast<uint32_t>(random_.Below(1000));
+    for (int i = 0; i < arrays; ++i) {
+      row_bytes.push_back(random_.Pick<int64_t>({4, 16, 6, 3, 256, 1152, 4096, 5000}));
+      std::vector<char>& rows = want.emplace_back(kSlots * row_bytes.back());
+      for (char& byte : rows)
+        byte = static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
+      memory.emplace_back(*fast_, rows);
+    }
+    // Moves of several sequences. Each has a path of rows, which move to its first slots.
+    std::vector<RowMove> list;
+    for (int32_t first = 0, row = 0, to = 0; std::ssize(list) < moves;) {
+      row += 1 + static_cast<int32_t>(random_.Below(3));
+      list.push_back({.from = first + row, .to = first + ++to});
+      if (random_.Below(5) == 0) first += row + 1, row = to = 0;
+      if (first + row > kSlots - 20) break;
+    }
+    std::vector<RowArray> on_cpu, on_gpu;
+    for (int i = 0; i < arrays; ++i) {
+      on_cpu.push_back({.data = want[i].data(), .row_bytes = row_bytes[i]});
+      on_gpu.push_back({.data = memory[i].data(), .row_bytes = row_bytes[i]});
+    }
+    cpu_->MoveRows({.arrays = on_cpu, .moves = list});
+    fast_->MoveRows({.arrays = on_gpu, .moves = list});
+    for (int i = 0; i < arrays; ++i)
+      ASSERT_EQ(memory[i].Read(), want[i]) << "array " << i << " of rows of " << row_bytes[i];
+  }
+}
+
 TEST_F(RowsTest, NormsMatchTheCpuAndDoNotDependOnTheBatch) {
   for (int round = 0; round < 60; ++round) {
     const int64_t m = random_.Pick<int64_t>({0, 1, 2, 7, 33, 300});

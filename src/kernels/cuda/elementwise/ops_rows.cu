@@ -1,8 +1,9 @@
-// Problem: row and elementwise ops: embedding lookup, KV cache store, row copy, add, product with a
-// sigmoid, clamp, gather of tokens, clearing of entries, rotary embedding (Su et al. 2021).
+// Problem: row and elementwise ops: embedding lookup, KV cache store, row copy, moves of rows, add,
+// product with a sigmoid, clamp, gather of tokens, clearing of entries, rotary embedding (Su et al.
+// 2021).
 // Tiling: a thread takes four elements of a row (clamp, gather and clearing: one element; rotary:
 // one pair). Grid-stride loops with at most 132 · 32 blocks of 256 threads; the gather has one
-// thread per token.
+// thread per token. In moves, a thread takes the same 16 bytes of all rows of an array.
 // Pipeline: none. Measured: not measured alone.
 #include <algorithm>
 
@@ -89,6 +90,45 @@ __global__ void CopyRowsKernel(kernels::CopyRowsParams p) {
     StoreRow4<kAligned>(p.y + t * p.ldy, column, p.n,
                         LoadRow4<kAligned>(p.x + row * p.ldx, column, p.n));
   });
+}
+
+struct MoveArgs {
+  static constexpr int kMost = 96;  // the arguments of a kernel have at most 4 KiB
+  kernels::RowArray arrays[kMost];
+  kernels::RowMove moves[kMost];
+  int num_moves = 0;
+};
+
+// Moves the thread's pieces of the rows of an array.
+template <typename Piece>
+__device__ void MovePieces(const MoveArgs& p, const kernels::RowArray& array) {
+  constexpr int kInFlight = 8;  // loads in flight
+  auto* const rows = static_cast<Piece*>(array.data);
+  const int64_t pieces = array.row_bytes / static_cast<int64_t>(sizeof(Piece));
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < pieces; i += step) {
+    for (int begin = 0; begin < p.num_moves; begin += kInFlight) {
+      Piece values[kInFlight];
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j)
+        if (begin + j < p.num_moves) values[j] = rows[p.moves[begin + j].from * pieces + i];
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j)
+        if (begin + j < p.num_moves) rows[p.moves[begin + j].to * pieces + i] = values[j];
+    }
+  }
+}
+
+__global__ void MoveRowsKernel(const __grid_constant__ MoveArgs p) {
+  const kernels::RowArray& array = p.arrays[blockIdx.y];
+  const uintptr_t place = reinterpret_cast<uintptr_t>(array.data) | array.row_bytes;
+  if (place % sizeof(uint4) == 0) {
+    MovePieces<uint4>(p, array);
+  } else if (place % sizeof(uint32_t) == 0) {
+    MovePieces<uint32_t>(p, array);
+  } else {
+    MovePieces<uint8_t>(p, array);
+  }
 }
 
 template <bool kAligned>
@@ -196,6 +236,28 @@ cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream) {
   const auto kernel = aligned ? CopyRowsKernel<true> : CopyRowsKernel<false>;
   kernel<<<Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
+}
+
+cudaError_t MoveRows(const kernels::MoveRowsParams& p, cudaStream_t stream) {
+  for (size_t array = 0; array < p.arrays.size(); array += MoveArgs::kMost) {
+    const auto arrays =
+        p.arrays.subspan(array, std::min<size_t>(MoveArgs::kMost, p.arrays.size() - array));
+    MoveArgs args;
+    std::copy(arrays.begin(), arrays.end(), args.arrays);
+    int64_t longest = 0;
+    for (const kernels::RowArray& a : arrays) longest = std::max(longest, a.row_bytes);
+    if (longest == 0) continue;
+    const dim3 grid(Blocks(CeilDiv(longest, sizeof(uint4))), static_cast<unsigned>(arrays.size()));
+    for (size_t move = 0; move < p.moves.size(); move += MoveArgs::kMost) {
+      const auto moves =
+          p.moves.subspan(move, std::min<size_t>(MoveArgs::kMost, p.moves.size() - move));
+      std::copy(moves.begin(), moves.end(), args.moves);
+      args.num_moves = static_cast<int>(moves.size());
+      MoveRowsKernel<<<grid, kThreads, 0, stream>>>(args);
+      if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream) {

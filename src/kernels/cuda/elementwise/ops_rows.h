@@ -15,6 +15,8 @@ cudaError_t Embed(const kernels::EmbedParams& p, cudaStream_t stream);
 // Does not store rows whose slot is negative.
 cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream);
 cudaError_t CopyRows(const kernels::CopyRowsParams& p, cudaStream_t stream);
+// Passes arrays and moves as arguments of the kernel, in several launches if there are many.
+cudaError_t MoveRows(const kernels::MoveRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
 cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream);
 cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaStream_t stream);
