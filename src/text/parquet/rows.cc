@@ -15,21 +15,21 @@ using Json = nlohmann::ordered_json;
 // Bounds of what a damaged footer can allocate: a path has its names, and a leaf has its path.
 constexpr size_t kMaxColumnName = 1024, kMaxColumns = 4096;
 
-constexpr int64_t kInteger = 10, kUnknown = 11;  // logical types
+constexpr int64_t kLogicalInteger = 10, kLogicalUnknown = 11;  // logical types
 
 // Annotations of leaves that are texts, plain numbers or nulls. Others, such as dates and decimals,
 // are refused, because their physical values are not what the column means.
 bool IsPlain(const SchemaNode& node) {
   constexpr int64_t kConverted[] = {-1, 0, 4, 11, 12, 13, 14, 15, 16, 17, 18, 19};
   // none, STRING, ENUM, INTEGER, UNKNOWN, JSON
-  constexpr int64_t kLogical[] = {0, 1, 4, kInteger, kUnknown, 12};
+  constexpr int64_t kLogical[] = {0, 1, 4, kLogicalInteger, kLogicalUnknown, 12};
   return std::ranges::count(kConverted, node.converted_type) > 0 &&
          std::ranges::count(kLogical, node.logical_type) > 0;
 }
 
 // Writers may omit the older annotation.
 bool IsUnsigned(const SchemaNode& node) {
-  if (node.logical_type == kInteger) return !node.is_signed;
+  if (node.logical_type == kLogicalInteger) return !node.is_signed;
   return node.converted_type >= 11 && node.converted_type <= 14;
 }
 
@@ -127,7 +127,7 @@ void RowReader::AddLeaf(const SchemaNode& node, Path path) {
     throw Invalid("{}: has more than {} columns of documents", name_, kMaxColumns);
   Column column{.path = std::move(path),
                 .is_unsigned = IsUnsigned(node),
-                .is_null = node.logical_type == kUnknown};
+                .is_null = node.logical_type == kLogicalUnknown};
   column.indexes.resize(column.path.leaf.max_repetition + 1);
   read_.push_back(std::move(column));
 }
