@@ -6,11 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <fstream>
 #include <thread>
 
@@ -94,11 +94,19 @@ void LocalServer::Spawn(const Options& options) {
 
 LocalServer::~LocalServer() {
   // The first signal drains the server, and the second one aborts what still runs. A signal to the
-  // chat ends a wait, so further Ctrl-Cs hasten the end.
-  for (const int number : {SIGTERM, SIGTERM, SIGKILL}) {
+  // chat shortens a wait, so further Ctrl-Cs hasten the end. Those before the end began are not
+  // counted: one key press can send several signals.
+  signals_.Drain();
+  constexpr std::chrono::milliseconds kTime = 10s, kHastened = 200ms;
+  struct Step {
+    int signal;
+    std::chrono::milliseconds after_signal;
+  };
+  for (const Step& step : {Step{SIGTERM, kHastened}, Step{SIGTERM, kHastened},
+                           Step{SIGKILL, kTime}}) {  // the kernel needs time to end it
     if (pid_ < 0) break;
-    kill(pid_, number);
-    AwaitEnd(10s);
+    kill(pid_, step.signal);
+    AwaitEnd(kTime, step.after_signal);
   }
   std::error_code error;
   std::filesystem::remove_all(directory_, error);
@@ -111,11 +119,13 @@ bool LocalServer::Ended() {
   return pid_ < 0;
 }
 
-void LocalServer::AwaitEnd(std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  try {
-    while (!Ended() && std::chrono::steady_clock::now() < deadline) signals_.Wait(-1, 0, 10ms);
-  } catch (const std::exception&) {  // Interrupted, or poll() failed
+void LocalServer::AwaitEnd(std::chrono::milliseconds timeout,
+                           std::chrono::milliseconds after_signal) {
+  using Clock = std::chrono::steady_clock;
+  auto deadline = Clock::now() + timeout;
+  while (!Ended() && Clock::now() < deadline) {
+    if (signals_.Drain()) deadline = std::min(deadline, Clock::now() + after_signal);
+    std::this_thread::sleep_for(10ms);
   }
 }
 

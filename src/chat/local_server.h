@@ -45,8 +45,9 @@ class LocalServer {
  private:
   void Spawn(const Options& options);
   bool Ended();  // reaps the process
-  // Waits until the process has ended, for at most `timeout` and until the next signal.
-  void AwaitEnd(std::chrono::milliseconds timeout);
+  // Waits until the process has ended: for at most `timeout`, and after a signal to this process
+  // for at most `after_signal`.
+  void AwaitEnd(std::chrono::milliseconds timeout, std::chrono::milliseconds after_signal);
   bool IsReady() const;
   std::string LastLine() const;
 

@@ -57,6 +57,18 @@ void Signals::Take() {
   }
 }
 
+bool Signals::Drain() {
+  bool interrupted = false;
+  for (;;) {
+    try {
+      Take();
+      return interrupted;
+    } catch (const Interrupted&) {
+      interrupted = true;
+    }
+  }
+}
+
 bool Signals::Poll(int fd, short events, int milliseconds) {
   std::array<pollfd, 2> both{{{.fd = fd_.get(), .events = POLLIN, .revents = 0},
                               {.fd = fd, .events = events, .revents = 0}}};

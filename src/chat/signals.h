@@ -33,6 +33,9 @@ class Signals {
   // Waits for input. Returns false if the size of the terminal changes first. Throws Interrupted.
   bool WaitUnlessResized(int fd);
 
+  // Reads the signals that have arrived. Returns whether one of them would end a wait.
+  bool Drain();
+
   // Unblocks the signals. For a child process before exec.
   static void Restore();
 

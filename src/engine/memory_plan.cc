@@ -42,12 +42,15 @@ std::string DescribeStates(const EngineConfig& config, const RankMemory& memory,
   if (plan.num_states == 0) return "";
   const double slot = memory.states / kMiB / static_cast<double>(plan.num_states);
   const int64_t own = StateSlots::ForEach(plan.drafts.most);
+  const bool sends = config.disaggregated(), caches = !config.disable_radix_cache;
+  const char* const others = sends && caches
+                                 ? ", the others for prompts in transfer and cached prefixes"
+                             : sends  ? ", the others for prompts in transfer"
+                             : caches ? ", the others for cached prefixes"
+                                      : "";
   return fmt::format(
       "recurrent states {:.1f} ({} slots of {:.2f}, {} for each running request: {:.2f}{}), ",
-      memory.states / kMiB, plan.num_states, slot, own, static_cast<double>(own) * slot,
-      config.disaggregated()       ? ", the others for prompts in transfer and cached prefixes"
-      : config.disable_radix_cache ? ""
-                                   : ", the others for cached prefixes");
+      memory.states / kMiB, plan.num_states, slot, own, static_cast<double>(own) * slot, others);
 }
 
 }  // namespace

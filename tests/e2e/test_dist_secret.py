@@ -15,7 +15,7 @@ from server import FIXTURES, PROGRAM, OtherNode, Server, fails_to_start, free_po
 
 MODEL = FIXTURES / "olmoe"
 FLAGS = ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep", "--mem-fraction-static", 0.2, "--dist-timeout", 90]
-MAGIC = b"YARDNET2"
+MAGIC = b"YARDNET3"
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ namespace switchyard::handshake {
 // connects receives no bytes that depend on the key.
 
 using Magic = std::array<char, 8>;  // protocol and version
-inline constexpr Magic kMagic = {'Y', 'A', 'R', 'D', 'N', 'E', 'T', '2'};
+inline constexpr Magic kMagic = {'Y', 'A', 'R', 'D', 'N', 'E', 'T', '3'};
 
 using Nonce = std::array<uint8_t, 32>;
 

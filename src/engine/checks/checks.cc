@@ -195,8 +195,8 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap", "leave the flag out");
 }
 
-// Options that a model with recurrent states does not support. The features pass keys and values
-// on, but not states.
+// Options that a model with recurrent states does not support, and sizes that its kernels on GPUs
+// do not compute.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   if (!model.has_states()) return;
   const auto refuse = [&](bool given, const std::string& flag) {

@@ -89,6 +89,7 @@ void KvReceiver::OnOutput(uint64_t id, int group, const RequestOutput& output) {
   Room& room = rooms_.at(key->second);
   room.group = group;
   room.pages = *output.kv;
+  room.states.clear();
   room.deadline = Deadline();
   caches_->caches.ClearFaults(group, room.pages.pages, room.pages.begin, room.pages.end);
   Send(*room.link, KvWant{key->second, room.prompt_tokens, room.pages.begin});
@@ -108,6 +109,11 @@ void KvReceiver::Refuse(const KvRoom& asked, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (rooms_.contains(asked.key)) return;
   Send(*LinkTo({asked.host, asked.port}), KvFailed{asked.key, why});
+}
+
+void KvReceiver::SetPaused(bool paused) {
+  const std::lock_guard lock(mutex_);
+  time_.SetPaused(paused);
 }
 
 KvReceiver::LinkPtr KvReceiver::LinkTo(const HostPort& address) {
@@ -236,13 +242,29 @@ bool KvReceiver::WriteState(const Link& link, const KvKey& key, std::span<const 
   if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
     return false;
   Room& room = found->second;
+  if (!HasState(layer))
+    throw Invalid("{} has sent a recurrent state of layer {}, which has none",
+                  link.connection->peer(), layer);
   if (room.pages.state < 0)
     throw Invalid("{} has sent a recurrent state, which {} does not need", link.connection->peer(),
                   key.Text());
   CopyKvState(caches_->caches.format().states, from,
               caches_->caches.State(room.group, layer, room.pages.state));
   room.deadline = Deadline();
+  room.states.insert(layer);
   return true;
+}
+
+bool KvReceiver::HasState(int64_t layer) const {
+  const KvFormat& format = caches_->caches.format();
+  return layer >= 0 && layer < format.num_layers() && format.layers[layer].StateBytes() > 0;
+}
+
+std::optional<int64_t> KvReceiver::MissingState(const Room& room) const {
+  if (room.pages.state < 0 || room.pages.begin >= room.prompt_tokens) return std::nullopt;
+  for (int64_t layer = 0; layer < caches_->caches.format().num_layers(); ++layer)
+    if (HasState(layer) && !room.states.contains(layer)) return layer;
+  return std::nullopt;
 }
 
 void KvReceiver::OnState(Link& link, const KvStateHead& head, TcpStream& stream) {
@@ -308,8 +330,13 @@ void KvReceiver::OnDone(Link& link, const KvDone& done) {
   const std::lock_guard lock(mutex_);
   const auto found = rooms_.find(done.key);
   if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered) return;
-  found->second.answered = true;
-  outputs_.emplace_back(found->second.id, std::move(step->outputs[0]));
+  Room& room = found->second;
+  const bool continues = step->outputs[0].finish == FinishReason::kNone;
+  if (const auto layer = continues ? MissingState(room) : std::nullopt)
+    return Fail(room, fmt::format("{} has sent no recurrent state of layer {} for {}",
+                                  link.connection->peer(), *layer, done.key.Text()));
+  room.answered = true;
+  outputs_.emplace_back(room.id, std::move(step->outputs[0]));
   changed_.notify_all();
 }
 
@@ -331,7 +358,9 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
   const EngineConfig& here = options_.job.config;
   const RankJob job = DecodeRankSpec(arena.job, here.model_path, here.speculative.draft_model_path,
                                      /*token_map=*/"");
-  link.caches = std::make_shared<MappedCaches>(SharedArena::FromFd(fd), job);
+  std::shared_ptr<SharedArena> memory = SharedArena::FromFd(fd);
+  CheckArena(*memory, job, statement_, link.connection->peer());
+  link.caches = std::make_shared<MappedCaches>(std::move(memory), job);
 }
 
 void KvReceiver::Fail(Room& room, const std::string& error) {
@@ -344,7 +373,7 @@ void KvReceiver::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !outputs_.empty(); });
-    const auto now = Clock::now();
+    const auto now = time_.Now();
     const double seconds = std::chrono::duration<double>(options_.timeout).count();
     for (auto& [key, room] : rooms_) {
       if (room.answered || room.deadline > now) continue;

@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 
 #include "server/disaggregation/kv_connection.h"
 #include "server/disaggregation/options.h"
+#include "server/disaggregation/running_time.h"
 #include "server/front/kv_transfers.h"
 
 namespace switchyard {
@@ -45,6 +48,7 @@ class KvReceiver : public KvTransfers {
   void OnOutput(uint64_t id, int group, const RequestOutput& output) override;
   void Close(uint64_t id, const std::string& why) override;
   void Refuse(const KvRoom& room, const std::string& why) override;
+  void SetPaused(bool paused) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -64,8 +68,9 @@ class KvReceiver : public KvTransfers {
     int64_t prompt_tokens = 0;
     LinkPtr link;
     int group = 0;
-    KvPages pages;          // positions to write; `end` 0: the request has no pages yet
-    bool answered = false;  // the first output is on its way to the ranks
+    KvPages pages;             // positions to write; `end` 0: the request has no pages yet
+    std::set<int64_t> states;  // layers whose state has been written to pages.state
+    bool answered = false;     // the first output is on its way to the ranks
     Clock::time_point deadline;
   };
   using Rooms = std::map<KvKey, Room>;
@@ -89,11 +94,14 @@ class KvReceiver : public KvTransfers {
   // The same for the state of a layer.
   bool WriteState(const Link& link, const KvKey& key, std::span<const KvStateShard> from,
                   int64_t layer);
+  bool HasState(int64_t layer) const;  // any number; requires mutex_
+  // The first layer whose state the request needs and has not got. Requires mutex_.
+  std::optional<int64_t> MissingState(const Room& room) const;
   void EndLink(const LinkPtr& link, const std::string& why);
   // Ends the request with an error. Requires mutex_.
   void Fail(Room& room, const std::string& error);
   void Sweep();
-  Clock::time_point Deadline() const { return Clock::now() + options_.timeout; }
+  Clock::time_point Deadline() const { return time_.Now() + options_.timeout; }  // requires mutex_
 
   const KvTransferOptions options_;
   const KvTransferTargets targets_;
@@ -101,6 +109,7 @@ class KvReceiver : public KvTransfers {
 
   std::mutex mutex_;  // guards the members down to stop_
   std::condition_variable changed_;
+  RunningTime time_;
   std::shared_ptr<MappedCaches> caches_;
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;

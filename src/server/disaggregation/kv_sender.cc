@@ -206,6 +206,11 @@ void KvSender::Refuse(const KvRoom& asked, const std::string& why) {
   if (!room->second.id) Fail(room, why);
 }
 
+void KvSender::SetPaused(bool paused) {
+  const std::lock_guard lock(mutex_);
+  time_.SetPaused(paused);
+}
+
 void KvSender::OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message) {
   const Peer peer = from.lock();
   if (!peer) return;
@@ -373,7 +378,7 @@ void KvSender::Sweep() {
   while (!stop_) {
     const bool woken = changed_.wait_for(
         lock, kSweepInterval, [this] { return stop_ || !releases_.empty() || !wanted_.empty(); });
-    const auto now = Clock::now();
+    const auto now = time_.Now();
     for (auto next = rooms_.begin(); next != rooms_.end();) {
       const auto room = next++;
       const Room& r = room->second;

@@ -17,6 +17,7 @@
 #include "comm/net/authenticated_listener.h"
 #include "server/disaggregation/kv_connection.h"
 #include "server/disaggregation/options.h"
+#include "server/disaggregation/running_time.h"
 #include "server/front/kv_transfers.h"
 
 namespace switchyard {
@@ -47,6 +48,7 @@ class KvSender : public KvTransfers {
   void OnOutput(uint64_t id, int group, const RequestOutput& output) override;
   void Close(uint64_t id, const std::string& why) override;
   void Refuse(const KvRoom& room, const std::string& why) override;
+  void SetPaused(bool paused) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -113,7 +115,7 @@ class KvSender : public KvTransfers {
   void WantSoon(const Room& room);  // no effect until both servers have the request
   std::string WhyLate(const KvKey& key, const Room& room) const;
   KvArena ArenaMessage() const;
-  Clock::time_point Deadline() const { return Clock::now() + options_.timeout; }
+  Clock::time_point Deadline() const { return time_.Now() + options_.timeout; }  // requires mutex_
 
   const KvTransferOptions options_;
   const KvTransferTargets targets_;
@@ -122,6 +124,7 @@ class KvSender : public KvTransfers {
 
   std::mutex mutex_;  // guards the members down to stop_
   std::condition_variable changed_;
+  RunningTime time_;
   std::shared_ptr<MappedCaches> caches_;
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;  // keys of the open requests, by id

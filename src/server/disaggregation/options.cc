@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/mesh.h"
 #include "core/dtype.h"
+#include "core/error.h"
+#include "engine/kept_pages.h"
 #include "engine/speculative/options.h"
+#include "model/weights/shard.h"
 
 namespace switchyard {
 namespace {
@@ -25,6 +29,8 @@ bool MayDiffer(const std::string& name) {
       "--moe-a2a-backend", "--moe-runner-backend", "--ep-num-redundant-experts",
       "the hash of --init-expert-location", "--eplb-rank-costs", "--speculative-moe-a2a-backend",
       "--speculative-moe-runner-backend",
+      // Tokens that a draft model may draft change its drafts, not its rows.
+      "the hash of --speculative-token-map",
       // Drafts without a model need nothing of the other worker. See KvStatement.
       "--speculative-algorithm"};
   return std::ranges::find(kNames, name) != std::end(kNames);
@@ -59,6 +65,22 @@ Statement KvStatement(const RankJob& job) {
   statement.emplace_back("the rounding of activations of FP8 weights",
                          quantization.fp8_bfloat16_rows ? "on" : "off");
   return statement;
+}
+
+void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& statement,
+                const std::string& who) {
+  const Mesh mesh(job.config.mesh, 0);
+  CheckSplits(job.plan.model, mesh, /*replicated_shared_expert=*/true);
+  CheckSame(statement, KvStatement(job), "the decode worker", "the memory of " + who);
+  if (job.config.disaggregation_mode != "prefill" || job.plan.cuda || job.config.page_size < 1 ||
+      job.plan.num_pages < 0 || job.plan.num_states < 0)
+    throw Invalid("the memory of {} is not that of a prefill worker", who);
+  if (arena.world() != mesh.world())
+    throw Invalid("{} has {} ranks, but its memory has {}", who, mesh.world(), arena.world());
+  const size_t want = KeptPages::BytesPerRank(job.config, job.plan), has = arena.Kept(0).size();
+  if (has != want)
+    throw Invalid("{} has {} bytes of memory for each rank, but its caches need {}", who, has,
+                  want);
 }
 
 int64_t PositionsPerPiece(const KvFormat& format) {

@@ -45,6 +45,12 @@ struct MappedCaches {
 // would.
 Statement KvStatement(const RankJob& job);
 
+// Whether the memory of another worker's ranks can be read as `job`, which that worker has sent:
+// MappedCaches trusts both. `statement`: of this worker. Error kInvalid names the first difference;
+// `who`: the other worker.
+void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& statement,
+                const std::string& who);
+
 // The number of positions of one layer that are copied or sent at once: at most a few MiB, so that
 // a waiting thread waits for a short time only. At least one; the same for all layers.
 int64_t PositionsPerPiece(const KvFormat& format);

@@ -222,10 +222,11 @@ void Front::Abort(Open& open, std::vector<Ending>* endings, std::vector<ControlM
 }
 
 // Time limits do not run while generation is paused: a client that pauses it decides for how long,
-// and no request can end meanwhile.
+// and no request makes progress meanwhile.
 void Front::SetControlValues(const std::function<void(EngineControls*)>& change) {
   change(&controls_);
   if (controls_.paused == stopped_since_.has_value()) return;
+  if (transfers_) transfers_->SetPaused(controls_.paused);
   const auto now = SteadyClock::now();
   if (controls_.paused) {
     stopped_since_ = now;

@@ -17,9 +17,11 @@ class RecordingTransfers : public KvTransfers {
   void OnOutput(uint64_t, int, const RequestOutput&) override {}
   void Close(uint64_t id, const std::string&) override { closed.push_back(id); }
   void Refuse(const KvRoom&, const std::string& why) override { refusals.push_back(why); }
+  void SetPaused(bool paused) override { pauses.push_back(paused); }
 
   std::vector<uint64_t> opened, closed;
   std::vector<std::string> refusals;
+  std::vector<bool> pauses;
 };
 
 class FrontTransfersTest : public ::testing::Test {
@@ -54,6 +56,13 @@ TEST_F(FrontTransfersTest, TheOtherServerGetsARefusalOnce) {
   EXPECT_THROW(Submit(Spec()), Error);
   EXPECT_THAT(transfers.refusals, ElementsAre(HasSubstr("shutting down")));
   EXPECT_TRUE(transfers.opened.empty());
+}
+
+TEST_F(FrontTransfersTest, TransfersArePausedWithGeneration) {
+  for (const bool paused : {true, true, false, false, true})
+    service.front.ChangeControls([&](EngineControls* c) { c->paused = paused; }, PauseAction::kNone,
+                                 [](bool, const ControlsSet&) {});
+  EXPECT_THAT(transfers.pauses, ElementsAre(true, false, true));
 }
 
 // The router retries on this kind of error. The request did not exceed a time limit of the front.

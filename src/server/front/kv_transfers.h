@@ -41,6 +41,8 @@ class KvTransfers {
   virtual void Close(uint64_t id, const std::string& why) = 0;
   // The request was refused before it was opened.
   virtual void Refuse(const KvRoom& room, const std::string& why) = 0;
+  // Time limits of requests do not run while the generation of this server is paused.
+  virtual void SetPaused(bool paused) = 0;
 };
 
 }  // namespace switchyard

@@ -21,9 +21,9 @@ using namespace std::chrono_literals;
 // Time to wait for the root cause after a rank has ended. The cause is in an error message of the
 // leader, or in a report of another node.
 constexpr auto kCauseTime = 200ms;
-// Time to wait for the leader's error message if a rank has ended by itself while it loaded. It is
-// long because the kind of the error decides whether the ranks start again, and on a busy machine
-// the message may arrive long after the end of its process.
+// Time to wait for the leader's error message if a rank has ended by itself while it loaded. The
+// kind of the error decides whether the ranks start again. The time is long because on a busy
+// machine the message may arrive long after the end of its process.
 constexpr auto kErrorTime = 2s;
 // Time to wait for the reports of the other nodes how their ranks ended. They first kill the ranks.
 constexpr auto kReportTime = 2s;
@@ -109,11 +109,16 @@ void EngineRanks::Send(const std::vector<ControlMessage>& messages) {
 // which only the leader's message gives the kind. Errors of ranks that serve have no kind that
 // matters.
 bool EngineRanks::AwaitsError() {
+  bool cause_known = false;
   {
     const std::lock_guard lock(mutex_);
     if (ready_ || !failure_.empty()) return false;
+    cause_known = exit_is_cause_;
   }
   const RankHost::Ending ending = host_->HowEnded();
+  // Other nodes report later how their ranks ended. The end of a rank by itself is reported as no
+  // cause, and its kill, or the end of its node, as a cause.
+  if (nodes_ && ending.exits.empty()) return !cause_known;
   return !ending.by_signal && std::ranges::any_of(ending.exits, [](const RankExit& exit) {
     return exit.code != 0 && !exit.absent;
   });

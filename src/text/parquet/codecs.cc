@@ -84,11 +84,13 @@ class DeflateBits {
   int count_ = 0;
 };
 
-// A canonical Huffman code of at most 15 bits, as a table of all 15-bit inputs.
+// A canonical Huffman code of at most 15 bits, as a table of all inputs of the longest code's
+// length.
 class HuffmanTable {
  public:
   // `lengths`: bits of each symbol's code; 0: the symbol does not occur.
-  HuffmanTable(std::span<const uint8_t> lengths, const DeflateBits& bits) : table_(1 << 15, 0) {
+  HuffmanTable(std::span<const uint8_t> lengths, const DeflateBits& bits)
+      : table_(size_t{1} << std::ranges::max(lengths), 0) {
     std::array<uint32_t, 16> count{}, next{};
     for (const uint8_t length : lengths) ++count[length];
     count[0] = 0;
@@ -113,7 +115,7 @@ class HuffmanTable {
   }
 
   uint32_t Next(DeflateBits* bits) const {
-    const uint16_t entry = table_[bits->Peek()];
+    const uint16_t entry = table_[bits->Peek() & (table_.size() - 1)];
     if (entry == 0) bits->Fail("the compressed data have a code without a symbol");
     bits->Drop(entry & 15);
     return entry >> 4;
@@ -152,13 +154,19 @@ std::pair<HuffmanTable, HuffmanTable> DynamicCodes(DeflateBits* bits) {
   return {HuffmanTable(all.first(literals), *bits), HuffmanTable(all.subspan(literals), *bits)};
 }
 
-std::pair<HuffmanTable, HuffmanTable> FixedCodes(const DeflateBits& bits) {
+std::pair<HuffmanTable, HuffmanTable> MakeFixedCodes(const DeflateBits& bits) {
   std::array<uint8_t, 288> literals{};
   std::array<uint8_t, 30> distances{};
   for (size_t i = 0; i < literals.size(); ++i)
     literals[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
   distances.fill(5);
   return {HuffmanTable(literals, bits), HuffmanTable(distances, bits)};
+}
+
+// Made once: a page can have many blocks of a few bits.
+const std::pair<HuffmanTable, HuffmanTable>& FixedCodes(const DeflateBits& bits) {
+  static const std::pair<HuffmanTable, HuffmanTable> codes = MakeFixedCodes(bits);
+  return codes;
 }
 
 void InflateBlock(const HuffmanTable& literals, const HuffmanTable& distances, DeflateBits* bits,
@@ -233,9 +241,12 @@ std::vector<uint8_t> DecompressGzip(Cursor in, uint64_t bytes) {
         const uint32_t count = bits.Take(16), inverted = bits.Take(16);
         if (count != (~inverted & 0xffff)) in.Fail("a stored block has a wrong length");
         out.Append(in.Take(count, "a stored block"));
-      } else if (kind == 1 || kind == 2) {
-        const auto codes = kind == 1 ? FixedCodes(bits) : DynamicCodes(&bits);
-        InflateBlock(codes.first, codes.second, &bits, &out);
+      } else if (kind == 1) {
+        const auto& [literals, distances] = FixedCodes(bits);
+        InflateBlock(literals, distances, &bits, &out);
+      } else if (kind == 2) {
+        const auto [literals, distances] = DynamicCodes(&bits);
+        InflateBlock(literals, distances, &bits, &out);
       } else {
         in.Fail("a block has an unknown type");
       }
@@ -279,7 +290,7 @@ std::vector<uint8_t> Decompress(Codec codec, std::span<const uint8_t> data, uint
     return DecompressGzip(in, bytes);
   }
   if (codec == Codec::kZstd) {
-    CheckRatio(in, bytes, 1 << 17);  // a block of 128 KiB takes 4 bytes
+    CheckRatio(in, bytes, 1 << 15);  // a block of 128 KiB takes 4 bytes
     return DecompressZstd(in, bytes);
   }
   if (data.size() != bytes) in.Fail("the sizes of an uncompressed page differ");

@@ -9,11 +9,21 @@
 
 namespace switchyard::parquet {
 
+void MemoryBudget::Take(uint64_t bytes, const std::string& where) {
+  if (bytes > left_) {
+    throw Invalid(
+        "{}: needs {} bytes of memory, but pages and dictionaries of all columns may take only {}",
+        where, bytes, bytes_);
+  }
+  left_ -= bytes;
+}
+
 ColumnReader::ColumnReader(std::span<const uint8_t> file, const std::string& name, size_t row_group,
-                           const ColumnChunk& chunk, const Leaf& leaf)
+                           const ColumnChunk& chunk, const Leaf& leaf, MemoryBudget* budget)
     : chunk_(chunk),
       leaf_(leaf),
-      where_(fmt::format("{}: row group {}, column \"{}\"", name, row_group, leaf.name)),
+      where_(fmt::format("{}: row group {}, column {}", name, row_group, QuotedColumn(leaf.name))),
+      budget_(budget),
       pages_(file.subspan(chunk.begin, chunk.end - chunk.begin), where_, chunk.begin),
       left_(chunk.num_values) {
   if (chunk.encrypted) throw Invalid("{}: encrypted columns are not supported", where_);
@@ -63,9 +73,18 @@ void ColumnReader::ReadDictionary(const PageHeader& page, std::span<const uint8_
     throw Invalid("{}: the encoding {} is not supported for dictionaries", page_where_,
                   NameOf(page.encoding));
   }
+  // A bool takes a bit, and other values take a byte or more.
+  if (static_cast<uint64_t>(page.num_values) > page.bytes * 8)
+    throw Invalid("{}: a dictionary of {} bytes has {} values", page_where_, page.bytes,
+                  page.num_values);
+  const uint64_t memory =
+      page.bytes + static_cast<uint64_t>(page.num_values) * sizeof(dictionary_[0]);
+  budget_->Take(memory, page_where_);
+  dictionary_taken_ = memory;
   dictionary_bytes_ = Decompress(chunk_.codec, data, page.bytes, page_where_);
   const auto values = MakeValueDecoder(Encoding::kPlain, leaf_.type,
                                        Cursor(dictionary_bytes_, page_where_), nullptr);
+  dictionary_.reserve(static_cast<size_t>(page.num_values));
   for (int64_t i = 0; i < page.num_values; ++i) dictionary_.push_back(values->Next());
   has_dictionary_ = true;
 }
@@ -94,11 +113,16 @@ void ColumnReader::BeginData(const PageHeader& page, std::span<const uint8_t> da
     bytes -= levels.position();
   }
   const bool compressed = (!second || page.compressed) && !data.empty();
-  std::vector<uint8_t> decoded =
-      Decompress(compressed ? chunk_.codec : Codec::kUncompressed, data, bytes, page_where_);
   // The decoders point into the bytes of the last page, so they end first.
   values_.reset();
-  page_bytes_ = std::move(decoded);
+  page_bytes_ = {};
+  budget_->Return(std::exchange(page_taken_, 0));
+  // Texts with common prefixes are put together outside of the page. None is longer than the page.
+  const uint64_t memory = page.encoding == Encoding::kDeltaByteArray ? 2 * bytes : bytes;
+  budget_->Take(memory, page_where_);
+  page_taken_ = memory;
+  page_bytes_ =
+      Decompress(compressed ? chunk_.codec : Codec::kUncompressed, data, bytes, page_where_);
   Cursor values(page_bytes_, page_where_);
   if (!second) {
     const auto levels = [&](uint32_t max, Encoding encoding) -> std::span<const uint8_t> {

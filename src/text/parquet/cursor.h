@@ -20,6 +20,7 @@ class Cursor {
 
   uint64_t left() const { return bytes_.size() - at_; }
   uint64_t position() const { return at_; }
+  uint64_t offset() const { return base_ + at_; }  // as in error messages
   const std::string& where() const { return *where_; }
 
   std::span<const uint8_t> Take(uint64_t count, std::string_view what);

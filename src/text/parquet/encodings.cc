@@ -100,33 +100,42 @@ class DeltaIntegerDecoder : public ValueDecoder {
   bool narrow_;
 };
 
-// Numbers that lie before other data have to be read first to find the end of the numbers.
-std::vector<uint32_t> AllLengths(Cursor* cursor) {
-  DeltaDecoder numbers(cursor);
-  std::vector<uint32_t> lengths;
-  for (uint64_t i = 0; i < numbers.count(); ++i) {
-    const int64_t length = numbers.Next();
-    if (length < 0 || static_cast<uint64_t>(length) > kMaxPageBytes)
-      cursor->Fail("a text has a length that is negative or too large");
-    lengths.push_back(static_cast<uint32_t>(length));
+// Lengths that lie before other data. They are decoded twice, first to find their end: a few bytes
+// can stand for millions of them, which would take much memory.
+class LengthDecoder {
+ public:
+  // Moves `values` behind the lengths.
+  explicit LengthDecoder(Cursor* values) : cursor_(*values), numbers_(&cursor_) {
+    DeltaDecoder all(values);
+    for (uint64_t i = 0; i < all.count(); ++i) all.Next();
   }
-  return lengths;
-}
+  LengthDecoder(const LengthDecoder&) = delete;
+  LengthDecoder& operator=(const LengthDecoder&) = delete;
+
+  uint32_t Next() {
+    if (read_++ == numbers_.count()) cursor_.Fail("there are fewer texts than values");
+    const int64_t length = numbers_.Next();
+    if (length < 0 || static_cast<uint64_t>(length) > kMaxPageBytes)
+      cursor_.Fail("a text has a length that is negative or too large");
+    return static_cast<uint32_t>(length);
+  }
+
+ private:
+  Cursor cursor_;
+  DeltaDecoder numbers_;
+  uint64_t read_ = 0;
+};
 
 // DELTA_LENGTH_BYTE_ARRAY: all lengths, then all bytes.
 class LengthsFirstDecoder : public ValueDecoder {
  public:
-  explicit LengthsFirstDecoder(Cursor values) : values_(values), lengths_(AllLengths(&values_)) {}
+  explicit LengthsFirstDecoder(Cursor values) : values_(values), lengths_(&values_) {}
 
-  Value Next() override {
-    if (next_ == lengths_.size()) values_.Fail("there are fewer texts than values");
-    return TextOf(values_.Take(lengths_[next_++], "a text"));
-  }
+  Value Next() override { return TextOf(values_.Take(lengths_.Next(), "a text")); }
 
  private:
   Cursor values_;
-  std::vector<uint32_t> lengths_;
-  size_t next_ = 0;
+  LengthDecoder lengths_;
 };
 
 // DELTA_BYTE_ARRAY: the lengths that each text has in common with the text before it, then the
@@ -134,11 +143,10 @@ class LengthsFirstDecoder : public ValueDecoder {
 class PrefixDecoder : public ValueDecoder {
  public:
   explicit PrefixDecoder(Cursor values)
-      : values_(values), prefixes_(AllLengths(&values_)), suffixes_(values_) {}
+      : values_(values), prefixes_(&values_), suffixes_(values_) {}
 
   Value Next() override {
-    if (next_ == prefixes_.size()) values_.Fail("there are fewer texts than values");
-    const uint32_t prefix = prefixes_[next_++];
+    const uint32_t prefix = prefixes_.Next();
     if (prefix > text_.size()) values_.Fail("a text shares more bytes than the last one has");
     const auto suffix = std::get<std::string_view>(suffixes_.Next());
     if (suffix.size() > kMaxPageBytes - prefix) values_.Fail("a text is too long");
@@ -149,10 +157,9 @@ class PrefixDecoder : public ValueDecoder {
 
  private:
   Cursor values_;
-  std::vector<uint32_t> prefixes_;
+  LengthDecoder prefixes_;
   LengthsFirstDecoder suffixes_;
   std::string text_;
-  size_t next_ = 0;
 };
 
 }  // namespace

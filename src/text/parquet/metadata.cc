@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/json.h"
 
 namespace switchyard::parquet {
 namespace {
@@ -16,6 +17,10 @@ using Type = ThriftReader::Type;
 constexpr std::string_view kParquetMagic = "PAR1", kEncryptedMagic = "PARE";
 constexpr uint64_t kMaxFooterBytes = uint64_t{64} << 20;
 constexpr size_t kMaxSchemaDepth = 64;
+// A node or chunk of a few bytes takes about a hundred bytes of memory. Writers take about a
+// hundred bytes for a chunk.
+constexpr size_t kMaxSchemaNodes = size_t{1} << 16, kMaxRowGroups = size_t{1} << 20,
+                 kMaxChunks = size_t{1} << 20;
 
 constexpr std::string_view kCodecNames[] = {"UNCOMPRESSED", "SNAPPY", "GZIP", "LZO",
                                             "BROTLI",       "LZ4",    "ZSTD", "LZ4_RAW"};
@@ -26,8 +31,36 @@ constexpr std::string_view kEncodingNames[] = {
     "BIT_PACKED",     "DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY",
     "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"};
 
-std::string NameAt(std::span<const std::string_view> names, size_t index, std::string_view what) {
-  if (index < names.size()) return std::string(names[index]);
+// By field id of LogicalType, and by number of ConvertedType.
+constexpr std::string_view kLogicalNames[] = {
+    "none", "STRING",    "MAP",      "LIST",     "ENUM",     "DECIMAL", "DATE",
+    "TIME", "TIMESTAMP", "INTERVAL", "INTEGER",  "UNKNOWN",  "JSON",    "BSON",
+    "UUID", "FLOAT16",   "VARIANT",  "GEOMETRY", "GEOGRAPHY"};
+constexpr std::string_view kConvertedNames[] = {"UTF8",
+                                                "MAP",
+                                                "MAP_KEY_VALUE",
+                                                "LIST",
+                                                "ENUM",
+                                                "DECIMAL",
+                                                "DATE",
+                                                "TIME_MILLIS",
+                                                "TIME_MICROS",
+                                                "TIMESTAMP_MILLIS",
+                                                "TIMESTAMP_MICROS",
+                                                "UINT_8",
+                                                "UINT_16",
+                                                "UINT_32",
+                                                "UINT_64",
+                                                "INT_8",
+                                                "INT_16",
+                                                "INT_32",
+                                                "INT_64",
+                                                "JSON",
+                                                "BSON",
+                                                "INTERVAL"};
+
+std::string NameAt(std::span<const std::string_view> names, int64_t index, std::string_view what) {
+  if (index >= 0 && index < std::ssize(names)) return std::string(names[index]);
   return fmt::format("{} {}", what, index);
 }
 
@@ -60,7 +93,14 @@ class FooterReader {
   }
 
  private:
+  static constexpr int64_t kInteger = 10;  // field id in LogicalType
+
+  void CheckCount(size_t count, size_t most, std::string_view what) const {
+    if (count == most) cursor_->Fail(fmt::format("the footer has more than {} {}", most, what));
+  }
+
   void ReadNode() {
+    CheckCount(metadata_.schema.size(), kMaxSchemaNodes, "nodes of the schema");
     SchemaNode node;
     bool named = false;
     thrift_.Struct([&](int64_t id, Type type) {
@@ -82,9 +122,15 @@ class FooterReader {
           node.converted_type = thrift_.Integer(type);
           return true;
         case 10:
-          thrift_.StructField(type, [&](int64_t kind, Type) {
+          thrift_.StructField(type, [&](int64_t kind, Type of) {
             node.logical_type = kind;
-            return false;
+            if (kind != kInteger) return false;
+            thrift_.StructField(of, [&](int64_t field, Type of_field) {
+              if (field != 2) return false;
+              node.is_signed = thrift_.Bool(of_field);
+              return true;
+            });
+            return true;
           });
           return true;
         default:
@@ -98,12 +144,16 @@ class FooterReader {
   }
 
   void ReadRowGroup() {
+    CheckCount(metadata_.row_groups.size(), kMaxRowGroups, "row groups");
     RowGroup group;
     bool counted = false;
     thrift_.Struct([&](int64_t id, Type type) {
       if (id == 1) {
         group.columns.clear();
-        thrift_.Structs(type, [&] { group.columns.push_back(ReadChunk()); });
+        thrift_.Structs(type, [&] {
+          CheckCount(chunks_++, kMaxChunks, "columns of row groups");
+          group.columns.push_back(ReadChunk());
+        });
       } else if (id == 3) {
         group.num_rows = thrift_.Integer(type);
         counted = true;
@@ -186,7 +236,7 @@ class FooterReader {
       if (i > 0) --open.back();
       // The root may have no children; then the file has no columns.
       if (i > 0 && node.num_children == 0) {
-        if (!node.type) throw Invalid("{}: column \"{}\" has no type", name_, node.name);
+        if (!node.type) throw Invalid("{}: column {} has no type", name_, QuotedColumn(node.name));
         node.column = columns++;
       }
       if (node.num_children < 0) throw Invalid("{}: the schema is damaged", name_);
@@ -209,6 +259,7 @@ class FooterReader {
   uint64_t data_end_;
   const std::string& name_;
   Metadata metadata_;
+  size_t chunks_ = 0;  // of all row groups
 };
 
 // A size or count of a page header.
@@ -222,12 +273,29 @@ int64_t PageNumber(ThriftReader* thrift, Type type, Cursor* cursor, int64_t limi
 
 }  // namespace
 
-std::string NameOf(Codec codec) { return NameAt(kCodecNames, static_cast<size_t>(codec), "codec"); }
+std::string NameOf(Codec codec) {
+  return NameAt(kCodecNames, static_cast<int64_t>(codec), "codec");
+}
 std::string NameOf(Encoding encoding) {
-  return NameAt(kEncodingNames, static_cast<size_t>(encoding), "encoding");
+  return NameAt(kEncodingNames, static_cast<int64_t>(encoding), "encoding");
 }
 std::string NameOf(PhysicalType type) {
-  return NameAt(kTypeNames, static_cast<size_t>(type), "type");
+  return NameAt(kTypeNames, static_cast<int64_t>(type), "type");
+}
+std::string NameOfLogical(int64_t logical_type) {
+  return NameAt(kLogicalNames, logical_type, "annotation");
+}
+std::string NameOfConverted(int64_t converted_type) {
+  if (converted_type == -1) return "none";
+  return NameAt(kConvertedNames, converted_type, "annotation");
+}
+
+std::string QuotedColumn(std::string_view name) {
+  constexpr size_t kMostShown = 200;
+  using Json = nlohmann::ordered_json;
+  const bool cut = name.size() > kMostShown;
+  return Json(name.substr(0, kMostShown)).dump(-1, ' ', false, Json::error_handler_t::replace) +
+         (cut ? "…" : "");
 }
 
 std::vector<std::string> RootColumns(const Metadata& metadata) {

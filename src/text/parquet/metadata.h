@@ -41,6 +41,10 @@ enum class Repetition : uint8_t { kRequired, kOptional, kRepeated };
 std::string NameOf(Codec codec);
 std::string NameOf(Encoding encoding);
 std::string NameOf(PhysicalType type);
+// Logical types, by their field ids: "DATE", "annotation 99".
+std::string NameOfLogical(int64_t logical_type);
+// The older annotations of types: "DECIMAL", "annotation 99"; "none" for −1.
+std::string NameOfConverted(int64_t converted_type);
 
 // A node of the schema: a group of columns, or a leaf, which is a column. Nodes are in depth-first
 // order; node 0 is the root.
@@ -51,6 +55,7 @@ struct SchemaNode {
   std::optional<PhysicalType> type;  // only of leaves
   int64_t converted_type = -1;       // the older annotation of a type; −1: none
   int64_t logical_type = 0;          // field id in the union LogicalType; 0: none
+  bool is_signed = true;             // only of the logical type INTEGER
   int64_t column = -1;               // index of a leaf in the row groups' columns
 
   bool is_list() const { return converted_type == 3 || logical_type == 3; }
@@ -76,12 +81,20 @@ struct Metadata {
   std::vector<RowGroup> row_groups;
 };
 
+// A column's name in quotes, for messages. The name may be damaged: control characters are escaped,
+// what is not UTF-8 is replaced, and a long name is cut.
+std::string QuotedColumn(std::string_view name);
+
 // Names of the root's children.
 std::vector<std::string> RootColumns(const Metadata& metadata);
 
 // Parses the footer of a file whose bytes are `file`. Throws Error kInvalid that names `name` and
-// the offset: no magic number at both ends, an encrypted footer, a footer outside of the file or of
-// more than 64 MiB, malformed Thrift, a schema that is no tree, chunks outside of the file.
+// the offset if
+// - there is no magic number at both ends, or the footer is encrypted;
+// - the footer is outside of the file, or has more than 64 MiB;
+// - Thrift is malformed, or the schema is no tree;
+// - chunks are outside of the file;
+// - it has so many nodes, row groups or chunks that they take much more memory than the footer.
 Metadata ReadMetadata(std::span<const uint8_t> file, const std::string& name);
 
 struct PageHeader {

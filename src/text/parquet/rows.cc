@@ -15,16 +15,21 @@ using Json = nlohmann::ordered_json;
 // Bounds of what a damaged footer can allocate: a path has its names, and a leaf has its path.
 constexpr size_t kMaxColumnName = 1024, kMaxColumns = 4096;
 
-// Annotations of leaves that are texts or plain numbers. Others, such as dates and decimals, are
-// refused, because their physical values are not what the column means.
+constexpr int64_t kLogicalInteger = 10, kLogicalUnknown = 11;  // logical types
+
+// Annotations of leaves that are texts, plain numbers or nulls. Others, such as dates and decimals,
+// are refused, because their physical values are not what the column means.
 bool IsPlain(const SchemaNode& node) {
   constexpr int64_t kConverted[] = {-1, 0, 4, 11, 12, 13, 14, 15, 16, 17, 18, 19};
-  constexpr int64_t kLogical[] = {0, 1, 4, 10, 12};  // none, STRING, ENUM, INTEGER, JSON
+  // none, STRING, ENUM, INTEGER, UNKNOWN, JSON
+  constexpr int64_t kLogical[] = {0, 1, 4, kLogicalInteger, kLogicalUnknown, 12};
   return std::ranges::count(kConverted, node.converted_type) > 0 &&
          std::ranges::count(kLogical, node.logical_type) > 0;
 }
 
+// Writers may omit the older annotation.
 bool IsUnsigned(const SchemaNode& node) {
+  if (node.logical_type == kLogicalInteger) return !node.is_signed;
   return node.converted_type >= 11 && node.converted_type <= 14;
 }
 
@@ -38,14 +43,18 @@ bool IsElement(const SchemaNode& list, const SchemaNode& repeated) {
 }  // namespace
 
 RowReader::RowReader(std::span<const uint8_t> file, std::string name, Metadata metadata,
-                     std::span<const std::string_view> wanted)
-    : file_(file), name_(std::move(name)), metadata_(std::move(metadata)) {
+                     std::span<const std::string_view> wanted, RowLimits limits)
+    : file_(file),
+      name_(std::move(name)),
+      metadata_(std::move(metadata)),
+      limits_(limits),
+      budget_(limits.page_memory) {
   std::set<std::string_view> names;
   for (size_t i = 1; i < metadata_.schema.size();) {
     const SchemaNode& node = metadata_.schema[i];
     if (std::ranges::count(wanted, std::string_view(node.name)) > 0) {
       if (!names.insert(node.name).second)
-        throw Invalid("{}: there are two columns \"{}\"", name_, node.name);
+        throw Invalid("{}: there are two columns {}", name_, QuotedColumn(node.name));
       i = AddNode(i, {}, false);
       continue;
     }
@@ -65,7 +74,7 @@ size_t RowReader::AddNode(size_t index, Path path, bool is_element) {
                   kMaxColumnName);
   }
   if (node.is_map())
-    throw Invalid("{}: column \"{}\" is a map, which is not supported", name_, leaf.name);
+    throw Invalid("{}: column {} is a map, which is not supported", name_, QuotedColumn(leaf.name));
   Node step{.key = is_element ? std::string() : node.name,
             .optional = node.repetition == Repetition::kOptional,
             .repeated = node.repetition == Repetition::kRepeated};
@@ -85,14 +94,14 @@ size_t RowReader::AddNode(size_t index, Path path, bool is_element) {
     for (int64_t i = 0; i < node.num_children; ++i) {
       const std::string& child = metadata_.schema[next].name;
       if (!names.insert(child).second)
-        throw Invalid("{}: there are two columns \"{}.{}\"", name_, leaf.name, child);
+        throw Invalid("{}: there are two columns {}", name_, QuotedColumn(leaf.name + '.' + child));
       next = AddNode(next, path, false);
     }
     return next;
   }
   const SchemaNode& child = metadata_.schema[index + 1];
   if (node.num_children != 1 || child.repetition != Repetition::kRepeated || step.repeated)
-    throw Invalid("{}: column \"{}\" is a list of an unknown form", name_, leaf.name);
+    throw Invalid("{}: column {} is a list of an unknown form", name_, QuotedColumn(leaf.name));
   if (IsElement(node, child)) return AddNode(index + 1, std::move(path), true);
   // A group around the element, which has no meaning of its own.
   leaf.name += '.';
@@ -108,14 +117,17 @@ void RowReader::AddLeaf(const SchemaNode& node, Path path) {
   leaf.column = static_cast<size_t>(node.column);
   if (!IsPlain(node) || leaf.type == PhysicalType::kInt96 || leaf.type > PhysicalType::kByteArray) {
     throw Invalid(
-        "{}: column \"{}\" has neither texts, integers, floats nor bools: values of type {} with "
-        "the annotation {} are not supported",
-        name_, leaf.name, NameOf(leaf.type),
-        node.logical_type != 0 ? node.logical_type : node.converted_type);
+        "{}: column {} has neither texts, integers, floats nor bools: values of type {} with the "
+        "annotation {} are not supported",
+        name_, QuotedColumn(leaf.name), NameOf(leaf.type),
+        node.logical_type != 0 ? NameOfLogical(node.logical_type)
+                               : NameOfConverted(node.converted_type));
   }
   if (read_.size() == kMaxColumns)
     throw Invalid("{}: has more than {} columns of documents", name_, kMaxColumns);
-  Column column{.path = std::move(path), .is_unsigned = IsUnsigned(node)};
+  Column column{.path = std::move(path),
+                .is_unsigned = IsUnsigned(node),
+                .is_null = node.logical_type == kLogicalUnknown};
   column.indexes.resize(column.path.leaf.max_repetition + 1);
   read_.push_back(std::move(column));
 }
@@ -131,8 +143,8 @@ bool RowReader::BeginRowGroup() {
   num_rows_ = group.num_rows;
   for (Column& column : read_) {
     const Leaf& leaf = column.path.leaf;
-    column.reader =
-        std::make_unique<ColumnReader>(file_, name_, index, group.columns[leaf.column], leaf);
+    column.reader = std::make_unique<ColumnReader>(file_, name_, index, group.columns[leaf.column],
+                                                   leaf, &budget_);
     column.next = column.reader->Next();
     if (column.next && column.next->repetition != 0)
       throw Invalid("{}: begins within a row", column.reader->where());
@@ -147,6 +159,8 @@ std::optional<RowReader::Row> RowReader::Next() {
   }
   Row row{.row_group = static_cast<int64_t>(next_group_) - 1, .row = row_++};
   row.values = Json::object();
+  row_entries_ = 0;
+  row_text_ = 0;
   for (Column& column : read_) ReadColumn(&column, &row.values);
   return row;
 }
@@ -156,18 +170,17 @@ void RowReader::ReadColumn(Column* column, Json* row) {
     throw Invalid("{}: has {} rows, but its row group has {}", column->reader->where(), row_ - 1,
                   num_rows_);
   }
-  int64_t entries = 0;
   do {
     Insert(*column->next, column, row);
     column->next = column->reader->Next();
-    if (++entries > kMaxPageValues) {
+    if (++row_entries_ > kMaxPageValues) {
       throw Invalid("{}: row {} has more than {} values", column->reader->where(), row_ - 1,
                     kMaxPageValues);
     }
   } while (column->next && column->next->repetition > 0);
 }
 
-void RowReader::Insert(const Entry& entry, Column* column, Json* row) const {
+void RowReader::Insert(const Entry& entry, Column* column, Json* row) {
   Json* at = row;
   for (const Node& node : column->path.nodes) {
     // A null field is absent, and a null element stays null.
@@ -191,10 +204,20 @@ void RowReader::Insert(const Entry& entry, Column* column, Json* row) const {
   *at = JsonOf(entry.value, *column);
 }
 
-Json RowReader::JsonOf(const Value& value, const Column& column) const {
+Json RowReader::JsonOf(const Value& value, const Column& column) {
+  if (column.is_null) {
+    throw Invalid("{}: row {}: has a value, but its type has only nulls", column.reader->where(),
+                  row_ - 1);
+  }
   if (const auto* text = std::get_if<std::string_view>(&value)) {
     if (!IsValidUtf8(*text)) {
       throw Invalid("{}: row {}: a text is not UTF-8", column.reader->where(), row_ - 1);
+    }
+    // Few bytes of a dictionary, or of prefixes, can stand for many texts.
+    row_text_ += text->size();
+    if (row_text_ > limits_.text) {
+      throw Invalid("{}: row {} has more than {} bytes of text", column.reader->where(), row_ - 1,
+                    limits_.text);
     }
     return std::string(*text);
   }

@@ -1,7 +1,7 @@
 // Rows of a Parquet file as JSON objects.
 //
-// Memory: the mapped file, and per column that is read one page and one dictionary after
-// decompression (at most 256 MiB each), and one row.
+// Memory: the mapped file, one row, and for each column that is read one page and one dictionary
+// after decompression. Pages and dictionaries take at most RowLimits::page_memory in total.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,12 @@
 
 namespace switchyard::parquet {
 
+// Bytes that the rows of a small or damaged file may take.
+struct RowLimits {
+  uint64_t page_memory = uint64_t{1} << 30;  // pages and dictionaries of all columns
+  uint64_t text = uint64_t{1} << 28;         // texts of a row
+};
+
 // Reads the rows of a file in order, row group by row group. Not thread-safe.
 class RowReader {
  public:
@@ -29,17 +35,18 @@ class RowReader {
   };
 
   // `file`: bytes of the file `name`, which must outlive the reader; `metadata`: its footer. Reads
-  // the columns of the root whose names are in `wanted`: texts in UTF-8, integers, floats and
-  // bools, and lists and structs of them. Other columns are not decoded. Throws Error kInvalid that
-  // names the column for other types (maps, dates, decimals), two columns of one name, and more
-  // than 4096 columns to read.
+  // the columns of the root whose names are in `wanted`: texts in UTF-8, integers, floats,
+  // bools, nulls, and lists and structs of them. Other columns are not decoded. Throws Error
+  // kInvalid that names the column for other types (maps, dates, decimals), two columns of one
+  // name, and more than 4096 columns to read.
   RowReader(std::span<const uint8_t> file, std::string name, Metadata metadata,
-            std::span<const std::string_view> wanted);
+            std::span<const std::string_view> wanted, RowLimits limits = {});
   RowReader(const RowReader&) = delete;
   RowReader& operator=(const RowReader&) = delete;
 
   // Returns nothing after the last row. Throws the errors of ColumnReader, and kInvalid for texts
-  // that are not UTF-8, rows of more than kMaxPageValues entries, and columns of different length.
+  // that are not UTF-8, rows of more than kMaxPageValues entries or RowLimits::text bytes of text,
+  // and columns of different length.
   std::optional<Row> Next();
 
  private:
@@ -58,7 +65,7 @@ class RowReader {
   };
   struct Column {
     Path path;
-    bool is_unsigned = false;
+    bool is_unsigned = false, is_null = false;  // is_null: has no values (UNKNOWN)
     // [max_repetition + 1] index in the open list of each level; element 0 is not used.
     std::vector<size_t> indexes;
     std::unique_ptr<ColumnReader> reader;
@@ -69,15 +76,19 @@ class RowReader {
   void AddLeaf(const SchemaNode& node, Path path);
   bool BeginRowGroup();
   void ReadColumn(Column* column, nlohmann::ordered_json* row);
-  void Insert(const Entry& entry, Column* column, nlohmann::ordered_json* row) const;
-  nlohmann::ordered_json JsonOf(const Value& value, const Column& column) const;
+  void Insert(const Entry& entry, Column* column, nlohmann::ordered_json* row);
+  nlohmann::ordered_json JsonOf(const Value& value, const Column& column);
 
   std::span<const uint8_t> file_;
   std::string name_;
   Metadata metadata_;
+  RowLimits limits_;
+  MemoryBudget budget_;
   std::vector<Column> read_;
   size_t next_group_ = 0;
   int64_t row_ = 0, num_rows_ = 0;  // of the present row group
+  int64_t row_entries_ = 0;         // of all columns of the present row
+  uint64_t row_text_ = 0;           // bytes of its texts
 };
 
 }  // namespace switchyard::parquet

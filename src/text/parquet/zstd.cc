@@ -71,9 +71,10 @@ class FrameDecoder {
           out_.Repeat(1, size - 1);
           break;
         case 2: {
-          Cursor block(in_.Take(size, "a block"), in_.where());
+          const uint64_t at = in_.offset(), begin = out_.size();
+          Cursor block(in_.Take(size, "a block"), in_.where(), at);
           ReadLiterals(&block);
-          ReadSequences(&block);
+          ReadSequences(&block, begin + kMaxBlockBytes);
           break;
         }
         default:
@@ -123,7 +124,8 @@ class FrameDecoder {
     const uint64_t mask = (uint64_t{1} << width) - 1;
     const uint64_t size = (header >> 4) & mask, packed = (header >> (4 + width)) & mask;
     if (size > kMaxBlockBytes) in->Fail("a block has too many literals");
-    Cursor data(in->Take(packed, "literals"), in->where());
+    const uint64_t at = in->offset();
+    Cursor data(in->Take(packed, "literals"), in->where(), at);
     if (kind == 2) huffman_.Read(&data);
     if (huffman_.empty()) in->Fail("a block repeats a Huffman table before the first");
     if (format == 0) {
@@ -149,7 +151,8 @@ class FrameDecoder {
     if (table->empty()) in->Fail("a block repeats an entropy table before the first");
   }
 
-  void ReadSequences(Cursor* in) {
+  // `end`: of the output at most.
+  void ReadSequences(Cursor* in, uint64_t end) {
     uint64_t count = in->Read<uint8_t>("the number of sequences");
     if (count == 255) {
       count = in->Read<uint16_t>("the number of sequences") + 0x7F00u;
@@ -163,15 +166,17 @@ class FrameDecoder {
       ReadTable(in, modes >> 6, kLiteralDistribution, 6, 9, 36, &literal_table_);
       ReadTable(in, (modes >> 4) & 3, kOffsetDistribution, 5, 8, 32, &offset_table_);
       ReadTable(in, (modes >> 2) & 3, kMatchDistribution, 6, 9, 53, &match_table_);
-      literal = CopySequences(count, in->Take(in->left(), "sequences"), *in);
+      literal = CopySequences(count, in->Take(in->left(), "sequences"), *in, end);
     } else if (in->left() > 0) {
       in->Fail("a block without sequences goes on");
     }
     out_.Append(std::span(literals_).subspan(literal));
+    if (out_.size() > end) in->Fail("a block decompresses to more than 128 KiB");
   }
 
   // Returns the number of literals that the sequences use.
-  uint64_t CopySequences(uint64_t count, std::span<const uint8_t> data, const Cursor& in) {
+  uint64_t CopySequences(uint64_t count, std::span<const uint8_t> data, const Cursor& in,
+                         uint64_t end) {
     BackwardBits bits(data, in);
     size_t literal_state = literal_table_.Begin(&bits), offset_state = offset_table_.Begin(&bits),
            match_state = match_table_.Begin(&bits);
@@ -194,6 +199,7 @@ class FrameDecoder {
       out_.Append(std::span(literals_).subspan(literal, length));
       literal += length;
       out_.Repeat(Distance(offset, length == 0), match_length);
+      if (out_.size() > end) in.Fail("a block decompresses to more than 128 KiB");
       if (i + 1 == count) break;
       literal_state = literal_table_.Next(literal_state, &bits);
       match_state = match_table_.Next(match_state, &bits);

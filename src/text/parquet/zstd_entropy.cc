@@ -131,7 +131,8 @@ void ZstdHuffman::Read(Cursor* in) {
     for (size_t i = 0; i < count; ++i)
       weights.push_back(i % 2 == 0 ? data[i / 2] >> 4 : data[i / 2] & 15);
   } else {
-    Cursor table(in->Take(header, "a Huffman table"), in->where());
+    const uint64_t at = in->offset();
+    Cursor table(in->Take(header, "a Huffman table"), in->where(), at);
     weights = WeightsOf(&table);
   }
   uint64_t sum = 0;

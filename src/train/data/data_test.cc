@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::NanSensitiveFloatEq;
+using ::testing::Pointwise;
 
 class DataTest : public ::testing::Test {
  protected:
@@ -116,8 +118,11 @@ TEST_F(DataTest, ParquetGivesTheDocumentsOfTheSameJsonLines) {
       if (!want[i].rollout) continue;
       EXPECT_EQ(columns[i].rollout->prompt, want[i].rollout->prompt);
       EXPECT_EQ(columns[i].rollout->output, want[i].rollout->output);
+      EXPECT_THAT(columns[i].rollout->logprobs,
+                  Pointwise(NanSensitiveFloatEq(), want[i].rollout->logprobs));
     }
   }
+  EXPECT_EQ(ReadDocuments({ParquetFile("text_with_map.parquet")}).at(0).text, "a");
   fs::copy_file(ParquetFile("chats.parquet"), dir_ / "b.parquet");
   EXPECT_EQ(ReadDocuments({dir_}).back().where,
             (dir_ / "b.parquet").string() + ": row group 2, row 3");
@@ -130,7 +135,8 @@ TEST_F(DataTest, ErrorsOfParquetNameTheFile) {
   EXPECT_THAT(error("empty.parquet"), HasSubstr("empty.parquet: no document found"));
   EXPECT_THAT(error("other.parquet"),
               HasSubstr("other.parquet: has none of the columns \"text\", \"messages\" and "
-                        "\"output_ids\"; it has 2 columns: prose, id"));
+                        "\"output_ids\"; it has 2 columns: \"prose\", \"id\""));
+  EXPECT_THAT(error("map.parquet"), HasSubstr("map.parquet: column \"tools\" is a map"));
   EXPECT_THAT(error("lz4.parquet"),
               HasSubstr("lz4.parquet: row group 0, column \"text\": the codec LZ4_RAW is not"));
   EXPECT_THAT(ReadError("x.parquet", "PAR1 and no more"), HasSubstr("x.parquet: "));

@@ -134,20 +134,18 @@ std::vector<std::string_view> ColumnsToRead(const std::vector<std::string>& colu
   const auto has = [&](std::string_view column) { return std::ranges::count(columns, column) > 0; };
   if (!has("text") && !has("messages") && !has("output_ids")) {
     constexpr size_t kNamed = 20;
+    std::vector<std::string> named;
+    for (const std::string& column : std::span(columns).first(std::min(columns.size(), kNamed)))
+      named.push_back(parquet::QuotedColumn(column));
     throw Invalid(
         "{}: has none of the columns \"text\", \"messages\" and \"output_ids\"; it has {} "
         "columns: {}",
-        name, columns.size(),
-        Joined(std::span(columns).first(std::min(columns.size(), kNamed)), ", "));
+        name, columns.size(), Joined(named, ", "));
   }
-  std::vector<std::string_view> read{"text",
-                                     "messages",
-                                     "tools",
-                                     "chat_template_kwargs",
-                                     "output_ids",
-                                     "routed_experts",
+  std::vector<std::string_view> read{"text", "messages", "output_ids", "routed_experts",
                                      "routed_experts_start_len"};
-  // Only of rollouts. In other files they may have any type.
+  // Only of chats, and only of rollouts. In other files they may have any type.
+  if (has("messages")) read.insert(read.end(), {"tools", "chat_template_kwargs"});
   if (has("output_ids")) read.insert(read.end(), {"input_ids", "meta_info"});
   return read;
 }

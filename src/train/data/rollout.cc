@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -66,6 +67,16 @@ std::vector<int32_t> PromptOf(const Json& json, const Json& meta, const std::str
   return ids;
 }
 
+// The token id of an element of "output_token_logprobs"; −1: none. The elements of a list in
+// Parquet have one type, so an id beside a log-probability is a float there.
+int32_t IdBesideLogprob(const Json& value) {
+  if (IsId(value)) return value.get<int32_t>();
+  const double number = value.is_number_float() ? value.get<double>() : -1;
+  const bool right =
+      number >= 0 && number <= std::numeric_limits<int32_t>::max() && number == std::floor(number);
+  return right ? static_cast<int32_t>(number) : -1;
+}
+
 std::vector<float> LogprobsOf(const Json& list, const std::vector<int32_t>& output,
                               const std::string& where) {
   constexpr const char* kName = "meta_info.output_token_logprobs";
@@ -78,9 +89,9 @@ std::vector<float> LogprobsOf(const Json& list, const std::vector<int32_t>& outp
   values.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
     const Json& one = list[i];
-    const bool right = one.is_array() && one.size() >= 2 && IsId(one[1]) &&
+    const bool right = one.is_array() && one.size() >= 2 && IdBesideLogprob(one[1]) == output[i] &&
                        (one[0].is_null() || one[0].is_number());
-    if (!right || one[1].get<int32_t>() != output[i]) {
+    if (!right) {
       throw Invalid("{}: \"{}\": element {} is not [log-probability, {}, …]", where, kName, i,
                     output[i]);
     }

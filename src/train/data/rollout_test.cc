@@ -161,6 +161,8 @@ TEST_F(RolloutTest, WrongFieldsAreNamed) {
   EXPECT_THAT(meta("output_token_logprobs", Json::array()), HasSubstr("is not a list of 3 log-"));
   EXPECT_THAT(meta("output_token_logprobs", {{-1, 7}, {-1, 9}, {-1, 9}}),
               HasSubstr("element 1 is not [log-probability, 8"));
+  EXPECT_THAT(meta("output_token_logprobs", {{-1, 7}, {-1, 8.5}, {-1, 9}}),
+              HasSubstr("element 1 is not [log-probability, 8"));
   EXPECT_THAT(meta("routed_experts", {1, 2}), HasSubstr("\"routed_experts\" is not base64"));
   EXPECT_THAT(meta("routed_experts", "AAA="), HasSubstr("has 2 bytes, which are not int32"));
   EXPECT_THAT(error([](Json* json) { (*json)["output_ids"] = Json::array(); }),

@@ -3,10 +3,11 @@
 
   texts_*.parquet    the rows of texts.jsonl with several codecs, page versions and encodings; 4 row groups, small pages
   chats.parquet      chats.jsonl: lists of structs with calls, tools and template variables
-  rollouts.parquet   rollouts.jsonl: lists of token ids
-  types.parquet      types.jsonl: numbers of all widths, floats, bools, nested lists, with their encodings
+  rollouts.parquet   rollouts.jsonl: lists of token ids, log-probabilities
+  types.parquet      types.jsonl: numbers of all widths, floats, bools, nulls, nested lists, with their encodings
   empty.parquet      no rows
   brotli.parquet, lz4.parquet, split.parquet, map.parquet, decimal.parquet, other.parquet: refused
+  text_with_map.parquet  one text, and the columns of chats as maps, which are not read
 
 A null is absent from the JSON lines, also in structs, because Parquet has no absent fields.
 """
@@ -105,11 +106,17 @@ def write_chats():
 
 
 def write_rollouts():
-    rows = [{"output_ids": [(i * 5 + t * 3) % 280 for t in range(4 + i % 9)],
-             "meta_info": {"prompt_token_ids": [i, i + 1, 7]}} for i in range(12)]
+    rows = []
+    for i in range(12):
+        ids = [(i * 5 + t * 3) % 280 for t in range(4 + i % 9)]
+        # As a server sends them. The elements of a list in Parquet have one type, so ids become floats.
+        logprobs = [[None if t % 5 == 4 else -t / 8, token, None] for t, token in enumerate(ids)]
+        meta = {"prompt_token_ids": [i, i + 1, 7], "output_token_logprobs": logprobs, "weight_version": None}
+        rows.append({"output_ids": ids, "meta_info": meta if i % 4 != 3 else {**meta, "output_token_logprobs": None}})
     write_lines("rollouts.jsonl", rows)
-    schema = pa.schema([("output_ids", pa.list_(pa.int32())),
-                        ("meta_info", pa.struct([("prompt_token_ids", pa.list_(pa.int64()))]))])
+    meta = pa.struct([("prompt_token_ids", pa.list_(pa.int64())), ("weight_version", pa.null()),
+                      ("output_token_logprobs", pa.list_(pa.list_(pa.float64())))])
+    schema = pa.schema([("output_ids", pa.list_(pa.int32())), ("meta_info", meta)])
     write("rollouts.parquet", pa.Table.from_pylist(rows, schema=schema), compression="gzip", use_dictionary=False,
           column_encoding={"output_ids.list.element": "DELTA_BINARY_PACKED"}, row_group_size=5)
 
@@ -124,14 +131,14 @@ def write_types():
                      "flag": i % 3 == 0, "flags": i // 11 % 2 == 0,
                      "lists": [[j * 10 + k for k in range(j)] if j != 2 else None for j in range(i % 5)],
                      "words": [None if k == i % 4 else "w" * k for k in range(i % 6)],
-                     "none": None})
+                     "none": None, "nothing": None, "nothings": [None] * (i % 3)})
         if i % 7 == 3:
             rows[-1].update(lists=None, words=[], flag=None, delta=None, wide=None)
     schema = pa.schema([("i8", pa.int8()), ("i16", pa.int16()), ("u32", pa.uint32()), ("u64", pa.uint64()),
                         ("i64", pa.int64()), ("delta", pa.int32()), ("wide", pa.int64()), ("real", pa.float32()),
                         ("double", pa.float64()), ("flag", pa.bool_()), ("flags", pa.bool_()),
                         ("lists", pa.list_(pa.list_(pa.int32()))), ("words", pa.list_(pa.string())),
-                        ("none", pa.string())])
+                        ("none", pa.string()), ("nothing", pa.null()), ("nothings", pa.list_(pa.null()))])
     write_lines("types.jsonl", rows)
     table = pa.Table.from_pylist(rows, schema=schema)
     write("types.parquet", table, compression="snappy", data_page_version="2.0", use_dictionary=["i64", "i16"],
@@ -141,7 +148,11 @@ def write_types():
 def write_refused():
     write("empty.parquet", pa.table({"text": pa.array([], pa.string())}))
     write("other.parquet", pa.table({"prose": ["a"], "id": [1]}))
-    write("map.parquet", pa.table({"text": ["a"], "tools": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))}))
+    # Maps of columns that are not read are no reason to refuse a file.
+    a_map = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    chat = pa.array([[{"role": "user", "content": "a"}]], pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))
+    write("map.parquet", pa.table({"messages": chat, "tools": a_map}))
+    write("text_with_map.parquet", pa.table({"text": ["a"], "tools": a_map, "chat_template_kwargs": a_map}))
     write("decimal.parquet", pa.table({"text": pa.array([decimal.Decimal("1.5")], pa.decimal128(9, 2))}))
     write("split.parquet", pa.table({"text": ["a"], "tools": pa.array([1.5], pa.float32())}), use_dictionary=False,
           column_encoding={"tools": "BYTE_STREAM_SPLIT"}, compression="none")
