@@ -85,6 +85,7 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   const double mean_part = std::accumulate(parts.begin(), parts.end(), 0.0) / parts.size();
   for (double& part : parts) part = std::max(1.0, part * rows / used / mean_part);
   const double weights = 3 * width * hidden;
+  const bool small = t_.small_experts.contains(name);
   // The deviation of rows over all local experts, and that of independent tokens.
   double squares = 0;
   for (const double part : parts) squares += part * part / static_cast<double>(parts.size());
@@ -103,7 +104,9 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
     for (const double part : parts) {
       const double tiles = packed ? RowsOfTiles(part) : part;
       const double flops = 2 * tiles * n * columns / t_.ExpertRate(name, tiles, weights);
-      (memory > flops ? read : computed) += std::max(memory, flops);
+      // Rates of small experts with few rows contain the time to read the weights.
+      const bool reads = memory > flops || (small && 2 * memory > flops);
+      (reads ? read : computed) += std::max(memory, flops);
     }
     const double each = used / static_cast<double>(parts.size());
     cost->Add(Part::kExperts, Limit::kStart, t_.grouped_seconds);
