@@ -3,14 +3,13 @@
 // (kernel_chain.cuh), so the chain takes less time than its kernels alone. Experts are chosen at
 // random. Each call uses other experts, or all of them, which the L2 cache cannot hold.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/cuda/expert_choice.h"
 #include "bench/cuda/gpu_arrays.cuh"
 #include "bench/cuda/gpu_benches.h"
 #include "bench/cuda/gpu_timing.h"
@@ -27,40 +26,24 @@ using cuda::kGroupBlockRows;
 // Qwen3-30B-A3B.
 constexpr int kExperts = 128, kSlots = 8;
 constexpr int64_t kHidden = 2048, kWidth = 768;
-constexpr int kCalls = 8;
+constexpr int kCalls = kExpertChainCalls;
 
 // The experts of a call's tokens.
 struct Routing {
   std::vector<int32_t> position;  // [tokens, kSlots]
   std::vector<int32_t> offsets = std::vector<int32_t>(kExperts + 1);
-  std::vector<int32_t> counts = std::vector<int32_t>(kExperts);
+  std::vector<int32_t> counts;        // [kExperts]
   std::vector<int32_t> block_groups;  // [rows / kGroupBlockRows]
 
-  int64_t busy() const { return std::ranges::count_if(counts, [](int n) { return n > 0; }); }
+  int64_t busy() const {
+    return std::ranges::count_if(counts, [](int n) { return n > 0; });
+  }
 };
 
-// Of all experts, each token takes kSlots different ones. They are equally likely, or those of
-// `popular` experts have most rows: the n-th expert has a weight of exp(−n / popular).
 Routing Choose(int tokens, double popular, int64_t rows, std::mt19937& random) {
   Routing r;
-  std::vector<int> order(kExperts), chosen;
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), random);
-  std::uniform_real_distribution<double> uniform(1e-9, 1);
-  for (int t = 0; t < tokens; ++t) {
-    // The largest keys log(u) / weight are a sample without replacement (Efraimidis and Spirakis,
-    // 2006, "Weighted random sampling with a reservoir").
-    std::vector<std::pair<double, int>> keys;
-    for (int e = 0; e < kExperts; ++e) {
-      const double weight = popular > 0 ? std::exp(-order[e] / popular) : 1;
-      keys.emplace_back(std::log(uniform(random)) / std::max(weight, 1e-12), e);
-    }
-    std::ranges::partial_sort(keys, keys.begin() + kSlots, std::ranges::greater());
-    for (int j = 0; j < kSlots; ++j) {
-      chosen.push_back(keys[j].second);
-      ++r.counts[keys[j].second];
-    }
-  }
+  const std::vector<int32_t> chosen = ChooseExperts(tokens, kExperts, kSlots, popular, random);
+  r.counts = RowsOfExperts(chosen, kExperts);
   for (int e = 0; e < kExperts; ++e) {
     const int blocks = (r.counts[e] + kGroupBlockRows - 1) / kGroupBlockRows;
     r.offsets[e + 1] = r.offsets[e] + blocks * kGroupBlockRows;
@@ -68,7 +51,7 @@ Routing Choose(int tokens, double popular, int64_t rows, std::mt19937& random) {
   }
   r.block_groups.resize(rows / kGroupBlockRows, -1);
   std::vector<int32_t> next = r.offsets;
-  for (const int e : chosen) r.position.push_back(next[e]++);
+  for (const int32_t e : chosen) r.position.push_back(next[e]++);
   return r;
 }
 
@@ -101,10 +84,10 @@ void Case(std::unique_ptr<Weights<T>>& weights, int tokens, double popular,
   constexpr bool kFp8 = sizeof(T) == 1;
   constexpr ElementType kType = kFp8 ? ElementType::kFp8 : ElementType::kBF16;
   const std::string name = "expert-chain";
-  const std::string shape = Text("%s %d tokens, %d of %d experts of %lld x %lld%s",
-                                 kFp8 ? "fp8" : "bf16", tokens, kSlots, kExperts,
-                                 static_cast<long long>(kHidden), static_cast<long long>(kWidth),
-                                 popular > 0 ? Text(", %g popular", popular).c_str() : "");
+  const std::string shape =
+      Text("%s %d tokens, %d of %d experts of %lld x %lld%s", kFp8 ? "fp8" : "bf16", tokens, kSlots,
+           kExperts, static_cast<long long>(kHidden), static_cast<long long>(kWidth),
+           popular > 0 ? Text(", %g popular", popular).c_str() : "");
   if (!report.Selects(name, shape)) return;
   report.Start(name, shape);
   if (!weights) weights = std::make_unique<Weights<T>>();

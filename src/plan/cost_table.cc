@@ -156,11 +156,13 @@ CostTable CostTable::Shared(double share) const {
   };
   t.bandwidth *= share;
   for (auto& entry : t.weights) entry.second *= share;
-  for (auto* curves : {&t.products, &t.experts})
+  for (auto* curves : {&t.products, &t.experts, &t.small_experts})
     for (auto& entry : *curves) scale(&entry.second);
   for (Curve* curve : {&t.decode_bytes, &t.latent_bytes, &t.prompt_flops, &t.latent_prompt_flops,
-                       &t.float32_decode_bytes, &t.float32_prompt_flops})
+                       &t.latent_decode_flops, &t.float32_decode_bytes, &t.float32_prompt_flops})
     scale(curve);
+  t.head_bytes *= share;
+  for (auto& entry : t.uneven) entry.second /= share;
   t.decode_flops *= share;
   t.latent_flops *= share;
   t.select_seconds /= share;
@@ -180,10 +182,21 @@ double CostTable::ProductRate(const std::string& format, double rows) const {
   return curve ? curve->At(rows) : 0;
 }
 
-double CostTable::ExpertRate(const std::string& format, double rows) const {
+double CostTable::ExpertRate(const std::string& format, double rows, double weights) const {
   const bool own = experts.contains(format) || !products.contains(format);
   const Curve* curve = own ? Find(experts, format) : nullptr;
-  return curve ? curve->At(rows) : ProductRate(format, rows);
+  const double large = curve ? curve->At(rows) : ProductRate(format, rows);
+  const auto narrow = small_experts.find(format);
+  if (narrow == small_experts.end() || narrow->second.empty() || large <= 0) return large;
+  const double small = narrow->second.At(rows);
+  const double at = std::clamp(
+      std::log(weights / kSmallExpert) / std::log(kLargeExpert / kSmallExpert), 0.0, 1.0);
+  return small * std::pow(large / small, at);
+}
+
+double CostTable::ChainSeconds(const std::string& format, double rows) const {
+  const Curve* curve = Find(chains, format);
+  return curve && !curve->empty() ? curve->At(rows) : chain_seconds;
 }
 
 CostTable ParseCostTable(const std::string& text, const std::string& name) {
@@ -200,10 +213,13 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Numbers("weights", &t.weights);
   reader.Curves("products", &t.products);
   reader.Curves("experts", &t.experts);
+  reader.Curves("small_experts", &t.small_experts);
+  reader.Numbers("uneven", &t.uneven);
   reader.Number("op_seconds", &t.op_seconds);
   reader.Number("product_seconds", &t.product_seconds);
   reader.Number("grouped_seconds", &t.grouped_seconds);
   reader.Number("chain_seconds", &t.chain_seconds);
+  reader.Curves("chains", &t.chains);
   reader.Number("step_seconds", &t.step_seconds);
   reader.Number("select_seconds", &t.select_seconds);
   reader.Number("router_flops", &t.router_flops);
@@ -214,6 +230,9 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Number("latent_flops", &t.latent_flops);
   reader.Points("prompt_flops", &t.prompt_flops);
   reader.Points("latent_prompt_flops", &t.latent_prompt_flops);
+  reader.Number("latent_seconds", &t.latent_seconds);
+  reader.Points("latent_decode_flops", &t.latent_decode_flops);
+  reader.Number("head_bytes", &t.head_bytes);
   reader.Points("prompt_head_dims", &t.prompt_head_dims);
   reader.Points("float32_decode_bytes", &t.float32_decode_bytes);
   reader.Points("float32_prompt_flops", &t.float32_prompt_flops);
@@ -246,6 +265,7 @@ std::string ToJson(const CostTable& t) {
               {"memory_bytes", t.memory_bytes},
               {"bandwidth", t.bandwidth},
               {"weights", t.weights},
+              {"uneven", t.uneven},
               {"op_seconds", t.op_seconds},
               {"product_seconds", t.product_seconds},
               {"grouped_seconds", t.grouped_seconds},
@@ -260,6 +280,9 @@ std::string ToJson(const CostTable& t) {
               {"latent_flops", t.latent_flops},
               {"prompt_flops", Points(t.prompt_flops)},
               {"latent_prompt_flops", Points(t.latent_prompt_flops)},
+              {"latent_seconds", t.latent_seconds},
+              {"latent_decode_flops", Points(t.latent_decode_flops)},
+              {"head_bytes", t.head_bytes},
               {"prompt_head_dims", Points(t.prompt_head_dims)},
               {"float32_decode_bytes", Points(t.float32_decode_bytes)},
               {"float32_prompt_flops", Points(t.float32_prompt_flops)},
@@ -269,10 +292,15 @@ std::string ToJson(const CostTable& t) {
               {"network_share", t.network_share},
               {"all_reduce", Points(t.all_reduce)},
               {"exchange_overlaps", t.exchange_overlaps}};
-  out["products"] = json::object();
-  for (const auto& [format, curve] : t.products) out["products"][format] = Points(curve);
-  out["experts"] = json::object();
-  for (const auto& [format, curve] : t.experts) out["experts"][format] = Points(curve);
+  const std::pair<const char*, const std::map<std::string, Curve>*> all[] = {
+      {"products", &t.products},
+      {"experts", &t.experts},
+      {"small_experts", &t.small_experts},
+      {"chains", &t.chains}};
+  for (const auto& [key, curves] : all) {
+    out[key] = json::object();
+    for (const auto& [format, curve] : *curves) out[key][format] = Points(curve);
+  }
   return out.dump(1) + "\n";
 }
 

@@ -50,14 +50,28 @@ struct CostTable {
   // experts in packed 4-bit formats are by rows of whole tiles: kernels compute all rows of a tile.
   std::map<std::string, double> weights;
   std::map<std::string, Curve> products, experts;
+  // `experts` are for experts of kLargeExpert weights. `small_experts` are the same for experts of
+  // kSmallExpert weights, whose products have few tiles. Rates in between follow from the logarithm
+  // of the size. A format without an entry here has the rates of `experts` at all sizes.
+  static constexpr double kSmallExpert = 3.0 * 2048 * 768, kLargeExpert = 3.0 * 7168 * 3072;
+  std::map<std::string, Curve> small_experts;
+  // Seconds that the two grouped products of a layer take longer if experts have uneven rows: the
+  // last tiles of the fullest experts leave most of the device idle. For each column of the two
+  // products, and each row by which the standard deviation of the experts' rows exceeds that of
+  // independent tokens. At most kMostUneven rows, because tiles have a limited number of rows.
+  static constexpr double kMostUneven = 80;
+  std::map<std::string, double> uneven;
 
   double op_seconds = 0;       // start of a small op
   double product_seconds = 0;  // start of a product
   double grouped_seconds = 0;  // start of a grouped product
   double chain_seconds = 0;    // time of one column: the additions of a sum are sequential
-  double step_seconds = 0;     // time per step: scheduling, upload, sampling of tokens
-  double select_seconds = 0;   // expert selection: time per expert and token
-  double router_flops = 0;     // products of router logits, which have float32 sums; 0: `products`
+  // The same for products of several rows, by format and rows: the time of a column of a product
+  // whose tiles fill a part of the device only. Without an entry: chain_seconds.
+  std::map<std::string, Curve> chains;
+  double step_seconds = 0;    // time per step: scheduling, upload, sampling of tokens
+  double select_seconds = 0;  // expert selection: time per expert and token
+  double router_flops = 0;    // products of router logits, which have float32 sums; 0: `products`
 
   // Attention; `latent` is for MLA. decode_bytes: bytes per second at which decode reads keys and
   // values, by the number of query heads that share a KV head. flops: FLOP per second of products;
@@ -66,6 +80,12 @@ struct CostTable {
   Curve decode_bytes, latent_bytes;
   double decode_flops = 0, latent_flops = 0;
   Curve prompt_flops, latent_prompt_flops;
+  // latent_seconds: the least time of a call of latent attention; 0: attention_seconds, in addition
+  // to the time of its work. latent_decode_flops: as latent_flops, by keys; empty: latent_flops.
+  // head_bytes: bytes per second, read and written, of the float32 rows of MLA's products with one
+  // matrix for each head; 0: only the products count.
+  double latent_seconds = 0, head_bytes = 0;
+  Curve latent_decode_flops;
   // prompt_flops are for heads of 128. Narrower heads have fewer products for each exponential. The
   // relative rate, by the width of a head; empty: 1.
   Curve prompt_head_dims;
@@ -89,7 +109,9 @@ struct CostTable {
 
   double WeightRate(const std::string& format) const;
   double ProductRate(const std::string& format, double rows) const;
-  double ExpertRate(const std::string& format, double rows) const;
+  // `weights`: of an expert, in all its products.
+  double ExpertRate(const std::string& format, double rows, double weights = kLargeExpert) const;
+  double ChainSeconds(const std::string& format, double rows) const;
 };
 
 // Error kInvalid names the file, the key, and what is expected.

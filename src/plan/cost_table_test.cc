@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <vector>
 
 #include "core/error.h"
@@ -51,6 +52,27 @@ TEST(CostTable, AFormatWithoutAnEntryUsesTheNextPlainerOne) {
   EXPECT_EQ(table.ProductRate("int8-channel, fp8-token", 1), 2);
   EXPECT_EQ(table.ProductRate("nvfp4", 1), 1);
   EXPECT_EQ(table.ExpertRate("int8-channel", 1), 2);
+}
+
+TEST(CostTable, RatesOfExpertsBetweenTwoSizesFollowFromTheSize) {
+  CostTable table;
+  table.experts = {{"bfloat16", {.points = {{1, 900}}}}, {"mxfp4", {.points = {{1, 70}}}}};
+  table.small_experts = {{"bfloat16", {.points = {{1, 100}}}}};
+  const double small = CostTable::kSmallExpert, large = CostTable::kLargeExpert;
+  EXPECT_NEAR(table.ExpertRate("bfloat16", 1, small / 2), 100, 1e-9);
+  EXPECT_NEAR(table.ExpertRate("bfloat16", 1, std::sqrt(small * large)), 300, 1e-9);
+  EXPECT_NEAR(table.ExpertRate("bfloat16", 1, 2 * large), 900, 1e-9);
+  EXPECT_EQ(table.ExpertRate("bfloat16", 1), table.ExpertRate("bfloat16", 1, large));
+  EXPECT_EQ(table.ExpertRate("mxfp4", 1, small), 70);  // it has no rates of small experts
+}
+
+TEST(CostTable, WithoutChainsAllProductsHaveTheTimeOfAColumn) {
+  CostTable table;
+  table.chain_seconds = 3;
+  EXPECT_EQ(table.ChainSeconds("bfloat16", 64), 3);
+  table.chains = {{"bfloat16", {.points = {{1, 4}, {64, 5}}}}};
+  EXPECT_EQ(table.ChainSeconds("bfloat16", 64), 5);
+  EXPECT_EQ(table.ChainSeconds("fp8-block", 1), 4);
 }
 
 TEST(CostTable, AnUnknownCardListsTheKnownOnes) {

@@ -84,23 +84,40 @@ void StepCosts::Experts(const StepShape& shape, Cost* up, Cost* down) const {
   std::array<double, UniformRouting::kParts> parts = uniform_.RowsOfExperts(tokens);
   const double mean_part = std::accumulate(parts.begin(), parts.end(), 0.0) / parts.size();
   for (double& part : parts) part = std::max(1.0, part * rows / used / mean_part);
+  const double weights = 3 * width * hidden;
+  const bool small = t_.small_experts.contains(name);
+  // The deviation of rows over all local experts, and that of independent tokens.
+  double squares = 0;
+  for (const double part : parts) squares += part * part / static_cast<double>(parts.size());
+  const double mean = rows / local;
+  const double deviation = std::sqrt(std::max(0.0, squares * used / local - mean * mean));
+  const double independent = std::sqrt(mean * std::max(0.0, 1 - k / physical));
+  const auto uneven = t_.uneven.find(name);
+  const double tails =
+      uneven == t_.uneven.end()
+          ? 0
+          : uneven->second *
+                std::max(0.0, std::min(deviation, CostTable::kMostUneven) - independent);
   const auto product = [&](double n, double columns, Cost* cost) {
     const double memory = n * columns * f_.experts.bytes / t_.WeightRate(name);
     double read = 0, computed = 0;
     for (const double part : parts) {
       const double tiles = packed ? RowsOfTiles(part) : part;
-      const double flops = 2 * tiles * n * columns / t_.ExpertRate(name, tiles);
-      (memory > flops ? read : computed) += std::max(memory, flops);
+      const double flops = 2 * tiles * n * columns / t_.ExpertRate(name, tiles, weights);
+      // Rates of small experts with few rows contain the time to read the weights.
+      const bool reads = memory > flops || (small && 2 * memory > flops);
+      (reads ? read : computed) += std::max(memory, flops);
     }
     const double each = used / static_cast<double>(parts.size());
     cost->Add(Part::kExperts, Limit::kStart, t_.grouped_seconds);
     cost->Add(Part::kExperts, Limit::kBandwidth, each * read);
-    cost->Add(Part::kExperts, Limit::kFlops, each * computed);
+    cost->Add(Part::kExperts, Limit::kFlops, each * computed + tails * columns);
   };
-  if (t_.cuda) Small(Part::kExperts, rows * hidden * 2 + world * hidden * kFloat, up);  // permute
+  // The copy of rows to experts and the activation write the format of the products.
+  const double element = f_.experts.fp8_rows ? 1 : 2;
+  if (t_.cuda) Small(Part::kExperts, rows * hidden * element + world * hidden * kFloat, up);
   product(2 * width, hidden, up);
-  if (t_.cuda) Small(Part::kExperts, rows * width * 6, up);  // activation
-  if (t_.cuda && f_.experts.fp8_rows) Small(Part::kExperts, rows * (hidden + width) * 3, up, 1);
+  if (t_.cuda) Small(Part::kExperts, rows * width * (4 + element), up);
   product(hidden, width, down);
 }
 

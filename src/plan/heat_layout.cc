@@ -99,8 +99,8 @@ double HeatLayout::Seconds(const Work& work, const CostTable& table,
   const double weights =
       3.0 * static_cast<double>(q_.model.hidden) * static_cast<double>(q_.model.moe->intermediate);
   const double memory = work.used * weights * format.bytes / table.WeightRate(format.name);
-  const double flops =
-      2 * work.rows * weights / table.ExpertRate(format.name, work.rows / std::max(work.used, 1.0));
+  const double flops = 2 * work.rows * weights /
+                       table.ExpertRate(format.name, work.rows / std::max(work.used, 1.0), weights);
   return 2 * table.grouped_seconds + std::max(memory, flops);
 }
 

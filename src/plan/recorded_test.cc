@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -91,6 +93,57 @@ const std::vector<Step> kTwoH200 = {{"tp2-ep2", true, 1, 3.529e-3},
                                     {"tp2-ep2-deepep", true, 256, 17.727e-3},
                                     {"tp2-ep2-deepep", false, 512, 512 / 31567.0},
                                     {"tp2-ep2-deepep", false, 8192, 8192 / 90434.0}};
+
+// One H200: `bench/predictions.py`, in one run. Prompts of 512 tokens; at most 8192 tokens in a
+// pass. The table has kernels of the same run. `correlation` was counted in these models.
+struct RecordedModel {
+  const char* name;
+  const char* quantization;
+  size_t layers;
+  double correlation;
+  std::vector<Step> steps;
+};
+std::vector<RecordedModel> OneRunOnOneH200() {
+  const auto steps_of = [](const std::vector<std::tuple<double, double, double>>& recorded) {
+    std::vector<Step> steps;
+    for (const auto& [batch, prefill_ms, decode_ms] : recorded) {
+      const double tokens = 512 * batch, passes = std::ceil(tokens / 8192);
+      steps.push_back({"tp1", false, tokens / passes, 1e-3 * prefill_ms / passes});
+      steps.push_back({"tp1", true, batch, 1e-3 * decode_ms});
+    }
+    return steps;
+  };
+  return {{"qwen3_30b_a3b", "", 0, 0.378,
+           steps_of({{1, 19.161, 3.779},
+                     {8, 63.355, 8.952},
+                     {32, 223.003, 16.151},
+                     {128, 928.598, 21.151},
+                     {256, 1867.388, 24.524}})},
+          {"qwen3_30b_a3b", "fp8", 0, 0.634,
+           steps_of({{1, 13.541, 3.334},
+                     {8, 48.950, 6.371},
+                     {32, 179.046, 10.655},
+                     {128, 725.204, 14.527},
+                     {256, 1479.176, 17.513}})},
+          {"gpt_oss_20b", "", 0, 0.02,
+           steps_of({{1, 12.620, 2.626},
+                     {8, 55.185, 5.505},
+                     {32, 212.985, 7.464},
+                     {128, 882.771, 8.908},
+                     {256, 1771.940, 11.415}})},
+          {"deepseek_v3", "", 5, 0.05,
+           steps_of({{1, 11.402, 2.060}, {32, 173.770, 5.330}, {128, 718.078, 8.166}})}};
+}
+
+TEST(Recorded, StepsOfOneRunOnOneH200) {
+  for (const RecordedModel& model : OneRunOnOneH200()) {
+    Question q = CutModel(model.name, "h200", model.layers, model.quantization);
+    q.load.correlation = model.correlation;
+    const Errors own = ErrorsOf(q, model.steps, 512);
+    EXPECT_LT(own.median, 0.08) << model.name << " " << model.quantization;
+    EXPECT_LT(own.worst, 0.2) << model.name << " " << model.quantization;
+  }
+}
 
 TEST(Recorded, StepsOfQwen3OnOneH200) {
   const Errors errors = ErrorsOf(CutModel("qwen3_30b_a3b", "h200", 0), kOneH200, 512);

@@ -10,59 +10,81 @@
 namespace switchyard::plan {
 namespace {
 
-constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
+constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6, kNano = 1e-9;
 
-// Figures of docs/performance.md, "H200", and docs/notes/gpu.md: "Kernel times of Qwen3-30B-A3B",
-// "GEMM of few rows", "Exchange over NVLink".
+// From recorded results of `bench kernels` (docs/planning.md, "Time"), as `bench calibrate` derives
+// them. Router, selection, links and the time per step: docs/performance.md, "H200", and
+// docs/notes/gpu.md, "Kernel times of Qwen3-30B-A3B" and "Exchange over NVLink".
 CostTable H200() {
   CostTable t;
   t.name = "h200";
-  t.source = "kernels of this program measured on H200 (docs/performance.md, docs/notes/gpu.md)";
+  t.source = "kernels of this program measured on H200 (docs/planning.md, docs/notes/gpu.md)";
   t.measured = true;
   t.memory_bytes = 139.8 * (int64_t{1} << 30);
-  t.bandwidth = 3.6 * kTera;  // small ops at 8192 rows: 3.1 to 4.0 TB/s
-  t.weights = {{"bfloat16", 4.35 * kTera},
-               {"fp8-block", 4.27 * kTera},
-               {"mxfp4", 2.2 * kTera},
-               {"nvfp4", 1.7 * kTera},
-               {"int4-group", 1.8 * kTera}};
-  t.products["bfloat16"].points = {
-      {64, 350 * kTera}, {192, 450 * kTera}, {512, 634 * kTera}, {4096, 700 * kTera}};
-  t.products["fp8-block"].points = {
-      {64, 560 * kTera}, {190, 800 * kTera}, {1024, 940 * kTera}, {4096, 960 * kTera}};
+  t.bandwidth = 3.9 * kTera;  // small ops at 4096 rows
+  t.weights = {{"bfloat16", 4.36 * kTera},
+               {"fp8-block", 4.26 * kTera},
+               {"int4-group", 1.76 * kTera},
+               {"mxfp4", 2.07 * kTera},
+               {"nvfp4", 1.61 * kTera}};
+  t.products["bfloat16"].points = {{64, 241 * kTera},  {128, 429 * kTera},  {256, 401 * kTera},
+                                   {512, 622 * kTera}, {1024, 613 * kTera}, {4096, 699 * kTera}};
+  t.products["fp8-block"].points = {{64, 469 * kTera},  {128, 520 * kTera},   {256, 790 * kTera},
+                                    {512, 705 * kTera}, {1024, 1030 * kTera}, {4096, 1230 * kTera}};
   t.experts["bfloat16"].points = {
-      {64, 350 * kTera}, {190, 450 * kTera}, {512, 620 * kTera}, {4096, 700 * kTera}};
+      {65, 256 * kTera}, {189, 447 * kTera}, {388, 494 * kTera}, {4429, 727 * kTera}};
   t.experts["fp8-block"].points = {
-      {64, 560 * kTera}, {190, 868 * kTera}, {390, 1050 * kTera}, {4096, 1320 * kTera}};
-  // Packed formats by rows of whole tiles, from their read rates up to 64 rows and from their times
-  // relative to bfloat16's above.
+      {65, 467 * kTera}, {189, 571 * kTera}, {388, 666 * kTera}, {4429, 1330 * kTera}};
+  // Packed formats by rows of whole tiles.
   t.experts["mxfp4"].points = {
-      {32, 247 * kTera}, {64, 450 * kTera}, {192, 378 * kTera}, {1024, 544 * kTera}};
+      {32, 240 * kTera}, {64, 397 * kTera}, {192, 542 * kTera}, {1024, 569 * kTera}};
   t.experts["nvfp4"].points = {
-      {32, 191 * kTera}, {64, 326 * kTera}, {192, 336 * kTera}, {1024, 535 * kTera}};
+      {32, 175 * kTera}, {64, 287 * kTera}, {192, 474 * kTera}, {1024, 502 * kTera}};
   t.experts["int4-group"].points = {
-      {32, 215 * kTera}, {64, 369 * kTera}, {192, 357 * kTera}, {1024, 459 * kTera}};
-  // From "Decode at batch 1 on one H100": the time from the end of the previous kernel to the end
-  // of this kernel, without the time of its bytes. Kernels that start early overlap.
-  t.op_seconds = 2.35 * kMicro;
-  t.product_seconds = 0.95 * kMicro;
-  t.grouped_seconds = 3.5 * kMicro;
-  t.chain_seconds = 0.08 * kMicro / 64;  // dependent products: 80 ns for 64 columns
-  t.step_seconds = 80 * kMicro;          // the gap between two graphs: 59 to 110 us
+      {32, 184 * kTera}, {64, 291 * kTera}, {192, 491 * kTera}, {1024, 509 * kTera}};
+  // Experts of Qwen3-30B-A3B, with the kernels around them.
+  t.small_experts["bfloat16"].points = {
+      {1, 4.15 * kTera},  {2.27, 9.53 * kTera}, {8.02, 33.2 * kTera},
+      {16, 64.3 * kTera}, {32, 124 * kTera},    {64, 229 * kTera},
+      {128, 314 * kTera}, {256, 444 * kTera},   {512, 555 * kTera}};
+  t.small_experts["fp8-block"].points = {
+      {1, 7.49 * kTera},  {2.27, 18.1 * kTera}, {8.02, 63.2 * kTera},
+      {16, 121 * kTera},  {32, 220 * kTera},    {64, 359 * kTera},
+      {128, 521 * kTera}, {256, 708 * kTera},   {512, 834 * kTera}};
+  // 512 tokens whose rows are uneven, in seconds per column and row.
+  t.uneven = {{"bfloat16", 9.25e-11}, {"fp8-block", 2.68e-10}};
+  // Each kernel starts early, so these are the times that it adds to a chain of kernels.
+  t.op_seconds = 2.1 * kMicro;
+  t.product_seconds = 2.63 * kMicro;
+  t.grouped_seconds = 5.02 * kMicro;
+  t.chain_seconds = 1.79 * kNano;  // products of 256 columns, by K of 2048 and 8192
+  t.chains["bfloat16"].points = {{1, 1.53 * kNano},   {8, 1.55 * kNano},  {16, 1.6 * kNano},
+                                 {32, 1.48 * kNano},  {64, 2.21 * kNano}, {128, 3.7 * kNano},
+                                 {256, 5.73 * kNano}, {512, 5.61 * kNano}};
+  t.chains["fp8-block"].points = {{1, 1.02 * kNano},  {8, 1.04 * kNano},  {16, 1.02 * kNano},
+                                  {32, 1.41 * kNano}, {64, 1.65 * kNano}, {128, 3.31 * kNano},
+                                  {256, 4.7 * kNano}, {512, 4.78 * kNano}};
+  t.step_seconds = 80 * kMicro;  // the gap between two graphs: 59 to 110 us
   // 8192 tokens and 128 experts take 78 us for the logits, and 32 us for selection and order.
   t.router_flops = 55 * kTera;
   t.select_seconds = 24 * kMicro / (8192 * 128);  // beyond the starts of the ops
-  t.attention_seconds = 14 * kMicro;
-  t.decode_bytes.points = {{1, 3.9 * kTera}};
-  t.latent_bytes.points = {{1, 3.1 * kTera}};
-  // Decode of 256 sequences with 528 keys takes 68 us more than its reads and products take at full
-  // rate (docs/notes/gpu.md, "Attention"), for 1024 tiles. With 4096 keys it runs at full rate.
-  t.tile_seconds.points = {{512, 0.066 * kMicro}, {4096, 0.002 * kMicro}};
-  t.decode_flops = 300 * kTera;
-  t.latent_flops = 345 * kTera;
-  t.prompt_flops.points = {{256, 260 * kTera}, {2048, 481 * kTera}, {15360, 505 * kTera}};
-  t.prompt_head_dims.points = {{64, 0.57}, {128, 1}};  // prompts of 4096, and 2048 rows of 16384
-  t.latent_prompt_flops.points = {{256, 200 * kTera}, {2048, 311 * kTera}, {15360, 344 * kTera}};
+  t.attention_seconds = 8 * kMicro;
+  t.decode_bytes.points = {{8, 3.44 * kTera}};
+  t.tile_seconds.points = {{128, 0.0193 * kMicro},
+                           {520, 0.0001 * kMicro},
+                           {1024, 0.0141 * kMicro},
+                           {2048, 0.0001 * kMicro},
+                           {4096, 0.0001 * kMicro}};
+  t.prompt_flops.points = {
+      {256.5, 233 * kTera}, {512.5, 215 * kTera}, {2048.5, 478 * kTera}, {15360.5, 519 * kTera}};
+  t.prompt_head_dims.points = {{64, 0.703}, {128, 1}};
+  t.latent_seconds = 35.1 * kMicro;
+  t.latent_bytes.points = {{16, 2.73 * kTera}};
+  t.latent_flops = 317 * kTera;
+  t.latent_decode_flops.points = {{520, 193 * kTera}, {4096, 317 * kTera}};
+  t.latent_prompt_flops.points = {
+      {256.5, 153 * kTera}, {512.5, 217 * kTera}, {2048.5, 300 * kTera}, {15360.5, 329 * kTera}};
+  t.head_bytes = 1.76 * kTera;
   t.host = {.seconds = 8 * kMicro, .rate = 340 * kGiga};
   // NCCL transfers rows between hosts. This was not measured; the latency is that of DeepEP's
   // published low-latency times over RDMA.
@@ -91,6 +113,21 @@ constexpr Card kCards[] = {
     {"b200", 178.0, 8.0, 2250, 4500, 900}, {"l40s", 44.7, 0.864, 362, 733, 32},
     {"rtx4090", 23.6, 1.008, 165, 330, 32}};
 
+// Small experts with few rows take the time to read their weights and an overhead, which does not
+// depend on the memory's bandwidth. From twice the time of the weights on, arithmetic is the limit.
+// t->weights are scaled by `memory` already.
+void ScaleSmallExperts(double memory, CostTable* t) {
+  for (auto& [format, curve] : t->small_experts) {
+    const double bytes = format == "bfloat16" ? 2 : 1;
+    const double reads = CostTable::kSmallExpert * bytes / t->weights.at(format);
+    for (auto& [rows, rate] : curve.points) {
+      const double flops = 2 * rows * CostTable::kSmallExpert, seconds = flops / rate;
+      const double limited = std::clamp(2 - seconds / (reads * memory), 0.0, 1.0);
+      rate = flops / (seconds + limited * reads * (1 - memory));
+    }
+  }
+}
+
 CostTable FromSheet(const Card& card) {
   CostTable t = H200();
   t.name = card.name;
@@ -104,16 +141,24 @@ CostTable FromSheet(const Card& card) {
   for (auto& entry : t.weights) entry.second *= memory;
   scale(memory, &t.decode_bytes);
   scale(memory, &t.latent_bytes);
-  for (auto* curves : {&t.products, &t.experts})
+  t.head_bytes *= memory;
+  for (auto* curves : {&t.products, &t.experts, &t.small_experts})
     for (auto& [format, curve] : *curves)
       scale(format == "fp8-block" && card.fp8_tflops > 0 ? card.fp8_tflops / 1979 : products,
             &curve);
+  if (products == 1) {
+    ScaleSmallExperts(memory, &t);
+  } else {
+    t.small_experts.clear();  // the rates are those of memory and of arithmetic, by rows
+  }
   if (card.fp8_tflops == 0)
-    for (auto* curves : {&t.products, &t.experts}) (*curves)["fp8-block"] = (*curves)["bfloat16"];
+    for (auto* curves : {&t.products, &t.experts, &t.chains})
+      (*curves)["fp8-block"] = (*curves)["bfloat16"];
   for (double* rate : {&t.decode_flops, &t.latent_flops, &t.router_flops}) *rate *= products;
   t.select_seconds /= products;
   scale(products, &t.prompt_flops);
   scale(products, &t.latent_prompt_flops);
+  scale(products, &t.latent_decode_flops);
   t.host.rate *= link;
   for (auto& [bytes, seconds] : t.all_reduce.points)
     seconds = 3.2 * kMicro + (seconds - 3.2 * kMicro) / link;

@@ -14,6 +14,10 @@ namespace {
 
 using schedule::Phase;
 
+// Most rows that an op of one block per row quantizes for the product that follows (kFewNormRows of
+// kernels/cuda/elementwise).
+constexpr double kFewNormRows = 128;
+
 // The format in cost tables: panels take about the time of a format of the same size.
 WeightFormat FormatInTables(WeightFormat format) {
   if (!HasPanels(format)) return format;
@@ -95,19 +99,30 @@ void StepCosts::Small(Part part, double bytes, Cost* cost, double ops) const {
 }
 
 void StepCosts::Product(Part part, const MatrixFormat& format, double rows, double n, double k,
-                        Cost* cost, double seconds_of_start) const {
+                        Cost* cost, double seconds_of_start, bool rounded) const {
   if (rows <= 0 || n <= 0) return;
   const std::string& name = format.name;
   const double memory = n * k * format.bytes / t_.WeightRate(name);
   const double flops = 2 * rows * n * k / t_.ProductRate(name, rows);
-  const double chain = k * t_.chain_seconds;
+  const double chain = k * t_.ChainSeconds(name, rows);
   cost->Add(part, Limit::kStart, seconds_of_start < 0 ? t_.product_seconds : seconds_of_start);
   const double most = std::max({memory, flops, chain});
   const Limit limit = most == memory  ? Limit::kBandwidth
                       : most == flops ? Limit::kFlops
                                       : Limit::kStart;
   cost->Add(part, limit, most);
-  if (format.fp8_rows && t_.cuda) Small(part, rows * k * 3, cost);  // quantization of the rows
+  if (format.fp8_rows && t_.cuda && !rounded)
+    Small(part, rows * k * 3, cost);  // quantization of the rows
+}
+
+// Each head reads and writes columns of float32 rows, which can take longer than the products.
+void StepCosts::HeadProducts(double rows, double heads, double n, double k, Cost* cost) const {
+  Cost product;
+  Product(Part::kAttention, MatrixFormat{}, rows, heads * n, k, &product);
+  const double moved = t_.head_bytes > 0 ? rows * heads * (n + k) * kFloat / t_.head_bytes : 0;
+  cost->Add(product);
+  const double more = t_.product_seconds + moved - product.sum();
+  if (more > 0) cost->Add(Part::kAttention, Limit::kBandwidth, more);
 }
 
 double StepCosts::Lane(const StepShape& shape) const {
@@ -126,7 +141,9 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
     double kv_heads = 0;  // the mean over layers
     for (const LayerKind& kind : kinds_) kv_heads += kind.share * kind.kv_heads;
     const double width = heads * key + kv_heads * (key + value);
-    Product(Part::kAttention, f_.attention, shape.rows, width, hidden, cost);
+    // The norm writes FP8 rows if they are few.
+    Product(Part::kAttention, f_.attention, shape.rows, width, hidden, cost, -1,
+            /*rounded=*/shape.rows <= kFewNormRows);
     Small(Part::kAttention, shape.rows * width * (t_.cuda ? 8 : 16), cost, t_.cuda ? 1 : 4);
     return;
   }
@@ -141,16 +158,15 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   }
   Product(Part::kAttention, f_.attention, shape.rows, latent, hidden, cost);
   Small(Part::kAttention, shape.rows * (q + 2 * latent) * 2 * kFloat, cost, 3);
-  const MatrixFormat plain{};  // the absorbed matrices are held unquantized
   if (indexers_ > 0) {
     Cost indexer;
     const double index_q = a.index_heads * a.index_head_dim;
     Product(Part::kAttention, f_.attention, shape.rows, index_q, a.q_lora_rank, &indexer);
     Product(Part::kAttention, f_.attention, shape.rows, a.index_head_dim, hidden, &indexer);
-    Product(Part::kAttention, plain, shape.rows, a.index_heads, hidden, &indexer);
+    Product(Part::kAttention, MatrixFormat{}, shape.rows, a.index_heads, hidden, &indexer);
     cost->Add(indexer, indexers_);
   }
-  Product(Part::kAttention, plain, shape.rows, heads * a.kv_lora_rank, a.qk_nope_head_dim, cost);
+  HeadProducts(shape.rows, heads, a.kv_lora_rank, a.qk_nope_head_dim, cost);
 }
 
 std::vector<StepCosts::LayerKind> StepCosts::KindsOf(const ModelConfig& model, const Mesh& mesh) {
@@ -174,7 +190,8 @@ std::vector<StepCosts::LayerKind> StepCosts::KindsOf(const ModelConfig& model, c
 }
 
 // Reads of keys and values, and products with them: the mean over layers.
-void StepCosts::AttendRows(bool decode, double sequences, double rows, double keys,
+// `least`: the least time of latent attention.
+void StepCosts::AttendRows(bool decode, double sequences, double rows, double keys, double least,
                            Cost* cost) const {
   if (rows <= 0) return;
   const AttentionConfig& a = m_.attention;
@@ -189,9 +206,11 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   const Curve& read = latent    ? t_.latent_bytes
                       : float32 ? t_.float32_decode_bytes
                                 : t_.decode_bytes;
-  double flops = 0, of_bytes = 0, tiles = 0;
+  const Curve& by_keys = t_.latent_decode_flops;
+  double flops = 0, of_bytes = 0, tiles = 0, mean_visible = 0;
   for (const LayerKind& kind : kinds_) {
     const double visible = std::min(keys, kind.keys);
+    mean_visible += kind.share * visible;
     flops += kind.share * 2 * rows * visible * heads * static_cast<double>(key + value);
     if (!decode) continue;
     const double bytes = kind.share * sequences * visible * kind.kv_heads * row;
@@ -207,7 +226,9 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     if (decode) of_bytes += indexers_ * sequences * keys * index_row / t_.latent_bytes.At(heads);
   }
   if (decode) {
-    const double rate = latent ? t_.latent_flops : t_.decode_flops;
+    const double rate = !latent           ? t_.decode_flops
+                        : by_keys.empty() ? t_.latent_flops
+                                          : by_keys.At(mean_visible);
     of_flops = rate > 0 ? flops / rate : 0;
   } else if (latent) {
     of_flops = flops / t_.latent_prompt_flops.At(keys);
@@ -219,8 +240,11 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     of_flops = flops / (rates.At(keys) * relative);
   }
   cost->Add(Part::kAttention, Limit::kStart, tiles);
-  cost->Add(Part::kAttention, of_bytes > of_flops ? Limit::kBandwidth : Limit::kFlops,
-            std::max(of_bytes, of_flops));
+  const double most = std::max({of_bytes, of_flops, least});
+  const Limit limit = most == of_bytes   ? Limit::kBandwidth
+                      : most == of_flops ? Limit::kFlops
+                                         : Limit::kStart;
+  cost->Add(Part::kAttention, limit, most);
 }
 
 void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
@@ -228,13 +252,13 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
-  cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
-  AttendRows(shape.decode, shape.sequences, shape.rows - shape.decode_rows, shape.keys, cost);
-  AttendRows(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, cost);
-  if (latent) {
-    const MatrixFormat plain{};
-    Product(Part::kAttention, plain, shape.rows, heads * a.v_head_dim, a.kv_lora_rank, cost);
-  }
+  const double least = latent ? t_.latent_seconds : 0;
+  if (least == 0) cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
+  const double own = shape.rows - shape.decode_rows;
+  AttendRows(shape.decode, shape.sequences, own, shape.keys, least, cost);
+  AttendRows(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, own > 0 ? 0 : least,
+             cost);
+  if (latent) HeadProducts(shape.rows, heads, a.v_head_dim, a.kv_lora_rank, cost);
   Product(Part::kAttention, f_.attention, shape.rows, hidden,
           heads * static_cast<double>(a.value_dim()), cost);
   AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);

@@ -180,11 +180,16 @@ class StepCosts {
     return count / static_cast<double>(model.layers.size());
   }
   void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
+  // `rounded`: the op before writes the rows in the product's format, so that no pass quantizes
+  // them.
   void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
-               double seconds_of_start = -1) const;
+               double seconds_of_start = -1, bool rounded = false) const;
+  // MLA's products with one unquantized matrix for each head.
+  void HeadProducts(double rows, double heads, double n, double k, Cost* cost) const;
   void Qkv(const StepShape& shape, Cost* cost) const;
   void Attend(const StepShape& shape, Cost* cost) const;
-  void AttendRows(bool decode, double sequences, double rows, double keys, Cost* cost) const;
+  void AttendRows(bool decode, double sequences, double rows, double keys, double least,
+                  Cost* cost) const;
   void Route(const StepShape& shape, Cost* cost) const;
   void Experts(const StepShape& shape, Cost* up, Cost* down) const;
   void Dense(const StepShape& shape, Cost* cost) const;
