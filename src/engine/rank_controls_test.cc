@@ -84,7 +84,7 @@ void RunWithPauses(Rig& rig, PauseAction action, bool flush) {
 TEST(RankControls, PausedRequestsHaveTheSameOutputs) {
   for (const bool launches : {false, true}) {
     for (const PauseAction action : {PauseAction::kNone, PauseAction::kRetract}) {
-      SCOPED_TRACE(testing::Message() << launches << ' ' << static_cast<int>(action));
+      SCOPED_TRACE(::testing::Message() << launches << ' ' << static_cast<int>(action));
       Rig rig(TightOptions(), 61, launches);
       RunWithPauses(rig, action, false);
       ExpectUndisturbed(rig.seen);
