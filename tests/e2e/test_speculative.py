@@ -75,7 +75,7 @@ LAYOUTS = {
     "eagle_stages": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--pp-size", 2],
     "nextn_map": ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2],
     "eagle_map_ranks": ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
-                        "--enable-dp-attention", "--moe-a2a-backend", "deepep"],
+                        "--enable-dp-attention", "--moe-dense-tp-size", 1, "--moe-a2a-backend", "deepep"],
     "eagle3": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2],
     "eagle3_auto": ["--speculative-algorithm", "EAGLE3"],
     "eagle3_ranks": ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", 2, "--tp", 2, "--ep", 2, "--dp-size", 2,
