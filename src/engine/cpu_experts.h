@@ -54,10 +54,10 @@ struct CpuExpertsChoice {
 
 // The choice of `serve --cpu-experts auto`. Experts go to CPUs if `config` has one rank and
 // --device auto, and the rank's GPU cannot hold the model. The model has experts, and does not fit:
-// its weights, the passes of short chunks, and a cache of 2048 tokens, or --max-total-tokens if that
-// is less. Otherwise the choice is `config`, also if flags alone cause the lack of memory: MakePlan
-// names them. Error kResource if the model does not fit this way either. It says how much each side
-// needs and what to lower.
+// its weights, the passes of short chunks, and a cache of 2048 tokens, or --max-total-tokens if
+// that is less. Otherwise the choice is `config`, also if flags alone cause the lack of memory:
+// MakePlan names them. Error kResource if the model does not fit this way either. It says how much
+// each side needs and what to lower.
 CpuExpertsChoice ChooseCpuExperts(const Machine& machine, const ModelConfig& model,
                                   const EngineConfig& config);
 
