@@ -167,22 +167,11 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     TokenMaps, EagleEngine,
     ::testing::Values(Case{.fixture = "deepseek_v3", .algorithm = "EAGLE", .every = 2},
-                      Case{.fixture = "qwen3_moe",
-                           .algorithm = "EAGLE",
-                           .mesh = {2, 2},
-                           .backend = "deepep",
-                           .every = 3},
-                      Case{.fixture = "llama", .algorithm = "EAGLE3", .mesh = {2, 1}, .every = 7},
-                      Case{.fixture = "deepseek_v3",
-                           .algorithm = "EAGLE3",
-                           .mesh = kDp2,
-                           .backend = "deepep",
-                           .every = 200}));
+                      Case{.fixture = "llama", .algorithm = "EAGLE3", .mesh = {2, 1}, .every = 7}));
 
 INSTANTIATE_TEST_SUITE_P(
     TokenMaps, SpeculativeEngine,
     ::testing::Values(Case{.fixture = "deepseek_v3", .algorithm = "NEXTN", .every = 2},
-                      Case{.fixture = "yardling", .algorithm = "NEXTN", .every = 3},
                       Case{.fixture = "deepseek_v3",
                            .algorithm = "NEXTN",
                            .mesh = kDp2,
@@ -193,12 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
                            .mesh = {2, 2},
                            .topk = 2,
                            .rows = 6,
-                           .every = 5},
-                      Case{.fixture = "deepseek_v3",
-                           .algorithm = "STANDALONE",
-                           .mesh = {2, 1},
-                           .draft_model = "qwen2_moe",
-                           .every = 4}));
+                           .every = 5}));
 
 INSTANTIATE_TEST_SUITE_P(
     Trees, EagleEngine,
@@ -389,8 +373,6 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   config.speculative.num_draft_tokens = 8;
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-num-draft-tokens 8"));
   config.speculative.num_draft_tokens = 4;
-  config.speculative.token_map = "absent.json";
-  EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-token-map"));
   const testing::TempDir dir;
   config.speculative.token_map = (dir.path() / "map.json").string();
   WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{4});
