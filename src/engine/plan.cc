@@ -356,6 +356,19 @@ bool RoundsAllRows(const QuantizationConfig& quantization) {
          });
 }
 
+// The numbers of all branches of a pass are copied to a GPU at once, in a segment of pinned memory.
+void CheckBranches(const EnginePlan& plan) {
+  constexpr int64_t kMostBranches = 1 << 18;
+  const int64_t rows = plan.drafts.rows();
+  if (!plan.cuda || !plan.drafts.trees() || plan.max_running_requests * rows <= kMostBranches)
+    return;
+  throw Invalid(
+      fmt::format("--max-running-requests {}: on GPUs, at most {} requests of a group can have "
+                  "trees of {} rows "
+                  "(--speculative-num-draft-tokens)",
+                  plan.max_running_requests, kMostBranches / rows, rows));
+}
+
 }  // namespace
 
 EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const EngineConfig& config,
@@ -399,6 +412,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.max_running_requests =
       PerGroup(config.max_running_requests ? config.max_running_requests : kDefaultRunningRequests,
                config.mesh.attention_groups());
+  CheckBranches(plan);
   plan.packs_experts = plan.cuda && machine.hopper;
   ChooseChunk(machine, config, plan);
   ChooseStates(machine, config, plan);
