@@ -53,8 +53,7 @@ void Cases(int64_t n, int64_t k, const std::vector<int64_t>& all_ms, bool plans,
   const std::string name = "dense-gemm";
   const auto shape_of = [&](int64_t m) {
     return Text("%s %lld x %lld x %lld%s", kFp8 ? "fp8" : "bf16", static_cast<long long>(m),
-                static_cast<long long>(n), static_cast<long long>(k),
-                chained ? " in a chain" : "");
+                static_cast<long long>(n), static_cast<long long>(k), chained ? " in a chain" : "");
   };
   std::vector<int64_t> ms;
   for (const int64_t m : all_ms)
@@ -128,7 +127,8 @@ void DenseGemmBench(const Options& options, const GpuMachine& machine, Report& r
   Cases<__nv_fp8_e4m3>(7168, 16384, ms, plans, machine, report);
   Cases<__nv_fp8_e4m3>(4096, 7168, ms, plans, machine, report);
   // As in a pass: each product starts early. `bench calibrate` uses these.
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{2048, 4096}, {5120, 2048}, {7168, 16384}}) {
+  for (const auto& [n, k] :
+       {std::pair<int64_t, int64_t>{2048, 4096}, {5120, 2048}, {7168, 16384}}) {
     Cases<__nv_bfloat16>(n, k, ms, plans, machine, report, /*chained=*/true);
     Cases<__nv_fp8_e4m3>(n, k, ms, plans, machine, report, /*chained=*/true);
   }

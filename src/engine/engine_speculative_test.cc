@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/test_effort.h"
+#include "engine/machine.h"
 #include "engine/speculative/options.h"
 #include "engine/speculative/token_map.h"
 #include "engine/test_engine.h"
@@ -400,6 +401,24 @@ TEST(SpeculativeOptionsTest, NamesTheFlagsThatAPrefillWorkerDoesNotUse) {
                          .simulate_acceptance = 0}),
       ElementsAre("--speculative-num-steps 3", "--speculative-eagle-topk 2",
                   "--speculative-num-draft-tokens 7", "--speculative-simulate-acceptance 0"));
+}
+
+TEST(SpeculativeOptionsTest, LimitsTheBranchesOfTreesOnGpus) {
+  EngineConfig config = ConfigOf("qwen3_moe", {});
+  config.device = "cuda";
+  config.max_running_requests = 1 << 15;
+  config.speculative = {.algorithm = "STANDALONE",
+                        .num_steps = "4",
+                        .eagle_topk = 4,
+                        .num_draft_tokens = 16,
+                        .draft_model_path = config.model_path};
+  const Machine gpu{.cuda = true, .memory = {.total = int64_t{80} << 30}, .cpus = 4};
+  try {
+    MakePlanOn(gpu, ReadModelConfig(config), config, 1);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--max-running-requests 32768: on GPUs, at most"));
+  }
 }
 
 }  // namespace

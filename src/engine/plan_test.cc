@@ -421,24 +421,6 @@ TEST(Plan, RefusesGgufModelsOnGpus) {
   }
 }
 
-TEST(Plan, LimitsTheBranchesOfTreesOnGpus) {
-  EngineConfig config = Fixture();
-  config.device = "cuda";
-  config.speculative = {.algorithm = "STANDALONE",
-                        .num_steps = "4",
-                        .eagle_topk = 4,
-                        .num_draft_tokens = 16,
-                        .draft_model_path = config.model_path};
-  const Machine gpu{.cuda = true, .memory = {.total = int64_t{80} << 30}, .cpus = 4};
-  config.max_running_requests = 1 << 15;
-  try {
-    MakePlanOn(gpu, ReadModelConfig(config), config, 1);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--max-running-requests 32768: on GPUs, at most"));
-  }
-}
-
 class HostMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -23,8 +23,7 @@ constexpr int32_t kPageSize = 4;
 // sequence spans. Each hidden row is the position and a hash of the history.
 class HistoryDraft : public DraftForward {
  public:
-  HistoryDraft(bool mtp, int64_t groups, bool draws)
-      : mtp_(mtp), groups_(groups), draws_(draws) {}
+  HistoryDraft(bool mtp, int64_t groups, bool draws) : mtp_(mtp), groups_(groups), draws_(draws) {}
 
   // The logits after tokens. An MTP layer lacks the first token, because its rows begin with the
   // second one.
