@@ -15,20 +15,34 @@
 #include "train/data/encode.h"
 
 namespace switchyard {
+namespace {
+
+// The tokens of the document that a model would generate; all tokens of a text.
+std::vector<int32_t> GeneratedTokens(const train::DocumentEncoder& encoder,
+                                     const train::Document& document) {
+  if (!document.messages.is_null()) return encoder.AnswersOf(document);
+  const train::EncodedDocument encoded = encoder.Encode(document);
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < encoded.ids.size(); ++i)
+    if (encoded.learned[i] != 0) ids.push_back(encoded.ids[i]);
+  return ids;
+}
+
+}  // namespace
 
 int RunTokenMap(const TokenMapArgs& args) {
   const ModelConfig config = LoadModelConfig(args.model_path);
   const train::DocumentEncoder encoder(args.model_path,
                                        train::DocumentEncoder::ChatLoss::kAssistant,
                                        {.vocab_size = config.vocab_size});
-  const auto documents = train::ReadDocuments({args.inputs.begin(), args.inputs.end()});
+  auto documents = train::ReadDocuments({args.inputs.begin(), args.inputs.end()});
   std::vector<int64_t> counts(static_cast<size_t>(config.vocab_size), 0);
-  int64_t total = 0;
-  for (const train::Document& document : documents) {
-    const train::EncodedDocument encoded = encoder.Encode(document);
-    for (size_t i = 0; i < encoded.ids.size(); ++i) {
-      if (encoded.learned[i] == 0) continue;
-      const int32_t id = encoded.ids[i];
+  int64_t total = 0, skipped = 0;
+  for (train::Document& document : documents) {
+    document.experts.reset();  // not needed, and maybe those of another model
+    const std::vector<int32_t> ids = GeneratedTokens(encoder, document);
+    if (ids.empty() && !document.messages.is_null()) ++skipped;
+    for (const int32_t id : ids) {
       if (id >= config.vocab_size)
         throw Invalid("{}: the tokenizer gives token {}, but the model in {} has {} tokens",
                       document.where, id, args.model_path.string(), config.vocab_size);
@@ -52,7 +66,8 @@ int RunTokenMap(const TokenMapArgs& args) {
   fmt::print("{}: {} of {} tokens, which are {:.2f} % of the {} tokens in {} documents\n",
              args.output.string(), tokens.size(), config.vocab_size,
              100.0 * static_cast<double>(covered) / static_cast<double>(total), total,
-             documents.size());
+             std::ssize(documents) - skipped);
+  if (skipped > 0) fmt::print("skipped {} chats without an answer\n", skipped);
   return 0;
 }
 

@@ -390,6 +390,33 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-moe-runner-backend grouped_mlp"));
 }
 
+// The plan needs no weight files, but reads the headers of those that exist.
+TEST(SpeculativeEngineTest, APlanRefusesATokenMapForAQuantizedHead) {
+  const testing::TempDir dir;
+  testing::CopyConfig(Fixture("olmoe"), dir.path());
+  EngineConfig config = ConfigOf("olmoe");
+  config.speculative = {.algorithm = "STANDALONE", .draft_model_path = dir.path().string()};
+  config.speculative.token_map = (dir.path() / "map.json").string();
+  WriteTokenMap(config.speculative.token_map, std::vector<int32_t>{1, 4});
+  EXPECT_EQ(ErrorOf(config), "no error");
+  testing::RawTensors tensors = testing::ReadSafetensors(Fixture("olmoe"));
+  const testing::RawTensor plain = tensors.at("lm_head.weight");
+  const auto refuses = [&] {
+    testing::WriteSafetensors(dir.path() / "model.safetensors", tensors);
+    EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-token-map: tensor \"lm_head.weight\" is "
+                                           "quantized in the checkpoint"));
+  };
+  const auto codes = static_cast<size_t>(plain.shape[0] * plain.shape[1]);
+  tensors["lm_head.weight"] = {"F8_E4M3", plain.shape, std::string(codes, '\0')};
+  refuses();
+  tensors.erase("lm_head.weight");
+  tensors["lm_head.qweight"] = {"U8", plain.shape, std::string(codes, '\0')};
+  refuses();
+  tensors["lm_head.weight"] = plain;
+  testing::WriteSafetensors(dir.path() / "model.safetensors", tensors);
+  EXPECT_EQ(ErrorOf(config), "no error");
+}
+
 TEST(SpeculativeOptionsTest, NamesTheFlagsThatAPrefillWorkerDoesNotUse) {
   EXPECT_THAT(FlagsOfDecodeOnly({.algorithm = "NEXTN", .draft_quantization = "unquant"}),
               IsEmpty());

@@ -181,6 +181,10 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
 // Checks the whole checkpoint's headers against config.json without reading data; `serve` runs it
 // before any rank starts. Returns the total bytes of the tensors that the model uses.
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config);
+// Error kInvalid if the head that config.reduced_head reduces is quantized in a safetensors
+// checkpoint, or has another shape than config.json says. Reads headers only. Error kNotFound if
+// files are missing; a missing tensor is no error.
+void CheckReducedHead(const std::filesystem::path& dir, const ModelConfig& config);
 // Bytes of weights that one rank reads, from config.json alone.
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh,
                           const LoadOptions& options = {});

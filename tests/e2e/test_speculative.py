@@ -1,8 +1,10 @@
 """Speculative decoding: servers with and without drafts give the same answers, and counts of drafts are reported."""
+import base64
 import collections
 import concurrent.futures
 import json
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -200,8 +202,8 @@ def test_a_model_without_an_mtp_layer_is_refused():
     assert "no multi-token prediction (MTP) layer" in done.stderr
 
 
-def token_map(*args):
-    return subprocess.run([PROGRAM, "token-map", *map(str, args), "--model-path", str(YARDLING)], capture_output=True, text=True,
+def token_map(*args, model=YARDLING):
+    return subprocess.run([PROGRAM, "token-map", *map(str, args), "--model-path", str(model)], capture_output=True, text=True,
                           timeout=60)
 
 
@@ -230,6 +232,30 @@ def test_token_map_writes_the_most_frequent_tokens(tmp_path):
     serve = subprocess.run([PROGRAM, "serve", "--model-path", str(YARDLING), "--speculative-algorithm", "NEXTN",
                             "--speculative-token-map", str(large), "--dry-run"], capture_output=True, text=True, timeout=60)
     assert serve.returncode == 0, serve.stderr
+
+
+def test_token_map_counts_chats_of_any_template(tmp_path):
+    """The template drops the answers of earlier turns. One chat has no answer, and the experts of a response do not fit."""
+    vocabulary = json.loads((YARDLING / "tokenizer.json").read_text())["model"]["vocab"]
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ["config.json", "generation_config.json", "tokenizer.json"]:
+        shutil.copy(YARDLING / name, model)
+    settings = json.loads((YARDLING / "tokenizer_config.json").read_text())
+    settings["chat_template"] = ("{% for m in messages %}{% if loop.last or m.role == 'user' %}"
+                                 "{{ m.content }}{% endif %}{% endfor %}")
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    turns = [{"role": role, "content": text}
+             for role, text in [("user", "z"), ("assistant", "a"), ("user", "z"), ("assistant", "b")]]
+    experts = base64.b64encode(bytes(4 * 5)).decode()
+    lines = [{"messages": turns}, {"messages": turns[:1]},
+             {"input_ids": [vocabulary["z"]], "output_ids": [vocabulary["a"]], "meta_info": {"routed_experts": experts}}]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = token_map(tmp_path / "text.jsonl", "--output", tmp_path / "map.json", model=model)
+    assert done.returncode == 0, done.stderr
+    assert "of the 3 tokens in 2 documents" in done.stdout and "skipped 1 chats without an answer" in done.stdout, done.stdout
+    tokens = json.loads((tmp_path / "map.json").read_text())
+    assert tokens[-2:] == [vocabulary["a"], vocabulary["b"]] and vocabulary["z"] not in tokens
 
 
 def test_token_map_names_what_is_wrong(tmp_path):

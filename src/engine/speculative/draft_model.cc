@@ -7,6 +7,7 @@
 #include "engine/speculative/token_map.h"
 #include "kernels/device.h"
 #include "model/config_eagle.h"
+#include "model/weights.h"
 #include "model/weights/draft_vocabulary.h"
 
 namespace switchyard {
@@ -60,7 +61,7 @@ void Quantize(const EngineConfig& config, const ModelConfig& target, bool cuda,
 
 // The rows that the draft model's head keeps with --speculative-token-map. An EAGLE head without
 // rows of its own gets a copy of those of the target.
-std::shared_ptr<const ReducedHead> ReduceHead(const EngineConfig& config, const ModelConfig& target,
+std::shared_ptr<const ReducedHead> RowsToKeep(const EngineConfig& config, const ModelConfig& target,
                                               const ModelConfig& draft) {
   const std::string& path = config.speculative.token_map;
   if (draft.eagle && draft.eagle->draft_vocab > 0)
@@ -80,6 +81,18 @@ std::shared_ptr<const ReducedHead> ReduceHead(const EngineConfig& config, const 
   head->owner = std::move(owner);
   head->owner_dir = config.model_path;
   return head;
+}
+
+// Applies --speculative-token-map.
+void ReduceHead(const EngineConfig& config, const ModelConfig& target, ModelConfig* draft) {
+  draft->reduced_head = RowsToKeep(config, target, *draft);
+  if (config.load_format == "dummy") return;
+  try {
+    CheckReducedHead(DraftPath(config), *draft);
+  } catch (const Error& error) {
+    // Plans need no weight files. Missing ones are reported before they are loaded.
+    if (error.kind() != ErrorKind::kNotFound) throw;
+  }
 }
 
 }  // namespace
@@ -104,8 +117,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
           DraftPath(config).string(), target.vocab_size, draft->vocab_size);
   }
   if (draft) Quantize(config, target, cuda, &*draft);
-  if (draft && !config.speculative.token_map.empty())
-    draft->reduced_head = ReduceHead(config, target, *draft);
+  if (draft && !config.speculative.token_map.empty()) ReduceHead(config, target, &*draft);
   if (draft && draft->output_width() < config.speculative.eagle_topk)
     throw Invalid("--speculative-eagle-topk {}: the draft model has only {} tokens",
                   config.speculative.eagle_topk, draft->output_width());

@@ -235,4 +235,13 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   return w;
 }
 
+void RequestHead(const ModelConfig& config, WeightSource& source) {
+  TensorNames names = NamesOf(config);
+  const Mesh mesh;
+  Parts parts({config, mesh, names}, source);
+  UseHiddenInputNames(parts, &names);
+  ModelWeights weights;
+  BuildHead(parts, &weights);
+}
+
 }  // namespace switchyard

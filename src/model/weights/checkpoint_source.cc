@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "core/dtype.h"
@@ -21,7 +22,7 @@ class CheckpointSource : public WeightSource {
   WeightView Matrix(const MatrixRequest& r) override {
     if (r.mxfp4_blocks) return ReadMxfp4Blocks(in_, r);
     const Packing packing = StoredPacking(r);
-    if (!r.picked.empty() && packing != Packing::kPlain && packing != Packing::kWhileLoading)
+    if (!r.picked.empty() && (IsQuantized(packing) || IsStoredQuantized(r)))
       throw Invalid(
           "--speculative-token-map: tensor \"{}\" is quantized in the checkpoint; want a head in "
           "float32, bfloat16 or float16, or leave the flag out",
@@ -98,6 +99,17 @@ class CheckpointSource : public WeightSource {
         throw Invalid("{}: tensor \"{}\" holds {} twice in row {}", t.file, r.name, wide,
                       i / r.columns);
     }
+  }
+
+  static bool IsQuantized(Packing packing) {
+    return packing != Packing::kPlain && packing != Packing::kWhileLoading;
+  }
+
+  // Whether the files have codes of the matrix, whatever config.json says about it.
+  bool IsStoredQuantized(const MatrixRequest& r) {
+    if (const StoredTensor* t = in_.Optional(r.name)) return !IsPlain(t->dtype);
+    const std::string module(ModuleOf(r));
+    return in_.Has(module + ".weight_packed") || in_.Has(module + ".qweight");
   }
 
   // A module that is missing from a checkpoint's ignore list may still be stored unquantized.

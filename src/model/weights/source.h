@@ -139,5 +139,7 @@ std::unique_ptr<WeightSource> WithOwnerOfHead(
 // *by_module the bytes of each module, unless it is null.
 ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options,
                           WeightSource& source, WeightBytes* by_module = nullptr);
+// Requests only the head, with all its rows.
+void RequestHead(const ModelConfig& config, WeightSource& source);
 
 }  // namespace switchyard

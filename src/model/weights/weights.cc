@@ -97,6 +97,11 @@ size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& conf
   return weights.bytes_mapped;
 }
 
+void CheckReducedHead(const std::filesystem::path& dir, const ModelConfig& config) {
+  const StoredWeights stored(dir);
+  RequestHead(config, *stored.MakeSource(config, {.read_data = false, .log = false}));
+}
+
 size_t WeightBytesPerRank(const ModelConfig& config, const Mesh& mesh, const LoadOptions& options) {
   return BuildWeights(config, mesh, options,
                       *MakeCountingSource(config, options.gpu_plain_dtype, options.packs_experts))

@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::NanSensitiveFloatEq;
 using ::testing::Pointwise;
 
@@ -167,6 +168,7 @@ TEST_F(DataTest, OnlyTheAssistantIsLearned) {
     if (out.learned[i] != 0) learned.push_back(out.ids[i]);
   }
   EXPECT_EQ(encoder.tokenizer().Decode(learned, false), "there<|im_end|>\nthere there<|im_end|>\n");
+  EXPECT_EQ(encoder.AnswersOf(chat), learned);
   const EncodedDocument all = DocumentEncoder(dir_, DocumentEncoder::ChatLoss::kAll).Encode(chat);
   EXPECT_EQ(all.ids, out.ids);
   EXPECT_EQ(all.learned, std::vector<uint8_t>(all.ids.size(), 1));
@@ -208,6 +210,9 @@ TEST_F(DataTest, ATemplateThatRewritesEarlierTextIsRefused) {
                    {{"role", "assistant"}, {"content", "there"}}};
   const DocumentEncoder encoder(dir_, DocumentEncoder::ChatLoss::kAssistant);
   EXPECT_THAT(ErrorOf([&] { encoder.Encode(chat); }), HasSubstr("a.jsonl:7: message 1"));
+  EXPECT_EQ(encoder.tokenizer().Decode(encoder.AnswersOf(chat), false), "there");
+  chat.messages.erase(1);
+  EXPECT_THAT(encoder.AnswersOf(chat), IsEmpty());
 }
 
 std::vector<EncodedDocument> MadeUp(const std::vector<int>& lengths) {

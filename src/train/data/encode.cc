@@ -268,6 +268,26 @@ EncodedDocument DocumentEncoder::Encode(const Document& document) const {
   return out;
 }
 
+std::vector<int32_t> DocumentEncoder::AnswersOf(const Document& chat) const {
+  std::vector<int32_t> ids;
+  try {
+    const EncodedDocument encoded = EncodeChat(chat);
+    for (size_t i = 0; i < encoded.ids.size(); ++i)
+      if (encoded.learned[i] != 0) ids.push_back(encoded.ids[i]);
+    return ids;
+  } catch (const Error&) {
+    // Some templates drop the reasoning of earlier turns, or reject the order of roles.
+  }
+  for (const Json& message : chat.messages) {
+    if (message.at("role") != "assistant" || !HasText(message, "content")) continue;
+    const Tokenizer::Piece piece{message.at("content").get_ref<const std::string&>(), false};
+    const std::vector<int32_t> answer =
+        tokenizer_->EncodePieces({&piece, 1}, /*add_special_tokens=*/false);
+    ids.insert(ids.end(), answer.begin(), answer.end());
+  }
+  return ids;
+}
+
 EncodedDocument DocumentEncoder::EncodeRollout(const Document& document) const {
   const RolloutTokens& tokens = *document.rollout;
   EncodedDocument out;

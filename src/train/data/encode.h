@@ -83,6 +83,11 @@ class DocumentEncoder {
   // ExpertsOfTokens, and kInvalid for a rollout's token that is not in the model's vocabulary.
   EncodedDocument Encode(const Document& document) const;
 
+  // The tokens of a chat's answers, for statistics. They are the targets of kAssistant, which the
+  // encoder must have. If Encode refuses the chat, they are the contents of the assistant's
+  // messages, encoded without the template. Empty if the chat has no answer.
+  std::vector<int32_t> AnswersOf(const Document& chat) const;
+
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
  private:
