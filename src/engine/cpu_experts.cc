@@ -13,7 +13,7 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr int32_t kShortChunk = 2048;        // the default on CPUs, and on GPUs with little memory
 constexpr int32_t kRequestsWithStates = 32;  // each has slots of recurrent states
-constexpr int64_t kLeastCache = 2048;        // tokens
+constexpr int64_t kSmallCache = 2048;        // tokens; enough if a flag asks for more
 constexpr int32_t kMostRunningRequests = 256;  // without --max-running-requests
 // Times of a row and of reading an expert, on a GPU and on CPUs, in any unit. Their ratios are
 // rough: as long as the GPU is much faster, the placement does not depend on them.
@@ -90,10 +90,11 @@ std::string DescribeHost(const ExpertSplit& split) {
       split.host.total() / kGiB, split.host_budget / kGiB);
 }
 
+// `whole`: on an empty GPU.
 std::string DescribeLack(const Machine& machine, const ExpertSplit& whole) {
   return fmt::format(
       "the model does not fit the GPU: it needs {:.2f} GiB (experts {:.2f}, other weights {:.2f}, "
-      "cache of {} tokens {:.2f}, passes and buffers {:.2f}), available {:.2f} GiB "
+      "cache of {} tokens {:.2f}, passes and buffers {:.2f}), an empty GPU has {:.2f} GiB "
       "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
       whole.gpu_total() / kGiB, whole.gpu.experts / kGiB,
       (whole.gpu.total() - whole.gpu.experts) / kGiB, whole.cache_tokens, whole.cache / kGiB,
@@ -101,32 +102,32 @@ std::string DescribeLack(const Machine& machine, const ExpertSplit& whole) {
       machine.memory.total / kGiB, machine.memory.available / kGiB);
 }
 
-// The result of `f`, or nothing if it throws Error kInvalid, whose message goes to `why`.
+// The result of `f`, or nothing if it throws Error kInvalid.
 template <typename F>
-std::optional<ExpertSplit> Supported(const F& f, std::string* why) {
+std::optional<ExpertSplit> Supported(const F& f) {
   try {
     return f();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kInvalid) throw;
-    *why = error.what();
     return std::nullopt;
   }
 }
 
-// Refuses a layout that does not fit either. `lack`: why there is a choice.
-void CheckFits(const std::string& lack, const ExpertSplit& split) {
+// The error of a layout that does not fit either. `lack`: why there is a choice.
+std::optional<Error> WhyItDoesNotFit(const std::string& lack, const ExpertSplit& split) {
   if (!split.fits_gpu())
-    throw Error(ErrorKind::kResource,
-                fmt::format("{}. With most experts on CPUs it does not fit either: {}", lack,
-                            DescribeGpu(split)),
-                "lower --max-total-tokens, --chunked-prefill-size or --max-running-requests, raise "
-                "--mem-fraction-static, or use --device cpu");
+    return Error(ErrorKind::kResource,
+                 fmt::format("{}. With most experts on CPUs it does not fit either: {}", lack,
+                             DescribeGpu(split)),
+                 "lower --max-total-tokens, --chunked-prefill-size or --max-running-requests, "
+                 "raise --mem-fraction-static, or use --device cpu");
   if (!split.fits_host())
-    throw Error(ErrorKind::kResource,
-                fmt::format("{}. The other experts do not fit the host: {}; {}", lack,
-                            DescribeGpu(split), DescribeHost(split)),
-                "lower --max-total-tokens or --chunked-prefill-size, so that the GPU holds more "
-                "experts, raise --mem-fraction-static, or use a host with more memory");
+    return Error(ErrorKind::kResource,
+                 fmt::format("{}. The other experts do not fit the host: {}; {}", lack,
+                             DescribeGpu(split), DescribeHost(split)),
+                 "lower --max-total-tokens or --chunked-prefill-size, so that the GPU holds more "
+                 "experts, raise --mem-fraction-static, or use a host with more memory");
+  return std::nullopt;
 }
 
 bool MayChoose(const EngineConfig& config) {
@@ -190,33 +191,37 @@ std::string FlagsOfSplit(const EngineConfig& config, const ExpertSplit& split) {
 
 CpuExpertsChoice ChooseCpuExperts(const Machine& machine, const ModelConfig& model,
                                   const EngineConfig& config) {
-  CpuExpertsChoice choice{.config = config, .lines = {}};
-  if (!MayChoose(config) || !machine.cuda || !model.has_moe()) return choice;
+  CpuExpertsChoice unchanged{.config = config, .lines = {}};
+  if (!MayChoose(config) || !machine.cuda || !model.has_moe()) return unchanged;
+  // Other processes may use a GPU only now, so they are no reason for a slower layout.
+  Machine empty = machine;
+  empty.memory.available = empty.memory.total;
   const int64_t asked = config.max_total_tokens;
   EngineConfig least = config;
   if (least.chunked_prefill_size < 0 || least.chunked_prefill_size > kShortChunk)
     least.chunked_prefill_size = kShortChunk;
   if (least.max_running_requests == 0 && model.has_states()) least.max_running_requests = 1;
   least = WithShortChunks(least, model);
-  std::string why;
-  const auto whole = Supported(
-      [&] {
-        return Whole(machine, model, least, asked > 0 ? std::min(asked, kLeastCache) : kLeastCache);
-      },
-      &why);
+  const auto whole_with = [&](int64_t cache_tokens) {
+    return Supported([&] { return Whole(empty, model, least, cache_tokens); });
+  };
+  const int64_t page = config.page_size;  // MakePlan accepts a cache of one page
+  const auto whole = whole_with(asked > 0 ? std::min(asked, kSmallCache) : page);
   // MakePlan refuses what is not supported without experts on CPUs either.
-  if (!whole || whole->fits_gpu()) return choice;
+  if (!whole || whole->fits_gpu()) return unchanged;
+  const auto split = Supported([&] {
+    return SplitExperts(machine, model, config, asked > 0 ? asked : kCacheBesideCpuExperts);
+  });
+  // The flags that exclude experts on CPUs are in the advice of MakePlan.
+  if (!split) return unchanged;
   const std::string lack = DescribeLack(machine, *whole);
-  const auto split = Supported(
-      [&] {
-        return SplitExperts(machine, model, config, asked > 0 ? asked : kCacheBesideCpuExperts);
-      },
-      &why);
-  if (!split)
-    throw Error(ErrorKind::kResource,
-                fmt::format("{}. Its experts cannot be on CPUs beside the GPU: {}", lack, why),
-                "use --device cpu, several GPUs (--tp-size), or a smaller model");
-  CheckFits(lack, *split);
+  const std::optional<Error> refusal = WhyItDoesNotFit(lack, *split);
+  if (refusal) {
+    const auto with_a_page = whole_with(page);
+    if (with_a_page && with_a_page->fits_gpu()) return unchanged;
+    throw *refusal;
+  }
+  CpuExpertsChoice choice;
   choice.config = split->config;
   choice.lines = {"experts on CPUs: " + lack, DescribeGpu(*split), DescribeHost(*split),
                   fmt::format("same as with {}; the experts with most rows move to the GPU",

@@ -53,11 +53,15 @@ struct CpuExpertsChoice {
 };
 
 // The choice of `serve --cpu-experts auto`. Experts go to CPUs if `config` has one rank and
-// --device auto, and the rank's GPU cannot hold the model. The model has experts, and does not fit:
-// its weights, the passes of short chunks, and a cache of 2048 tokens, or --max-total-tokens if
-// that is less. Otherwise the choice is `config`, also if flags alone cause the lack of memory:
-// MakePlan names them. Error kResource if the model does not fit this way either. It says how much
-// each side needs and what to lower.
+// --device auto, and the model has experts and does not fit the rank's GPU, even if no other
+// process used it. What must fit: the weights, the passes of short chunks, and a cache of one page.
+// With --max-total-tokens, the cache has this size, but at most 2048 tokens. Experts are divided by
+// the memory that is free now.
+//
+// Otherwise the choice is `config`. MakePlan then refuses what is too large, and names the cause:
+// other processes, or flags, also those that the layout does not support. Error kResource if the
+// model does not fit with one page, and its experts do not fit the two sides either. It says how
+// much each side needs and what to lower.
 CpuExpertsChoice ChooseCpuExperts(const Machine& machine, const ModelConfig& model,
                                   const EngineConfig& config);
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "engine/checks/checks.h"
 
 namespace switchyard {
 namespace {
@@ -265,26 +266,135 @@ TEST(CpuExpertsTest, FlagsThatAreTooLargeAreRefusedAsWithoutAChoice) {
   }
 }
 
-TEST(CpuExpertsTest, WhatTheLayoutDoesNotSupportIsNamed) {
+// Other processes use the GPU now. A slow server would be a surprise, so MakePlan refuses.
+TEST(CpuExpertsTest, AModelThatFitsAnEmptyGpuIsNotDivided) {
   const ModelConfig model = GptOss120b();
+  Machine busy = MachineOf(80, 512);
+  busy.memory.available = 24 * kGiB;
+  const CpuExpertsChoice choice = ChooseCpuExperts(busy, model, Config());
+  EXPECT_THAT(choice.lines, IsEmpty());
+  EXPECT_EQ(EncodeConfig(choice.config), EncodeConfig(Config()));
+  EXPECT_THAT(PlanRefusal(busy, model, choice.config),
+              HasSubstr("of which 24.00 GiB are free now"));
+}
+
+TEST(CpuExpertsTest, AModelThatDoesNotFitIsDividedByTheFreeMemory) {
+  const ModelConfig model = GptOss120b();
+  const Machine idle = MachineOf(48, 64);
+  Machine busy = idle;
+  busy.memory.available = 44 * kGiB;
+  const CpuExpertsChoice of_idle = ChooseCpuExperts(idle, model, Config());
+  const CpuExpertsChoice of_busy = ChooseCpuExperts(busy, model, Config());
+  ASSERT_EQ(of_busy.lines.size(), 5u);
+  EXPECT_THAT(of_busy.lines[0],
+              HasSubstr("an empty GPU has 40.80 GiB (--mem-fraction-static 0.85 of 48.00 GiB, of "
+                        "which 44.00 GiB are free now)"));
+  EXPECT_LT(of_busy.config.mesh.expert_slots.at(0), of_idle.config.mesh.expert_slots.at(0));
+  ExpectMostExperts(busy, model, of_busy.config, kCacheBesideCpuExperts);
+}
+
+// A machine on whose GPU the whole model has `spare` bytes beside a cache of one page.
+Machine RoomForAPage(const ModelConfig& model, int64_t spare, double host) {
+  const EngineConfig config = Config();
+  const ExpertSplit whole = SplitExperts(MachineOf(400, 64), model, config, config.page_size);
+  EXPECT_EQ(whole.on_cpus, 0);
+  return MachineOf(
+      (whole.gpu_total() + static_cast<double>(spare)) / config.mem_fraction_static / kGiB, host);
+}
+
+TEST(CpuExpertsTest, ACacheOfOnePageIsEnoughWithoutFlags) {
+  const ModelConfig model = GptOss120b();
+  constexpr int64_t kSpare = int64_t{1} << 20;  // less than 2048 tokens need
+  const Machine fits = RoomForAPage(model, kSpare, 64);
+  EXPECT_THAT(ChooseCpuExperts(fits, model, Config()).lines, IsEmpty());
+  const EnginePlan plan = MakePlanOn(fits, model, Config(), 1);
+  EXPECT_GE(plan.num_pages, 1);
+  EXPECT_LT(plan.num_pages * Config().page_size, 2048);
+
+  const Machine lacks = RoomForAPage(model, -kSpare, 64);
+  EXPECT_THAT(PlanRefusal(lacks, model, Config()), HasSubstr("not enough memory"));
+  EXPECT_EQ(ChooseCpuExperts(lacks, model, Config()).lines.size(), 5u);
+}
+
+// With one page the model fits, but --max-total-tokens asks for more.
+TEST(CpuExpertsTest, FlagsThatTheOtherLayoutCannotSatisfyAreRefusedAsWithoutAChoice) {
+  const ModelConfig model = GptOss120b();
+  constexpr int64_t kSpare = int64_t{1} << 20;
+  EngineConfig config = Config();
+  config.max_total_tokens = 4096;
+  const Machine large_host = RoomForAPage(model, kSpare, 64);
+  EXPECT_EQ(ChooseCpuExperts(large_host, model, config).lines.size(), 5u);
+  const Machine small_host = RoomForAPage(model, kSpare, 0.1);
+  EXPECT_THAT(ChooseCpuExperts(small_host, model, config).lines, IsEmpty());
+  EXPECT_THAT(PlanRefusal(small_host, model, config), HasSubstr("lower --max-total-tokens"));
+}
+
+// MakePlan refuses, and its advice names the flags that were given.
+TEST(CpuExpertsTest, FlagsThatTheOtherLayoutDoesNotSupportAreInTheAdvice) {
+  const ModelConfig model = GptOss120b();
+  const Machine machine = MachineOf(24, 64);
   struct Refused {
     std::function<void(EngineConfig&)> change;
-    const char* reason;
+    const char* flags;
   };
-  for (const Refused& c : std::vector<Refused>{
-           {[](EngineConfig& e) { e.two_batch_overlap = true; }, "--enable-two-batch-overlap"},
-           {[](EngineConfig& e) { e.moe.a2a_backend = "flashinfer"; },
-            "--moe-a2a-backend flashinfer; want deepep"},
-           {[](EngineConfig& e) { e.moe.num_redundant_experts = 2; },
-            "--ep-num-redundant-experts 2: "},
-           {[](EngineConfig& e) { e.eplb.algorithm = "deepseek"; }, "--eplb-algorithm deepseek"}}) {
+  for (const Refused& c :
+       std::vector<Refused>{{[](EngineConfig& e) { e.two_batch_overlap = true; },
+                             " without --enable-two-batch-overlap"},
+                            {[](EngineConfig& e) { e.moe.a2a_backend = "flashinfer"; },
+                             " without --moe-a2a-backend flashinfer"},
+                            {[](EngineConfig& e) { e.moe.num_redundant_experts = 2; }, ""},
+                            {[](EngineConfig& e) { e.eplb.algorithm = "deepseek"; }, ""}}) {
     EngineConfig config = Config();
     c.change(config);
-    EXPECT_THAT(RefusalOf([&] { ChooseCpuExperts(MachineOf(24, 64), model, config); }),
-                AllOf(StartsWith("the model does not fit the GPU"),
-                      HasSubstr("Its experts cannot be on CPUs beside the GPU: "),
-                      HasSubstr(c.reason), HasSubstr("use --device cpu")));
+    const CpuExpertsChoice choice = ChooseCpuExperts(machine, model, config);
+    EXPECT_THAT(choice.lines, IsEmpty()) << c.flags;
+    EXPECT_EQ(EncodeConfig(choice.config), EncodeConfig(config)) << c.flags;
+    EXPECT_THAT(PlanRefusal(machine, model, config),
+                AllOf(StartsWith("not enough memory: needed"), Not(HasSubstr("--expert-ranks")),
+                      HasSubstr(fmt::format("put experts on CPUs (--device cuda,cpu{}), or take a "
+                                            "smaller model",
+                                            c.flags))));
   }
+}
+
+TEST(CpuExpertsTest, FlagsInTheAdviceAreRefusedWithExpertsOnCpus) {
+  const ModelConfig model = GptOss120b();
+  const Machine machine = MachineOf(24, 64);
+  const EngineConfig chosen = ChooseCpuExperts(machine, model, Config()).config;
+  EXPECT_THAT(FlagsAgainstHostExperts(chosen), IsEmpty());
+  for (const auto& change : std::vector<std::function<void(EngineConfig&)>>{
+           [](EngineConfig& c) { c.moe.a2a_backend = "flashinfer"; },
+           [](EngineConfig& c) { c.moe.deepep_mode = "low_latency"; },
+           [](EngineConfig& c) { c.moe.combine_rows = "rank"; },
+           [](EngineConfig& c) { c.two_batch_overlap = true; },
+           [](EngineConfig& c) { c.moe.single_batch_overlap = true; },
+           [](EngineConfig& c) { c.spare_ranks = 1; },
+           [](EngineConfig& c) { c.disaggregation_mode = "prefill"; },
+           [](EngineConfig& c) { c.speculative.algorithm = "NEXTN"; },
+           [](EngineConfig& c) { c.moe.waterfill = true; }}) {
+    EngineConfig config = chosen;
+    change(config);
+    const std::vector<std::string> flags = FlagsAgainstHostExperts(config);
+    ASSERT_EQ(flags.size(), 1u);
+    EXPECT_NE(RefusalOf([&] { MakePlanOn(machine, model, config, 2); }, ErrorKind::kInvalid), "")
+        << flags[0];
+  }
+}
+
+TEST(CpuExpertsTest, TheAdviceSaysThatADraftModelNeedsMemory) {
+  const ModelConfig model = LoadModelConfig(
+      SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe",
+      R"({"num_experts": 64, "hidden_size": 1024, "moe_intermediate_size": 8192})", {});
+  const Machine machine = MachineOf(1, 64);
+  EngineConfig config = Config();
+  config.context_length = 256;
+  config.speculative = {.algorithm = "STANDALONE",
+                        .draft_model_path = SWITCHYARD_TEST_DATA "/fixtures/qwen3"};
+  EXPECT_THAT(ChooseCpuExperts(machine, model, config).lines, IsEmpty());
+  EXPECT_THAT(PlanRefusal(machine, model, config),
+              HasSubstr("put experts on CPUs (--device cuda,cpu without --speculative-algorithm "
+                        "STANDALONE), leave out --speculative-algorithm STANDALONE (the weights of "
+                        "the draft model are counted too), or take a smaller model"));
 }
 
 // Without the choice, the refusal names both remedies.

@@ -246,10 +246,19 @@ PageMemory PageMemoryOf(const Machine& machine, const EngineConfig& config, cons
 }
 
 // For a GPU that is too small.
-std::string AdviceOnExperts(const EnginePlan& plan) {
+std::string AdviceOnExperts(const EngineConfig& config, const EnginePlan& plan) {
   if (!plan.cuda || !plan.model.has_moe()) return "";
-  return plan.host_experts ? "give the GPU fewer experts (--expert-slots), "
-                           : "put experts on CPUs (--device cuda,cpu), ";
+  if (plan.host_experts) return "give the GPU fewer experts (--expert-slots), ";
+  const std::string flags = Joined(FlagsAgainstHostExperts(config), " and ");
+  return fmt::format("put experts on CPUs (--device cuda,cpu{}), ",
+                     flags.empty() ? "" : " without " + flags);
+}
+
+std::string AdviceOnDrafts(const EngineConfig& config, const EnginePlan& plan) {
+  if (!plan.draft) return "";
+  return fmt::format(
+      "leave out --speculative-algorithm {} (the weights of the draft model are counted too), ",
+      config.speculative.algorithm);
 }
 
 int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const PageMemory& where) {
@@ -262,7 +271,8 @@ int64_t ChoosePages(const EngineConfig& config, const EnginePlan& plan, const Pa
       static_cast<int64_t>(std::max(static_cast<double>(budget) - need.fixed(), -1.0));
   // What helps if not even one page fits.
   const std::string for_a_page = "raise --mem-fraction-static, lower --chunked-prefill-size, " +
-                                 AdviceOnExperts(plan) + "or take a smaller model";
+                                 AdviceOnExperts(config, plan) + AdviceOnDrafts(config, plan) +
+                                 "or take a smaller model";
   if (config.max_total_tokens > 0) {
     const int64_t pages = (config.max_total_tokens - 1) / config.page_size + 1;
     // Compares before it multiplies, because the flag may have an absurd value.

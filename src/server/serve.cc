@@ -262,7 +262,7 @@ int RunServe(const ServerArgs& given) {
   struct Flush {
     ~Flush() { FlushLog(1s); }
   } const flush;
-  for (const std::string& line : chosen) LOG_INFO("{}", line);
+  for (const std::string& line : chosen) LOG_WARNING("{}", line);
   const Launch launch = PlanLaunch(args, FindLauncher());
   const bool restarts = RestartsRanks(args, launch);
   if (launch.node > 0) return RunFollower(args, launch, signals, manager);

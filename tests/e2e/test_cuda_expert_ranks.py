@@ -141,7 +141,7 @@ def test_experts_go_to_cpus_if_the_model_does_not_fit():
     (["--cpu-experts", "off"], "not enough memory: needed"),
     (["--cpu-experts", "off"], "put experts on CPUs (--device cuda,cpu)"),
     (["--device", "cuda"], "put experts on CPUs (--device cuda,cpu)"),
-    (["--enable-two-batch-overlap"], "Its experts cannot be on CPUs beside the GPU: --device cuda,cpu: not supported with --enable-two-batch"),
+    (["--enable-two-batch-overlap"], "put experts on CPUs (--device cuda,cpu without --enable-two-batch-overlap)"),
 ])
 def test_a_model_that_does_not_fit_is_refused_with_a_reason(flags, expected):
     code, said = fails_to_start(*too_large()[1], *flags)

@@ -437,6 +437,27 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
 
 }  // namespace
 
+std::vector<std::string> FlagsAgainstHostExperts(const EngineConfig& c) {
+  std::vector<std::string> flags;
+  const auto add = [&](bool given, const char* flag, const std::string& value) {
+    if (given) flags.push_back(value.empty() ? flag : fmt::format("{} {}", flag, value));
+  };
+  const MoeOptions& moe = c.moe;
+  const DraftSource drafts = SourceOf(c.speculative);
+  add(moe.a2a_backend != "none" && moe.a2a_backend != "deepep", "--moe-a2a-backend",
+      moe.a2a_backend);
+  add(moe.deepep_mode == "low_latency", "--deepep-mode", moe.deepep_mode);
+  add(moe.combine_rows != "slot", "--moe-combine-rows", moe.combine_rows);
+  add(c.two_batch_overlap, "--enable-two-batch-overlap", "");
+  add(moe.single_batch_overlap, "--enable-single-batch-overlap", "");
+  add(c.spare_ranks > 0, "--spare-ranks", fmt::format("{}", c.spare_ranks));
+  add(c.disaggregated(), "--disaggregation-mode", c.disaggregation_mode);
+  add(drafts != DraftSource::kNone && drafts != DraftSource::kNgram, "--speculative-algorithm",
+      c.speculative.algorithm);
+  add(moe.waterfill, "--enable-deepep-waterfill", "");
+  return flags;
+}
+
 void CheckFlags(const EngineConfig& config) {
   CheckFlagValues(config);
   CheckFlagPairs(config);

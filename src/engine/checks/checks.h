@@ -15,6 +15,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/config.h"
 
@@ -41,6 +43,9 @@ void CheckOptions(const EngineConfig& config, const EnginePlan& plan, const Rank
 // Checks the options that apply to the draft model, if there is one.
 void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& draft,
                 const RankPlaces& places);
+
+// The flags of `config`, with their values, that are refused if experts are on CPUs beside a GPU.
+std::vector<std::string> FlagsAgainstHostExperts(const EngineConfig& config);
 
 // Parts of CheckFlags and CheckOptions: ranges of values, and the flags of the MoE path (no effect
 // on models without experts).

@@ -54,11 +54,12 @@ void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group) {
 }
 
 void AddCpuExpertsFlag(CommandLine& app, ServerArgs& args, const char* group) {
-  app.Flag("--cpu-experts", args.cpu_experts, group,
-           "auto: with --device auto and one rank on a GPU, a model that does not fit the GPU runs "
-           "as with --device cuda,cpu: the GPU keeps as many experts as fit beside the cache "
-           "(--max-total-tokens; default: 16384 tokens), and the CPUs of the host compute the "
-           "others. Lines of the log say so. off: such a model is refused")
+  app.Flag(
+         "--cpu-experts", args.cpu_experts, group,
+         "auto: with --device auto and one rank on a GPU, a model that does not fit the GPU, even "
+         "if it is empty, runs as with --device cuda,cpu: the GPU keeps as many experts as fit "
+         "beside the cache (--max-total-tokens; default: 16384 tokens), and the CPUs of the host "
+         "compute the others. Warnings in the log say so. off: such a model is refused")
       .OneOf({"auto", "off"});
 }
 
