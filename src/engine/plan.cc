@@ -373,7 +373,8 @@ void CheckBranches(const EnginePlan& plan) {
   if (!plan.cuda || !plan.drafts.trees() || plan.max_running_requests * rows <= kMostBranches)
     return;
   throw Invalid(
-      "--max-running-requests {}: on GPUs, at most {} requests of a group can have trees of {} rows "
+      "--max-running-requests {}: on GPUs, at most {} requests of a group can have trees of {} "
+      "rows "
       "(--speculative-num-draft-tokens)",
       plan.max_running_requests, kMostBranches / rows, rows);
 }
