@@ -343,12 +343,11 @@ void RankEngine::Impl::RequestDeviceSampling() {
   for (size_t i = 0; i < plan.size(); ++i) {
     const Sequence& sequence = *plan[i].sequence;
     if (parts[i].logit_rows == 0) continue;
-    const auto drafts = static_cast<int64_t>(parts[i].drafts);
     std::vector<int32_t> depths = {0};  // of the rows: the number of drafts before their tokens
-    if (drafts > 0) depths = DraftTree{sequence.drafts, sequence.draft_parents}.Depths();
+    if (parts[i].drafts > 0) depths = DraftTree{sequence.drafts, sequence.draft_parents}.Depths();
     // The token mask after a draft depends on that draft, but FillMasks fills one mask for each
     // sequence. So tokens with both drafts and a grammar are sampled on the host.
-    const bool masked_drafts = drafts > 0 && sequence.grammar;
+    const bool masked_drafts = parts[i].drafts > 0 && sequence.grammar;
     for (const int32_t depth : depths) {
       const auto draw = masked_drafts ? std::nullopt : DeviceDrawParams(sequence, depth);
       if (!draw) {

@@ -39,16 +39,6 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   return options;
 }
 
-// Undefined for models without rotary embedding.
-Tensor RotaryTable(const RopeConfig& rope, int64_t positions) {
-  return rope.rotary_dim > 0 ? BuildCosSin(rope, positions) : Tensor();
-}
-
-// The table of ModelConfig::window_rope; undefined without it.
-Tensor WindowCosSin(const ModelConfig& config, int64_t positions) {
-  return config.window_rope ? BuildCosSin(*config.window_rope, positions) : Tensor();
-}
-
 }  // namespace
 
 struct Model::Impl {
@@ -96,14 +86,16 @@ struct Model::Impl {
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
         weights(options.weights ? *options.weights
                                 : LoadWeights(dir, config, comm.mesh, options.load)),
-        cos_sin(PlaceTable(device, RotaryTable(config.rope, options.context_length))),
+        cos_sin(PlaceTable(device, BuildCosSin(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
                 cos_sin,
                 groups,
                 device,
                 PlaceTable(device, BuildQueryScale(config.attention, options.context_length)),
-                PlaceTable(device, WindowCosSin(config, options.context_length)),
+                PlaceTable(device, config.window_rope
+                                       ? BuildCosSin(*config.window_rope, options.context_length)
+                                       : Tensor()),
                 stage_rows.get()},
         moe(config.layers.size()),
         decoder(context, weights, moe, [this] { BeginLayer(); }) {

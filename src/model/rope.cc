@@ -141,6 +141,7 @@ double RopeAttentionFactor(const RopeConfig& rope) {
 
 Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position) {
   CHECK_GE(max_position, 1);
+  if (rope.rotary_dim == 0) return {};
   std::vector<float> frequencies = InverseFrequencies(rope);
   const bool by_length =
       rope.type == RopeConfig::Type::kDynamic || rope.type == RopeConfig::Type::kLongRope;

@@ -33,6 +33,7 @@ double RopeAttentionFactor(const RopeConfig& rope);
 // float32 [max_position, rotary_dim]: per position rotary_dim / 2 cosines, then as many sines,
 // times RopeAttentionFactor. With `dynamic` and `longrope`, a position past the original length has
 // the frequencies of a sequence that ends there. The layout of kernels::RopeParams::cos_sin.
+// Undefined without rotary embedding (rotary_dim 0).
 Tensor BuildCosSin(const RopeConfig& rope, int64_t max_position);
 
 // float32 [max_position, QueryScaleWidth] in the same layout: cosines that are the factor of

@@ -326,14 +326,8 @@ def as_published(weights, config):
 
 def as_deepseek_v4_weights(weights):
     """save_pretrained of transformers 5.24 writes them with a prefix, and with another name of attn.kv_norm."""
-    names = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
-    published = {}
-    for key, value in weights.items():
-        key = key.removeprefix("model.")
-        for other, name in names.items():
-            key = key.replace(other, name)
-        published[key] = value
-    return published
+    names = {"model.": "", "embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", "attn.norm.": "attn.kv_norm."}
+    return {re.sub("|".join(map(re.escape, names)), lambda m: names[m[0]], key): value for key, value in weights.items()}
 
 
 def fill(model, seed):
