@@ -41,6 +41,13 @@ ModelConfig GptOss120b() {
                    {{"num_hidden_layers", 36}, {"num_local_experts", 128}, {"layer_types", types}});
 }
 
+// A small checkpoint with experts of several GiB.
+ModelConfig Enlarged(const std::string& name) {
+  return LoadModelConfig(
+      SWITCHYARD_TEST_DATA "/" + name,
+      R"({"num_experts": 64, "hidden_size": 1024, "moe_intermediate_size": 8192})", {});
+}
+
 Machine MachineOf(double gpu, double host, bool hopper = true) {
   const auto of = [](double gib) {
     const auto bytes = static_cast<int64_t>(gib * kGiB);
@@ -211,9 +218,7 @@ TEST(CpuExpertsTest, TheCacheIsNoLargerThanRequestsCanUse) {
 // The cache of states is sized by the number of requests, which MakePlan would derive from the room
 // that is left.
 TEST(CpuExpertsTest, RecurrentStatesHaveANumberOfRequests) {
-  const ModelConfig model = LoadModelConfig(
-      SWITCHYARD_TEST_DATA "/families/qwen3_next",
-      R"({"num_experts": 64, "hidden_size": 1024, "moe_intermediate_size": 8192})", {});
+  const ModelConfig model = Enlarged("families/qwen3_next");
   const Machine machine = MachineOf(8, 64);
   EngineConfig config = Config();
   config.context_length = 256;
@@ -382,9 +387,7 @@ TEST(CpuExpertsTest, FlagsInTheAdviceAreRefusedWithExpertsOnCpus) {
 }
 
 TEST(CpuExpertsTest, TheAdviceSaysThatADraftModelNeedsMemory) {
-  const ModelConfig model = LoadModelConfig(
-      SWITCHYARD_TEST_DATA "/fixtures/qwen3_moe",
-      R"({"num_experts": 64, "hidden_size": 1024, "moe_intermediate_size": 8192})", {});
+  const ModelConfig model = Enlarged("fixtures/qwen3_moe");
   const Machine machine = MachineOf(1, 64);
   EngineConfig config = Config();
   config.context_length = 256;
