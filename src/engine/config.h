@@ -139,6 +139,8 @@ struct EnginePlan {
   bool cuda = false;             // ranks with attention compute on GPUs
   bool host_experts = false;     // ranks with experts only compute on CPUs, the others on GPUs
   bool packs_experts = false;    // GPUs keep 4-bit experts packed
+  // Beside GPUs: int8_group_rows and fp8_bfloat16_rows of ranks on CPUs. Those of `model` are false.
+  bool host_int8_rows = false, host_bfloat16_rows = false;
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs
   DType dtype = DType::kBF16;    // format of exchanged token rows
   DType kv_dtype = DType::kF32;  // format of the cache
@@ -157,6 +159,8 @@ struct EnginePlan {
   bool OnGpu(const MeshShape& mesh, int rank) const {
     return cuda && (!host_experts || rank < mesh.tp - mesh.expert_ranks);
   }
+  // The model as `rank` loads it: beside GPUs, ranks on CPUs round rows as their products need.
+  ModelConfig ModelOf(const MeshShape& mesh, int rank) const;
   // RankEngine::Options::held_states: as many requests may be held as run, so that prompts are
   // computed while the states of others are sent.
   int64_t held_states(const EngineConfig& config) const {

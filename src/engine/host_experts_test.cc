@@ -16,6 +16,7 @@
 #include "engine/gpu_memory.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
+#include "kernels/ops.h"
 
 namespace switchyard {
 namespace {
@@ -108,6 +109,18 @@ TEST(HostExpertsTest, TheArenaHasTheBuffersOfRows) {
   EXPECT_EQ(plan.symmetric_bytes_per_rank,
             SymmetricBytesPerRank(plan.model, MakeModelOptions(config, plan, 1), config.mesh));
   EXPECT_GT(plan.symmetric_bytes_per_rank, RankComm::BytesPerRank(config.mesh));
+}
+
+// Packed experts on CPUs multiply int8 rows, as without a GPU, if the flags allow it.
+TEST(HostExpertsTest, RanksOnCpusRoundRowsOfPackedWeights) {
+  EngineConfig config = OnGpuAndCpu({4, 12});
+  config.quantization.method = "int4";
+  const bool can = kernels::HasFourBitProducts(kernels::IsaOf(config.cpu_isa));
+  const EnginePlan plan = PlanOf(config);
+  EXPECT_FALSE(plan.ModelOf(config.mesh, 0).quantization.int8_group_rows);
+  EXPECT_EQ(plan.ModelOf(config.mesh, 1).quantization.int8_group_rows, can);
+  config.quantization.activations = "never";
+  EXPECT_FALSE(PlanOf(config).ModelOf(config.mesh, 1).quantization.int8_group_rows);
 }
 
 TEST(HostExpertsTest, RowsOfFloat16ModelsAreBfloat16) {

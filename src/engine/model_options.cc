@@ -61,6 +61,15 @@ int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan
 
 }  // namespace
 
+ModelConfig EnginePlan::ModelOf(const MeshShape& mesh, int rank) const {
+  ModelConfig of_rank = model;
+  if (host_experts && !OnGpu(mesh, rank)) {
+    of_rank.quantization.int8_group_rows = host_int8_rows;
+    of_rank.quantization.fp8_bfloat16_rows = host_bfloat16_rows;
+  }
+  return of_rank;
+}
+
 ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
   ModelOptions options{.dtype = plan.dtype,
                        .max_tokens = plan.max_batch_tokens,

@@ -390,6 +390,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.host_experts = machine.cuda && config.host_experts();
   plan.model = model;
   if (plan.cuda) {
+    plan.host_int8_rows = model.quantization.int8_group_rows;
+    plan.host_bfloat16_rows = model.quantization.fp8_bfloat16_rows;
     plan.model.quantization.int8_group_rows = false;
     plan.model.quantization.fp8_bfloat16_rows = false;
   }
@@ -450,7 +452,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
     for (int rank = 0; rank < config.mesh.tp; ++rank)
       plan.weight_bytes_per_rank =
           std::max(plan.weight_bytes_per_rank,
-                   WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank),
+                   WeightBytesPerRank(plan.ModelOf(config.mesh, rank),
+                                      MakeModelOptions(config, plan, rank),
                                       Mesh(config.mesh, rank)));
   plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
   if (plan.draft)

@@ -176,7 +176,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.weights = std::move(weights.model);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   if (links) links->AddTo(&options);
-  Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+  Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {

@@ -169,8 +169,8 @@ class CudaRankDevice : public RankDevice {
     cuda_.AddCheck([this] { link_->CheckTimeouts(); });
     cuda_.SetWait([this](cudaEvent_t event) { link_->Wait(event); });
     LOG_INFO(
-        "ranks {} to {} compute experts on CPUs; the last bits of an output depend on the device "
-        "of its experts",
+        "ranks {} to {} compute experts on CPUs; an output depends, within rounding errors, on the "
+        "device of its experts",
         mesh_.shape().token_ranks(), mesh_.tp() - 1);
   }
 

@@ -47,6 +47,9 @@ std::string EncodeRankSpec(const EngineConfig& config, const EnginePlan& plan) {
   WireWriter w;
   w.Put(EncodeConfig(config));
   w.Put(plan.cuda);
+  w.Put(plan.packs_experts);
+  w.Put(plan.host_int8_rows);
+  w.Put(plan.host_bfloat16_rows);
   w.Put(plan.ranks_of_host);
   w.Put(plan.dtype);
   w.Put(plan.kv_dtype);
@@ -75,6 +78,9 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
   RankJob job;
   job.config = DecodeConfig(r.GetString());
   job.plan.cuda = r.Get<bool>();
+  job.plan.packs_experts = r.Get<bool>();
+  job.plan.host_int8_rows = r.Get<bool>();
+  job.plan.host_bfloat16_rows = r.Get<bool>();
   job.plan.host_experts = job.plan.cuda && job.config.host_experts();
   job.plan.ranks_of_host = r.Get<int32_t>();
   job.plan.dtype = r.Get<DType>();

@@ -24,6 +24,29 @@ TEST(RankSpec, RowsAreRoundedAsTheLeaderSays) {
   }
 }
 
+// Ranks on GPUs and the ranks with experts on CPUs beside them keep weights as the parent planned.
+TEST(RankSpec, WeightsAreHeldAsThePlanSays) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/qwen3_moe";
+  config.max_total_tokens = 1000;
+  config.mesh = {.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1};
+  EnginePlan plan;
+  plan.cuda = true;
+  plan.host_experts = true;
+  for (const bool on : {true, false}) {
+    plan.packs_experts = plan.host_int8_rows = on;
+    plan.host_bfloat16_rows = !on;
+    config.device = "cuda,cpu";
+    const RankJob job = DecodeRankSpec(EncodeRankSpec(config, plan));
+    EXPECT_EQ(job.plan.packs_experts, on);
+    const QuantizationConfig gpu = job.plan.ModelOf(config.mesh, 0).quantization,
+                             cpu = job.plan.ModelOf(config.mesh, 1).quantization;
+    EXPECT_EQ(cpu.int8_group_rows, on);
+    EXPECT_EQ(cpu.fp8_bfloat16_rows, !on);
+    EXPECT_FALSE(gpu.int8_group_rows || gpu.fp8_bfloat16_rows);
+  }
+}
+
 TEST(RankSpec, RanksHaveTheDraftModel) {
   EngineConfig config;
   config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "fixtures/deepseek_v3";
