@@ -1,5 +1,6 @@
 """Completion scripts of shells, and the commands' machine-readable help that they use."""
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -85,3 +86,19 @@ def test_commands_flags_and_values_are_completed(shell, path):
 def test_version():
     assert run(PROGRAM, "version") == run(PROGRAM, "--version")
     assert re.fullmatch(r"switchyard \d+\.\d+\.\d+\n", run(PROGRAM, "version"))
+
+
+WITHOUT_TOOLS = pathlib.Path(PROGRAM).parent / "apps/switchyard_without_tools"
+
+
+@pytest.mark.skipif(not WITHOUT_TOOLS.exists(), reason="the build has no program without tools")
+def test_a_first_build_names_the_commands_that_it_leaves_out():
+    config = ["--model-path", ROOT / "bench/models/olmoe-1b-7b"]
+    for command in (["plan", *config, "--cpu"], ["simulate", *config, "--cpu", "--rate", "1"], ["bench", "kernels"],
+                    ["bench", "serve"], ["bench", "one-batch", *config], ["route"], ["train-rank"],
+                    ["train-picture", "log.jsonl", "--output", "a.svg"]):
+        done = subprocess.run([WITHOUT_TOOLS, *map(str, command)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, (command, done)
+        assert "-DSWITCHYARD_TOOLS=ON" in done.stderr, (command, done.stderr)
+    assert run(WITHOUT_TOOLS, "--help") == run(PROGRAM, "--help")
+    assert "qwen3_moe" in run(WITHOUT_TOOLS, "backends", "--models")
