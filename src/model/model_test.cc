@@ -226,13 +226,14 @@ TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
                     .dp = ranks,
                     .activations = "always"});
   }
+  const TemporaryDirectory directory;
   ExpectSameBits({.fixture = "qwen3_moe",
                   .tp = 4,
                   .ep = 4,
                   .backend = "deepep",
                   .dp = 4,
                   .redundant = 4,
-                  .location = PermutedPlacement("qwen3_moe", 4),
+                  .location = PermutedPlacement(directory.path(), "qwen3_moe", 4),
                   .activations = "always"});
 }
 
