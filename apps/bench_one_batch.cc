@@ -12,10 +12,10 @@
 
 #include "apps/commands.h"
 #include "apps/one_batch.h"
+#include "apps/one_batch_rank.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "engine/config.h"
-#include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
 #include "engine/model_forward.h"
 #include "kernels/roofline.h"
@@ -321,41 +321,34 @@ int RunOneBatch(const OneBatchArgs& args) {
   MemoryWatch memory(config, plan);
   std::vector<profile::Result> traces(config.mesh.tp);
   const profile::Options profiled = ProfileOptions(args);
-  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
-                 [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
-                   const CpuBinding binding = BindRank(config, plan, *comm->tp);
-                   ThreadPool pool(binding.threads, binding.cpus);
-                   ModelOptions options = MakeModelOptions(config, plan, rank);
-                   const ExpertServices experts(config, plan, plan, *comm);
-                   experts.AddTo(&options);
-                   profile::Profiler profiler(rank, comm->mesh.Title());
-                   options.profiler = &profiler;
-                   if (args.profile) profiler.Start(profiled);
-                   memory.Ended(MemoryWatch::kStart, rank, *comm->tp);
-                   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-                   memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
-                   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-                   kv.SetStates(model.MakeStates(plan.num_states));
-                   memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
-                   const ExpertServices::Attached attached(experts, model);
-                   ModelForward forward(model, kv, experts);
-                   for (size_t i = 0; i < cases.size(); ++i) {
-                     for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
-                       Result result;
-                       TimeCase(args, plan, cases[i], forward, *comm, r < 0 ? nullptr : &profiler,
-                                result);
-                       if (rank != 0 || r < 0) continue;
-                       results[i].prefill.push_back(result.prefill[0]);
-                       results[i].decode.push_back(result.decode[0]);
-                     }
-                     const double correlation = CountCorrelation(args, plan, cases[i], forward);
-                     if (rank == 0) results[i].correlation = correlation;
-                     if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
-                   }
-                   memory.Ended(MemoryWatch::kSteps, rank, *comm->tp);
-                   if (args.profile) traces[rank] = profiler.Stop().value();
-                 });
+  const auto run = [&](int r, std::shared_ptr<SharedArena> arena) {
+    one_batch::Rank rank(config, plan, r, std::move(arena));
+    Communicator& world = *rank.comm().tp;
+    if (args.profile) rank.profiler().Start(profiled);
+    memory.Ended(MemoryWatch::kStart, r, world);
+    Model& model = rank.Load();
+    memory.Ended(MemoryWatch::kLoading, r, world);
+    KvStorage kv = rank.MakeCache();
+    memory.Ended(MemoryWatch::kCache, r, world);
+    const ExpertServices::Attached attached(rank.experts(), model);
+    ModelForward forward(model, kv, rank.experts());
+    for (size_t i = 0; i < cases.size(); ++i) {
+      for (int32_t repeat = -1; repeat < args.repeat; ++repeat) {  // the first run warms up
+        Result result;
+        TimeCase(args, plan, cases[i], forward, rank.comm(),
+                 repeat < 0 ? nullptr : &rank.profiler(), result);
+        if (r != 0 || repeat < 0) continue;
+        results[i].prefill.push_back(result.prefill[0]);
+        results[i].decode.push_back(result.decode[0]);
+      }
+      const double correlation = CountCorrelation(args, plan, cases[i], forward);
+      if (r == 0) results[i].correlation = correlation;
+      if (r == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
+    }
+    memory.Ended(MemoryWatch::kSteps, r, world);
+    if (args.profile) traces[r] = rank.profiler().Stop().value();
+  };
+  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank, run);
   Report(args, config, plan, cases, results, ceilings);
   memory.Report();
   for (const profile::Result& trace : traces) {

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "apps/one_batch.h"
+#include "apps/one_batch_rank.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
 #include "engine/kept_model.h"
 #include "engine/model_forward.h"
@@ -372,34 +372,26 @@ int RunDrafts(const OneBatchArgs& args) {
   const Ceilings ceilings = Measure(config, plan);
 
   std::vector<DraftFigures> figures;
-  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
-                 [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
-                   const CpuBinding binding = BindRank(config, plan, *comm->tp);
-                   ThreadPool pool(binding.threads, binding.cpus);
-                   ModelOptions options = MakeModelOptions(config, plan, rank);
-                   const ExpertServices experts(config, plan, plan, *comm);
-                   experts.AddTo(&options);
-                   profile::Profiler profiler(rank, comm->mesh.Title());
-                   options.profiler = &profiler;
-                   options.keeps_hidden = plan.draft->takes_hidden();
-                   if (plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
-                   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-                   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-                   kv.SetStates(model.MakeStates(plan.num_states));
-                   const ExpertServices::Attached attached(experts, model);
-                   Target target(model, kv, experts);
-                   KeptModel kept;
-                   Draft draft(config, plan, model, &profiler, *comm, pool, &kept);
-                   Bench bench(args, plan, sizes, target, draft);
-                   for (const Case& c : sizes.cases) {
-                     for (const int32_t drafts : sizes.drafts) {
-                       const Steps steps = bench.Measure(c, drafts);
-                       if (rank == 0) figures.push_back(FiguresOf(c, drafts, steps, plan));
-                     }
-                     if (rank == 0) LOG_INFO("batch {}, input {} done", c.batch, c.input);
-                   }
-                 });
+  const auto run = [&](int r, std::shared_ptr<SharedArena> arena) {
+    Rank rank(config, plan, r, std::move(arena));
+    rank.options().keeps_hidden = plan.draft->takes_hidden();
+    if (plan.draft->eagle) rank.options().kept_inputs = plan.draft->eagle->target_layers;
+    Model& model = rank.Load();
+    KvStorage kv = rank.MakeCache();
+    const ExpertServices::Attached attached(rank.experts(), model);
+    Target target(model, kv, rank.experts());
+    KeptModel kept;
+    Draft draft(config, plan, model, &rank.profiler(), rank.comm(), rank.pool(), &kept);
+    Bench bench(args, plan, sizes, target, draft);
+    for (const Case& c : sizes.cases) {
+      for (const int32_t drafts : sizes.drafts) {
+        const Steps steps = bench.Measure(c, drafts);
+        if (r == 0) figures.push_back(FiguresOf(c, drafts, steps, plan));
+      }
+      if (r == 0) LOG_INFO("batch {}, input {} done", c.batch, c.input);
+    }
+  };
+  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank, run);
 
   ReportDrafts(args, plan, ceilings, figures);
   return 0;

@@ -1,5 +1,6 @@
 // Peak rate of AMX. Two tiles of each operand are multiplied into four accumulator tiles, as in the
-// kernels.
+// kernels. The loops of the data types stay separate: a tile instruction needs constant tile
+// numbers, and its function the target attribute of its data type.
 #include <immintrin.h>
 
 #include <cstdint>

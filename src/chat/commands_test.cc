@@ -2,13 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard::chat {
 namespace {
@@ -75,9 +75,8 @@ TEST(ChatCommandsTest, SystemShowsSetsAndRemovesThePrompt) {
 }
 
 TEST(ChatCommandsTest, SaveWritesMarkdownOrJsonAndKeepsOtherFiles) {
-  const auto folder =
-      std::filesystem::temp_directory_path() / ("chat_commands_test." + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
+  const TemporaryDirectory temporary;
+  const std::filesystem::path& folder = temporary.path();
   ChatState state = TwoTurns();
   RunCommand("/save " + (folder / "a b.md").string(), &state);
   EXPECT_THAT(TextOf(folder / "a b.md"), HasSubstr("## User\n\nTwo?\n\n## Assistant\n\n2\n"));
@@ -93,7 +92,6 @@ TEST(ChatCommandsTest, SaveWritesMarkdownOrJsonAndKeepsOtherFiles) {
   EXPECT_THROW(RunCommand("/save " + (folder / "none/a.md").string(), &state), Error);
   EXPECT_THROW(RunCommand("/save " + (folder / std::string(300, 'a')).string(), &state), Error);
   EXPECT_EQ(TextOf(folder / "mine.md"), "mine");
-  std::filesystem::remove_all(folder);
 }
 
 TEST(ChatCommandsTest, WrongCommandsAreRefused) {

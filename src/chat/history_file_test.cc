@@ -1,18 +1,16 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "chat/line_reader.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard::chat {
 namespace {
 
 class HistoryFileTest : public testing::Test {
  protected:
-  ~HistoryFileTest() override { std::filesystem::remove_all(folder_); }
-  const std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() / ("history_file_test." + std::to_string(getpid()));
-  const std::filesystem::path path_ = folder_ / "a/b/history";
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path path_ = temporary_.path() / "a/b/history";
 };
 
 TEST_F(HistoryFileTest, TextsOfSeveralLinesAreKept) {

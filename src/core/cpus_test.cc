@@ -1,13 +1,13 @@
 #include "core/cpus.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <barrier>
 #include <fstream>
 #include <thread>
 
 #include "core/parallel.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -23,22 +23,20 @@ namespace fs = std::filesystem;
 // threads.
 class FakeMachine {
  public:
-  FakeMachine(int nodes, int cores)
-      : root_(fs::path(::testing::TempDir()) / fmt::format("{}.switchyard_cpus_test", getpid())) {
+  FakeMachine(int nodes, int cores) {
     for (int cpu = 0; cpu < 2 * nodes * cores; ++cpu) {
       const int core = cpu % (nodes * cores);
-      const fs::path directory = root_ / "sys/devices/system/cpu" / fmt::format("cpu{}", cpu);
+      const fs::path directory = root() / "sys/devices/system/cpu" / fmt::format("cpu{}", cpu);
       fs::create_directories(directory / "topology");
       fs::create_directories(directory / fmt::format("node{}", core / cores));
       std::ofstream(directory / "topology/physical_package_id") << core / cores;
       std::ofstream(directory / "topology/core_id") << core % cores;
     }
   }
-  ~FakeMachine() { fs::remove_all(root_); }
-  const fs::path& root() const { return root_; }
+  const fs::path& root() const { return temporary_.path(); }
 
  private:
-  const fs::path root_;
+  const TemporaryDirectory temporary_;
 };
 
 CpuList UpTo(int count) {

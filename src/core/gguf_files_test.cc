@@ -2,10 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -16,11 +16,6 @@ using ::testing::HasSubstr;
 
 class GgufFilesTest : public ::testing::Test {
  protected:
-  GgufFilesTest() : dir_(fs::path(::testing::TempDir()) / ("gguf_" + std::to_string(getpid()))) {
-    fs::create_directories(dir_);
-  }
-  ~GgufFilesTest() override { fs::remove_all(dir_); }
-
   // A file with the tensor `tensor`, as split `number` of `count` if `count` is not 0.
   void Write(const std::string& name, const std::string& tensor, uint16_t number, uint16_t count,
              int32_t tensors = 2) const {
@@ -64,7 +59,8 @@ class GgufFilesTest : public ::testing::Test {
     return ErrorOf([&] { GgufFiles(dir_ / name); }, kind);
   }
 
-  const fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(GgufFilesTest, FindsTheModelOfAPath) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/safetensors.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -32,7 +33,8 @@ TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
   writer.Add("none", {0, 4}, std::vector<int32_t>{});
   writer.SetMetadata("format", "pt");
   EXPECT_EQ(writer.data_bytes(), 3 * 4 + 2 * 2 + 2 * 8u);
-  const fs::path path = fs::path(::testing::TempDir()) / "writer.safetensors";
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "writer.safetensors";
   writer.Write(path);
 
   const std::string bytes = ReadFile(path);
@@ -47,11 +49,11 @@ TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
   EXPECT_EQ(std::memcmp(bytes.data() + entries.at("halves").begin, halves.data(), 4), 0);
   EXPECT_EQ(entries.at("none").begin, entries.at("none").end);
   EXPECT_THAT(bytes, HasSubstr(R"("format":"pt")"));
-  fs::remove(path);
 }
 
 TEST(SafetensorsWriterTest, AFullDiskLeavesTheOldFile) {
-  const fs::path path = fs::path(::testing::TempDir()) / "full.safetensors";
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "full.safetensors";
   std::ofstream(path) << "old";
   const std::vector<float> zeros(1 << 16);
   SafetensorsWriter writer;
@@ -71,7 +73,6 @@ TEST(SafetensorsWriterTest, AFullDiskLeavesTheOldFile) {
   EXPECT_THAT(error, HasSubstr("full.safetensors: cannot be written: File too large"));
   EXPECT_EQ(ReadFile(path), "old");
   EXPECT_FALSE(fs::exists(path.string() + ".part"));
-  fs::remove(path);
 }
 
 TEST(SafetensorsWriterTest, AMissingFolderIsNamed) {

@@ -1,12 +1,12 @@
 #include "engine/cpu_binding.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <set>
 #include <thread>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -20,20 +20,19 @@ namespace fs = std::filesystem;
 // A fake /sys with eight CPUs, so that no other process reserves CPUs of the test.
 class CpuBindingTest : public ::testing::Test {
  protected:
-  CpuBindingTest()
-      : root_(fs::path(::testing::TempDir()) / fmt::format("{}.switchyard_binding", getpid())) {
+  CpuBindingTest() {
     for (int cpu = 0; cpu < 8; ++cpu) {
       fs::create_directories(root_ / fmt::format("sys/devices/system/cpu/cpu{}", cpu));
       all_.push_back(cpu);
     }
   }
-  ~CpuBindingTest() override { fs::remove_all(root_); }
 
   CpuBinding Bind(int index, int count, int threads = 0) {
     return BindToShare(all_, index, count, threads, root_);
   }
 
-  const fs::path root_;
+  const TemporaryDirectory temporary_;
+  const fs::path& root_ = temporary_.path();
   CpuList all_;
 };
 

@@ -1,6 +1,5 @@
 // The outputs of an Engine with speculative decoding equal its outputs without.
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <map>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/temporary_directory.h"
 #include "core/test_effort.h"
 #include "engine/machine.h"
 #include "engine/speculative/options.h"
@@ -317,7 +317,7 @@ std::map<int, std::set<std::string>> BackendsOfTrace(const fs::path& dir) {
 }
 
 TEST(SpeculativeEngineTest, TheDraftsLayersHaveTheirOwnBackends) {
-  const fs::path dir = fs::temp_directory_path() / fmt::format("draft_trace_{}", getpid());
+  const TemporaryDirectory directory;
   EngineConfig config = ConfigOf("deepseek_v3", {2, 2});
   config.speculative = {.algorithm = "NEXTN", .num_steps = "2"};
   config.moe.a2a_backend = "deepep";
@@ -326,13 +326,12 @@ TEST(SpeculativeEngineTest, TheDraftsLayersHaveTheirOwnBackends) {
   config.moe.speculative_runner_backend = "masked_mlp";
   {
     Engine engine(config);
-    engine.Tell(StartProfile{.options = {.dir = dir.string(), .name = "draft"}});
+    engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "draft"}});
     RunAll(engine, 3);
     engine.Tell(StopProfile{});
     EXPECT_TRUE(engine.FlushCache());  // returns after the profile was written
   }
-  const auto backends = BackendsOfTrace(dir);
-  fs::remove_all(dir);
+  const auto backends = BackendsOfTrace(directory.path());
   const std::set<std::string> target = {"deepep", "grouped_mlp"};
   const std::set<std::string> draft = {"flashinfer", "masked_mlp"};
   const std::map<int, std::set<std::string>> want = {{1, target}, {2, target}, {3, draft}};

@@ -303,14 +303,19 @@ void RankEngine::Impl::FinishPooled(Sequence& sequence, std::vector<float> poole
   Close(sequence, /*discard=*/false);
 }
 
+void RankEngine::Impl::AppendLogprobs(const Sequence& sequence, std::span<const float> logits,
+                                      int32_t token, std::vector<PositionLogprobs>& to) const {
+  if (sequence.request.logprob.enabled && options.log_probabilities)
+    to.push_back(LogprobsAt(logits.last(vocab), token, sequence.request.logprob));
+}
+
 void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                                            std::span<const float> logits) {
   for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
     const int64_t position = sequence.next_logprob++;
     CHECK_EQ(position, row + 1);
-    sequence.input_logprobs.push_back(LogprobsAt(logits.subspan((row - rows.first) * vocab, vocab),
-                                                 sequence.tokens[position],
-                                                 sequence.request.logprob));
+    AppendLogprobs(sequence, logits.subspan((row - rows.first) * vocab, vocab),
+                   sequence.tokens[position], sequence.input_logprobs);
   }
 }
 
@@ -344,9 +349,7 @@ void RankEngine::Impl::SampleToken(Sequence& sequence, const Rows& own) {
     const std::optional<int32_t> token = Draw(sequence, own);
     if (!token) return Fail(sequence, WhyNoToken(sequence), ErrorKind::kInvalid);
     if (!AcceptToken(sequence, *token)) return;
-    if (sequence.request.logprob.enabled)
-      output.output_logprobs.push_back(
-          LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
+    AppendLogprobs(sequence, own.logits, *token, output.output_logprobs);
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
     ++counters.decode_tokens;

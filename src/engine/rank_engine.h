@@ -159,6 +159,8 @@ class RankEngine {
     // Outputs are then wrong. Negative: drafts are compared with sampled tokens.
     double simulate_acceptance = -1;
     int32_t group = 0;  // this rank's attention group; other groups' requests are ignored
+    // false: log-probabilities are not computed, because another rank of the group sends outputs.
+    bool log_probabilities = true;
     // Records plan, forward pass and sampling; outlives the engine. Null: nothing is recorded.
     profile::Profiler* profiler = nullptr;
   };

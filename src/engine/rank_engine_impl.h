@@ -192,6 +192,10 @@ struct RankEngine::Impl {
   // all rows.
   void AppendRoutedExperts(Sequence& sequence, const Part& part, int64_t first_row,
                            std::span<const int32_t> path = {});
+  // Appends the log-probabilities of `token` in the last row of `logits`, if the request wants them
+  // and this rank sends them.
+  void AppendLogprobs(const Sequence& sequence, std::span<const float> logits, int32_t token,
+                      std::vector<PositionLogprobs>& to) const;
   void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
                            std::span<const float> logits);
   // Adds rows of a pooled sequence to its sum. `own` [rows, width].

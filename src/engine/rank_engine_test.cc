@@ -167,6 +167,23 @@ TEST(RankEngine, InputLogprobsComeOnceAndBypassTheCacheWhereTheyMust) {
   }
 }
 
+TEST(RankEngine, ARankThatSendsNoOutputsComputesNoLogprobs) {
+  RankEngine::Options options = Roomy();
+  options.chunked_prefill_size = 5;
+  EngineRequest request = Greedy(1, Count(18, 3), 4);
+  request.logprob = {.enabled = true, .start = 2, .top = 2};
+  Rig sends(options);
+  const RequestOutput want = sends.Run(request);
+  options.log_probabilities = false;
+  Rig follows(options);
+  const RequestOutput got = follows.Run(request);
+  EXPECT_THAT(want.output_logprobs, SizeIs(4));
+  EXPECT_THAT(got.input_logprobs, IsEmpty());
+  EXPECT_THAT(got.output_logprobs, IsEmpty());
+  EXPECT_EQ(got.new_tokens, want.new_tokens);
+  EXPECT_EQ(follows.model.passes, sends.model.passes);  // all ranks run the same passes
+}
+
 TEST(RankEngine, MaxNewTokensOfZeroProcessesThePromptOnly) {
   Rig rig(Roomy());
   EngineRequest request = Greedy(1, Count(10), 0);

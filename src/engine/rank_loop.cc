@@ -104,6 +104,7 @@ RankEngine::Options EngineOptions(const EngineConfig& config, const EnginePlan& 
           .max_forced = plan.max_forced,
           .simulate_acceptance = config.speculative.simulate_acceptance,
           .group = group,
+          .log_probabilities = mesh.attn_tp_rank() == 0,  // of the rank that sends (GroupExchange)
           .profiler = profiler};
 }
 

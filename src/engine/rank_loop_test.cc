@@ -12,6 +12,7 @@
 
 #include "comm/device/rank_threads.h"
 #include "core/json.h"
+#include "core/temporary_directory.h"
 #include "engine/fake_forward.h"
 
 namespace switchyard {
@@ -264,9 +265,8 @@ TEST(RankLoop, TheRecorderAnswersOnce) {
     if (!so_far.Ended(1)) return {};
     return {RecordExperts{9, RecordAction::kDump}, GetExpertLoad{10}, Shutdown{}};
   };
-  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_recorder";
-  std::filesystem::create_directories(dir);
-  const Heard heard = RunScript(script, {.mode = "stat", .dir = dir});
+  const TemporaryDirectory directory;
+  const Heard heard = RunScript(script, {.mode = "stat", .dir = directory.path()});
   EXPECT_FALSE(heard.records.at(6).changed);
   EXPECT_TRUE(heard.records.at(8).changed);
   EXPECT_EQ(heard.records.at(9).dump.error, "");
@@ -274,7 +274,6 @@ TEST(RankLoop, TheRecorderAnswersOnce) {
   EXPECT_FALSE(heard.loads.at(7).load.recording);
   EXPECT_TRUE(heard.loads.at(10).load.recording);
   EXPECT_EQ(heard.loads.at(10).load.layers, 2);
-  std::filesystem::remove_all(dir);
 
   calls = 0;
   const Heard refused = RunScript(script);
@@ -304,8 +303,8 @@ std::vector<std::string> EventNames(const std::string& file) {
 
 // Group 1 decodes throughout; ranks of group 0 run its steps with an empty batch.
 TEST(RankLoop, AProfileHasAFileOfEveryRank) {
-  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_profile";
-  std::filesystem::remove_all(dir);
+  const TemporaryDirectory directory;
+  const std::filesystem::path& dir = directory.path();
   const profile::Options options{.dir = dir.string(), .name = "a"};
   int calls = 0;
   const Heard heard = RunScript(
@@ -335,12 +334,11 @@ TEST(RankLoop, AProfileHasAFileOfEveryRank) {
     EXPECT_EQ(EventNames(result.files[rank]), want) << rank;
   }
   EXPECT_EQ(result.events, static_cast<int64_t>(4 * want.size()));
-  std::filesystem::remove_all(dir);
 }
 
 TEST(RankLoop, AProfileThatARankCannotWriteIsRefusedOnAllOfThem) {
-  const auto dir = std::filesystem::temp_directory_path() / "rank_loop_test_refused";
-  std::filesystem::remove_all(dir);
+  const TemporaryDirectory directory;
+  const std::filesystem::path& dir = directory.path();
   // A folder with the name of rank 2's test file, so that the rank cannot write this file.
   std::filesystem::create_directories(dir / ".switchyard-profile-2");
   int calls = 0;
@@ -355,7 +353,6 @@ TEST(RankLoop, AProfileThatARankCannotWriteIsRefusedOnAllOfThem) {
   EXPECT_THAT(heard.profiles.at(5).result.error, ::testing::StartsWith("rank 2: "));
   EXPECT_EQ(heard.profiles.at(6).outcome, ProfileOutcome::kConflict);
   EXPECT_EQ(heard.outputs.at(1).finish, FinishReason::kLength);
-  std::filesystem::remove_all(dir);
 
   calls = 0;
   EXPECT_EQ(RunScript(script).profiles.at(5).outcome, ProfileOutcome::kConflict);

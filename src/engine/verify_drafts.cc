@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "engine/rank_engine_impl.h"
-#include "engine/sampler/logprobs.h"
 #include "engine/sampler/random.h"
 #include "engine/speculative/drafter.h"
 
@@ -42,8 +41,7 @@ std::string RankEngine::Impl::SampleDrafts(Sequence& sequence, const DraftTree& 
       sequence.grammar->Accept(*token);
       if (!sequence.grammar->failure().empty()) return sequence.grammar->failure();
     }
-    if (sequence.request.logprob.enabled)
-      output.output_logprobs.push_back(LogprobsAt(one.logits, *token, sequence.request.logprob));
+    AppendLogprobs(sequence, one.logits, *token, output.output_logprobs);
     output.new_tokens.push_back(*token);
     sequence.tokens.push_back(*token);
     if (first > 0) ++output.drafts.drafted;

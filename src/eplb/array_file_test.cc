@@ -1,13 +1,13 @@
 #include "eplb/array_file.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "core/safetensors_writer.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -17,14 +17,13 @@ using ::testing::HasSubstr;
 
 class ArrayFileTest : public ::testing::Test {
  protected:
-  ~ArrayFileTest() override { std::filesystem::remove(path_); }
   ArrayFile Text(const std::string& text) {
     std::ofstream(path_, std::ios::binary) << text;
     return ArrayFile(path_);
   }
 
-  const std::string path_ = ::testing::TempDir() + "arrays_" + std::to_string(getpid()) + "_" +
-                            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const TemporaryDirectory temporary_;
+  const std::string path_ = (temporary_.path() / "arrays").string();
 };
 
 TEST_F(ArrayFileTest, ReadsJsonAndTensors) {

@@ -1,13 +1,13 @@
 #include "eplb/init_location.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "core/safetensors_writer.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "eplb/array_file.h"
 #include "eplb/planner.h"
@@ -36,7 +36,6 @@ std::vector<ExpertPlacement> Load(const std::string& location, int64_t layers, i
 
 class LoadPlacementsTest : public ::testing::Test {
  protected:
-  ~LoadPlacementsTest() override { std::filesystem::remove(path_); }
   std::string Write(const std::string& text) {
     std::ofstream(path_) << text;
     return path_;
@@ -49,9 +48,8 @@ class LoadPlacementsTest : public ::testing::Test {
     return error;
   }
 
-  const std::string path_ = ::testing::TempDir() + "placement_" + std::to_string(getpid()) + "_" +
-                            ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-                            ".json";
+  const TemporaryDirectory temporary_;
+  const std::string path_ = (temporary_.path() / "placement.json").string();
 };
 
 TEST_F(LoadPlacementsTest, TrivialIsTheSameForAllLayers) {

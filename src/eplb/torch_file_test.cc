@@ -2,10 +2,10 @@
 #include "eplb/torch_file.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <fstream>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "eplb/array_file.h"
 
@@ -26,13 +26,12 @@ std::string BytesOf(const std::string& path) {
 
 class TorchFileTest : public ::testing::Test {
  protected:
-  ~TorchFileTest() override { std::filesystem::remove(path_); }
   const std::string& Write(const std::string& bytes) const {
     std::ofstream(path_, std::ios::binary) << bytes;
     return path_;
   }
-  const std::string path_ = ::testing::TempDir() + "torch_" + std::to_string(getpid()) + "_" +
-                            ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".pt";
+  const TemporaryDirectory temporary_;
+  const std::string path_ = (temporary_.path() / "tensors.pt").string();
 };
 
 TEST_F(TorchFileTest, ReadsTensorsBesideOtherValues) {

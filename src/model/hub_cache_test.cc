@@ -2,11 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -17,16 +17,13 @@ using ::testing::HasSubstr;
 
 class HubCacheTest : public ::testing::Test {
  protected:
-  HubCacheTest()
-      : root_(fs::path(::testing::TempDir()) / ("hub_" + std::to_string(getpid()))),
-        model_(root_ / "models--org--name") {
+  HubCacheTest() {
     fs::create_directories(model_ / "snapshots" / "abc");
     fs::create_directories(model_ / "snapshots" / "def");
     fs::create_directories(model_ / "refs" / "pr");
     std::ofstream(model_ / "refs" / "main") << "abc\n";
     std::ofstream(model_ / "refs" / "pr" / "1") << "def";
   }
-  ~HubCacheTest() override { fs::remove_all(root_); }
   std::string ErrorOf(const std::string& id, const std::string& revision = "main") const {
     try {
       ResolveCheckpoint(id, revision, root_);
@@ -35,7 +32,9 @@ class HubCacheTest : public ::testing::Test {
     }
     return "no error";
   }
-  const fs::path root_, model_;
+  const TemporaryDirectory temporary_;
+  const fs::path& root_ = temporary_.path();
+  const fs::path model_ = root_ / "models--org--name";
 };
 
 TEST_F(HubCacheTest, FindsTheSnapshotOfARevision) {

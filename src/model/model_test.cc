@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "model/test_layouts.h"
 #include "model/weights/safetensors.h"
 
@@ -178,8 +179,9 @@ TEST(DpAttention, LogitsHaveTheSameBitsOnAnyNumberOfRanks) {
       {.fixture = kMixedLayers, .tp = 2, .ep = 2, .backend = "deepep", .dp = 2, .dense_tp = 1});
 }
 
-// Rows of the placement file: experts in a different order in each layer, and replicas of some.
-std::string PermutedPlacement(const std::string& fixture, int redundant) {
+// Writes a placement file: experts in a different order in each layer, and replicas of some.
+std::string PermutedPlacement(const std::filesystem::path& folder, const std::string& fixture,
+                              int redundant) {
   const ModelConfig config = LoadModelConfig(Fixture(fixture));
   const int experts = config.moe->router.num_experts;
   std::string rows;
@@ -192,12 +194,13 @@ std::string PermutedPlacement(const std::string& fixture, int redundant) {
     }
     rows += (rows.empty() ? "[" : ", [") + row + "]";
   }
-  std::string path = ::testing::TempDir() + "/switchyard_placement.json";
+  const std::filesystem::path path = folder / "placement.json";
   std::ofstream(path) << "{\"physical_to_logical_map\": [" << rows << "]}";
-  return path;
+  return path.string();
 }
 
 TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
+  const TemporaryDirectory directory;
   for (const char* fixture : {"qwen3_moe", "gpt_oss"}) {
     for (const int redundant : {0, 4}) {
       ExpectSameBits({.fixture = fixture,
@@ -206,7 +209,7 @@ TEST(DpAttention, LogitsHaveTheSameBitsWhereverExpertsSit) {
                       .backend = "deepep",
                       .dp = 4,
                       .redundant = redundant,
-                      .location = PermutedPlacement(fixture, redundant)});
+                      .location = PermutedPlacement(directory.path(), fixture, redundant)});
     }
     ExpectSameBits(
         {.fixture = fixture, .tp = 4, .ep = 4, .backend = "deepep", .dp = 4, .redundant = 2});
@@ -223,13 +226,14 @@ TEST(DpAttention, RowsInBFloat16HaveTheSameBitsOnAnyRanksWhereverExpertsSit) {
                     .dp = ranks,
                     .activations = "always"});
   }
+  const TemporaryDirectory directory;
   ExpectSameBits({.fixture = "qwen3_moe",
                   .tp = 4,
                   .ep = 4,
                   .backend = "deepep",
                   .dp = 4,
                   .redundant = 4,
-                  .location = PermutedPlacement("qwen3_moe", 4),
+                  .location = PermutedPlacement(directory.path(), "qwen3_moe", 4),
                   .activations = "always"});
 }
 

@@ -2,13 +2,13 @@
 #include "model/pooling.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
 #include <iterator>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "model/test_layouts.h"
 #include "model/weights/safetensors.h"
 
@@ -34,7 +34,6 @@ std::string Named(const std::string& name) { return "../pooling/" + name; }
 class Files {
  public:
   explicit Files(const std::string& config) { Write("config.json", config); }
-  ~Files() { std::filesystem::remove_all(dir_); }
   void Write(const std::string& name, const std::string& text) {
     std::filesystem::create_directories((dir_ / name).parent_path());
     std::ofstream(dir_ / name) << text;
@@ -44,10 +43,8 @@ class Files {
   }
 
  private:
-  static inline int count = 0;
-  const std::filesystem::path dir_ =
-      std::filesystem::temp_directory_path() /
-      ("switchyard_pooling_" + std::to_string(::getpid()) + "_" + std::to_string(++count));
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
 };
 
 std::string Config(const std::string& architecture, const std::string& more = "") {

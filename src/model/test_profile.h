@@ -1,9 +1,7 @@
 // The operations in a profile of a model on two ranks, for tests.
 #pragma once
 
-#include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/temporary_directory.h"
 #include "model/test_layouts.h"
 #include "profile/profiler.h"
 
@@ -19,8 +18,7 @@ namespace switchyard {
 // Profiles one prefill of 24 rows. Returns the events of passes in each rank's profile.
 inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixture,
                                                         bool two_batches, bool single_batch) {
-  const auto dir = std::filesystem::temp_directory_path() /
-                   ("model_profile_" + fixture + "_" + std::to_string(getpid()));
+  const TemporaryDirectory directory;
   const ModelConfig config = LoadModelConfig(Fixture(fixture));
   ModelOptions options{.dtype = DType::kF32, .max_tokens = 64};
   options.moe.a2a_backend = "deepep";
@@ -40,7 +38,7 @@ inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixtu
                    Sequences sequences(texts);
                    KvStorage kv(config, comm->mesh, sequences.num_pages(), kPageSize, DType::kF32);
                    model.Forward(sequences.Batch(0), kv);  // not recorded
-                   profiler.Start({.dir = dir.string(), .name = fixture});
+                   profiler.Start({.dir = directory.path().string(), .name = fixture});
                    profile::Step step(&profiler);
                    model.Forward(sequences.Batch(0), kv);
                    step.End(profile::Stage::kPrefill, 24);
@@ -50,7 +48,6 @@ inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixtu
                      if (event["ph"] == "X" && event["cat"] == "operation")
                        events[rank].push_back(event);
                  });
-  std::filesystem::remove_all(dir);
   return events;
 }
 

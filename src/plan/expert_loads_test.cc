@@ -2,7 +2,6 @@
 #include "plan/expert_loads.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/temporary_directory.h"
 #include "plan/engine_experts.h"
 #include "plan/step_clock.h"
 #include "plan/test_question.h"
@@ -78,8 +78,8 @@ TEST(ExpertLoads, PopularExpertsDriftAndSeedsRepeat) {
 }
 
 TEST(ExpertLoads, RecordedStepsAreReplayedInOrder) {
-  const auto file =
-      std::filesystem::temp_directory_path() / ("loads_" + std::to_string(getpid()) + ".json");
+  const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "loads.json";
   const ModelConfig model = PublishedModel("qwen3_30b_a3b");
   std::vector<int> hot(128, 0), even(128, 1);
   hot[7] = 5;
@@ -99,12 +99,11 @@ TEST(ExpertLoads, RecordedStepsAreReplayedInOrder) {
   EXPECT_FLOAT_EQ(experts.Shares(0).Layer(0)[0], 4);  // expert 7 is on rank 0
   experts.EndSteps(1, 10, 0.01, 0.01);
   EXPECT_FLOAT_EQ(experts.Shares(0.01).Layer(0)[3], 1);
-  std::filesystem::remove(file);
 }
 
 TEST(ExpertLoads, WrongSourcesAreRefused) {
-  const auto file = std::filesystem::temp_directory_path() /
-                    ("wrong_loads_" + std::to_string(getpid()) + ".json");
+  const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "loads.json";
   std::ofstream(file) << "{\"logical_count\": [[[1, 2]]]}";
   for (const auto& [source, drift, wanted] :
        {std::tuple<std::string, double, const char*>{"zipf:x", 0, "--expert-loads zipf:x"},
@@ -121,7 +120,6 @@ TEST(ExpertLoads, WrongSourcesAreRefused) {
       EXPECT_THAT(error.what(), HasSubstr(wanted));
     }
   }
-  std::filesystem::remove(file);
 }
 
 TEST(ExpertShares, EqualRanksVaryByChance) {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "plan/test_question.h"
 
 namespace switchyard::plan {
@@ -151,8 +152,8 @@ TEST(Arrivals, PoissonArrivalsHaveTheRequestedRate) {
 }
 
 TEST(Arrivals, ReadsTracesOfMooncakeAndAzureAndNamesWrongLines) {
-  const auto file =
-      std::filesystem::temp_directory_path() / ("arrivals_" + std::to_string(getpid()) + ".txt");
+  const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "arrivals.txt";
   const auto read = [&](const std::string& text) {
     std::ofstream(file) << text;
     return ReadArrivals(file);
@@ -183,7 +184,6 @@ TEST(Arrivals, ReadsTracesOfMooncakeAndAzureAndNamesWrongLines) {
       EXPECT_THAT(error.what(), HasSubstr("--trace"));
     }
   }
-  std::filesystem::remove(file);
 }
 
 }  // namespace

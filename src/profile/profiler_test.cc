@@ -10,6 +10,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard::profile {
 namespace {
@@ -67,14 +68,6 @@ double End(const json& span) { return span["ts"].get<double>() + span["dur"].get
 
 class ProfilerTest : public ::testing::Test {
  protected:
-  ProfilerTest()
-      : dir_(std::filesystem::temp_directory_path() /
-             ("profiler_test_" +
-              std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
-    std::filesystem::remove_all(dir_);
-  }
-  ~ProfilerTest() override { std::filesystem::remove_all(dir_); }
-
   Options To(const std::string& name) const { return {.dir = dir_.string(), .name = name}; }
 
   // Runs a step with the spans that the engine and the decoder record.
@@ -94,7 +87,8 @@ class ProfilerTest : public ::testing::Test {
     step.End(stage, 5);
   }
 
-  const std::filesystem::path dir_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
 };
 
 TEST_F(ProfilerTest, WritesNestedEventsInOrder) {
@@ -277,7 +271,6 @@ TEST_F(ProfilerTest, RecordsShapesOnRequest) {
 }
 
 TEST_F(ProfilerTest, NamesADirectoryThatCannotBeWrittenTo) {
-  std::filesystem::create_directories(dir_);
   std::ofstream(dir_ / "file") << "x";
   Profiler profiler(0, "TP0");
   Options options = To("a");

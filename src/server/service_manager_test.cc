@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -69,11 +70,11 @@ TEST(ServiceManagerTest, SendsTheStatesOfAServer) {
 }
 
 TEST(ServiceManagerTest, AcceptsASocketFile) {
-  const std::string path = fmt::format("{}/{}.notify", ::testing::TempDir(), getpid());
+  const TemporaryDirectory directory;
+  const std::string path = (directory.path() / "notify").string();
   const Manager manager(path);
   ServiceManager().Ready("x");
   EXPECT_THAT(manager.Received(), ElementsAre("READY=1\nSTATUS=x"));
-  unlink(path.c_str());
 }
 
 TEST(ServiceManagerTest, TheWatchdogGetsAFewMessagesInEachInterval) {

@@ -1,11 +1,10 @@
 // Training with bfloat16 products compared with float32.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "core/temporary_directory.h"
 #include "train/run/learner.h"
 #include "train/run/trainer.h"
 #include "train/test_bigram.h"
@@ -13,8 +12,6 @@
 
 namespace switchyard::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 class Bf16Gradients : public ::testing::TestWithParam<std::string> {};
 
@@ -56,11 +53,10 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Bf16Gradients,
 
 // The mean main loss of the last ten of 60 steps.
 double LossOfARun(ProductDtype products) {
-  const fs::path dir =
-      fs::temp_directory_path() / ("switchyard_bf16_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory;
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
-  TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = dir};
+  TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = directory.path() / "out"};
   options.schedule = {.rate = 0.02, .warmup_steps = 3, .steps = 60};
   ThreadPool pool(1);
   Model<float> model(config, losses, {}, pool, {}, products);
@@ -74,7 +70,6 @@ double LossOfARun(ProductDtype products) {
         if (report.step > 50) sum += report.losses.main;
       },
       [] { return false; }, {});
-  fs::remove_all(dir);
   return sum / 10;
 }
 

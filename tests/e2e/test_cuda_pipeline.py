@@ -1,11 +1,8 @@
 """Pipeline stages on GPUs (`serve --pp-size`): the responses are those of one stage, bit by bit. Cases are skipped, or
 share one GPU, as in test_cuda.py."""
-import json
+import functools
 import os
-import pathlib
 import signal
-import threading
-import time
 
 import pytest
 
@@ -17,7 +14,7 @@ from server import FIXTURES, Server, fails_to_start
 from test_cuda import GRAPHS, where
 from test_faults import check_router_overflow
 from test_grammar import in_parallel, is_valid, with_schema
-from test_pipeline import COMMON, GREEDY, MODEL, all_kinds, generate
+from test_pipeline import COMMON, GREEDY, MODEL, abort_some, all_kinds, generate, repeats, traced
 
 LAYOUTS = {  # ranks, flags
     "pp2": (2, ["--pp-size", 2]),
@@ -62,44 +59,47 @@ SCHEDULES = {
     "not-ahead": ["--disable-overlap-schedule"],
     "dynamic-chunks": ["--enable-dynamic-chunking", "--pp-max-micro-batch-size", 2, "--pp-layer-partition", "1,2"],
 }
-# Layouts of several stages, and those of one stage with the same tp.
+# Layouts of several stages: ranks, ranks of one stage, stages, and flags of each stage.
 BOTH = {
-    "pp2": (2, ["--pp-size", 2], 1, []),
-    "pp3": (3, ["--pp-size", 3], 1, []),
-    "pp2-tp2": (4, ["--pp-size", 2], 2, ["--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep"]),
+    "pp2": (2, 1, ["--pp-size", 2], ()),
+    "pp3": (3, 1, ["--pp-size", 3], ()),
+    "pp2-tp2": (4, 2, ["--pp-size", 2], ("--tp", 2, "--ep", 2, "--moe-a2a-backend", "deepep")),
 }
+
+
+def answers(server):
+    return all_kinds(server), sampled(server), repeats(server)
+
+
+@functools.cache
+def of_one_stage(ranks, flags, graphs):
+    """The answers of a server with one stage."""
+    device, env = where(ranks)
+    with Server(MODEL, *device, *flags, *COMMON, *GRAPHS[graphs], env=env) as server:
+        got = answers(server)
+        assert server.stop() == 0
+    return got
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", BOTH)
 def test_stages_change_no_bit(layout, graphs):
-    ranks, stages, one, flags = BOTH[layout]
-    device, env = where(one)
-    with Server(MODEL, *device, *flags, *COMMON, *GRAPHS[graphs], env=env) as server:
-        want = all_kinds(server), sampled(server)
-        assert server.stop() == 0
+    ranks, one, stages, flags = BOTH[layout]
     device, env = where(ranks)
+    want = of_one_stage(one, flags, graphs)
     for name, schedule in SCHEDULES.items():
         if layout == "pp3" and name == "dynamic-chunks":
             continue  # the partition is one of two stages
         with Server(MODEL, *device, *flags, *stages, *COMMON, *GRAPHS[graphs], *schedule, env=env) as server:
-            assert (all_kinds(server), sampled(server)) == want, name
+            assert answers(server) == want, name
             server.wait_idle()
             assert server.stop() == 0
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_drafts_from_the_text_do_not_change_answers(graphs):
-    def answers(server):
-        repeats = {"input_ids": [7, 8, 9], "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True,
-                                                              "logit_bias": {"7": 100}}}
-        return all_kinds(server), sampled(server), generate(server, **repeats)["output_ids"]
-
-    device, env = where(1)
-    with Server(MODEL, *device, *COMMON, *GRAPHS[graphs], env=env) as server:
-        want = answers(server)
-        assert server.stop() == 0
     device, env = where(2)
+    want = of_one_stage(1, (), graphs)
     with Server(MODEL, *device, "--pp-size", 2, *COMMON, *GRAPHS[graphs], "--speculative-algorithm", "NGRAM",
                 env=env) as server:
         assert answers(server) == want
@@ -112,15 +112,12 @@ def test_drafts_from_the_text_do_not_change_answers(graphs):
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_drafts_of_an_mtp_layer_do_not_change_answers(layout, graphs):
     """The layer is on the last stage. It reads the target's rows of a pass right after the pass."""
-    ranks, stages, one, flags = BOTH[layout]
-    device, env = where(one)
-    with Server(MODEL, *device, *flags, *COMMON, *GRAPHS[graphs], env=env) as server:
-        want = all_kinds(server), sampled(server)
-        assert server.stop() == 0
+    ranks, one, stages, flags = BOTH[layout]
     device, env = where(ranks)
+    want = of_one_stage(one, flags, graphs)
     with Server(MODEL, *device, *flags, *stages, *COMMON, *GRAPHS[graphs], "--speculative-algorithm", "NEXTN",
                 "--speculative-num-steps", 3, env=env) as server:
-        assert (all_kinds(server), sampled(server)) == want
+        assert answers(server) == want
         assert sum(state["draft_tokens"] for state in server.states()) > 0
         server.wait_idle()
         assert server.stop() == 0
@@ -170,18 +167,7 @@ def test_grammars_constrain_outputs(graphs):
 def test_aborted_requests_free_their_pages():
     device, env = where(2)
     with Server(MODEL, *device, "--pp-size", 2, *COMMON, env=env) as server:
-        threads = []
-        for i in range(6):
-            body = {"input_ids": list(range(5 + i, 40 + i)), "sampling_params": {**GREEDY, "max_new_tokens": 400},
-                    "rid": f"r{i}"}
-            threads.append(threading.Thread(target=server.request, args=("/generate", body)))
-            threads[-1].start()
-        time.sleep(0.2)
-        for i in range(6):
-            server.request("/abort_request", {"rid": f"r{i}"})
-        for thread in threads:
-            thread.join()
-        server.wait_idle()
+        abort_some(server)
         status, answer = server.request("/flush_cache", method="POST")
         assert status == 200, answer
         assert server.stop() == 0
@@ -193,13 +179,7 @@ def test_a_profile_has_the_links_between_graphs(graphs, tmp_path):
     with Server(MODEL, *device, "--pp-size", 2, *COMMON, *GRAPHS[graphs], env=env) as server:
         for _ in range(3):  # captures the graph of one row
             generate(server, input_ids=[5, 6, 7], sampling_params=GREEDY)
-        status, answer = server.request("/start_profile", {"output_dir": str(tmp_path), "profile_prefix": "run"})
-        assert status == 200, answer
-        generate(server, input_ids=list(range(30)), sampling_params=GREEDY)
-        status, answer = server.request("/stop_profile", method="POST")
-        assert status == 200, answer
-        events = [json.loads(pathlib.Path(file).read_text())["traceEvents"] for file in answer["files"]]
-        names = [{e["name"] for e in some if e["ph"] == "X"} for some in events]
+        names = traced(server, tmp_path)
         assert "send" in names[0] and "receive" not in names[0] and "head" not in names[0]
         assert "receive" in names[1] and "send" not in names[1] and "embed" not in names[1]
         assert all(("graph" in some) == (graphs == "graphs") for some in names)

@@ -62,7 +62,8 @@ def test_a_json_schema_constrains_the_output(server):
     assert answer["text"].startswith("{")
 
 
-def test_clients_that_disconnect_free_their_pages(server):
+def abort_some(server):
+    """Aborts requests while they run, and waits for the end of the last one."""
     threads = []
     for i in range(6):
         body = {"input_ids": list(range(5 + i, 40 + i)), "sampling_params": {**GREEDY, "max_new_tokens": 400}, "rid": f"r{i}"}
@@ -76,6 +77,10 @@ def test_clients_that_disconnect_free_their_pages(server):
     server.wait_idle()
 
 
+def test_aborted_requests_free_their_pages(server):
+    abort_some(server)
+
+
 def test_routed_experts_have_the_rows_of_all_layers(server):
     answer = generate(server, input_ids=list(range(3, 40)), sampling_params=GREEDY, return_routed_experts=True)
     rows = base64.b64decode(answer["meta_info"]["routed_experts"])
@@ -84,15 +89,20 @@ def test_routed_experts_have_the_rows_of_all_layers(server):
     assert len(rows) == 4 * width * (37 + 12 - 1)
 
 
-def test_traces_have_the_operations_of_each_stage(server, tmp_path):
-    status, answer = server.request("/start_profile", {"output_dir": str(tmp_path), "profile_prefix": "run"})
+def traced(server, folder):
+    """The names of the operations of each rank, while it computes one request."""
+    status, answer = server.request("/start_profile", {"output_dir": str(folder), "profile_prefix": "run"})
     assert status == 200, answer
     generate(server, input_ids=list(range(30)), sampling_params=GREEDY)
     status, answer = server.request("/stop_profile", method="POST")
     assert status == 200, answer
-    files = answer["files"]
-    assert len(files) == {"pp2": 2, "pp3-tp2": 6}[server.layout]
-    names = [{e["name"] for e in json.loads(pathlib.Path(file).read_text())["traceEvents"] if e["ph"] == "X"} for file in files]
+    events = [json.loads(pathlib.Path(file).read_text())["traceEvents"] for file in answer["files"]]
+    return [{e["name"] for e in some if e["ph"] == "X"} for some in events]
+
+
+def test_traces_have_the_operations_of_each_stage(server, tmp_path):
+    names = traced(server, tmp_path)
+    assert len(names) == {"pp2": 2, "pp3-tp2": 6}[server.layout]
     assert "embed" in names[0] and "send" in names[0] and "head" not in names[0]
     assert "receive" in names[-1] and "head" in names[-1] and "embed" not in names[-1]
 
@@ -180,14 +190,19 @@ def test_ranks_of_mpirun_answer_as_one_stage(of_one_stage):
         assert server.process.wait(60) == 0, server.text()
 
 
+def repeats(server):
+    """An output that repeats itself, so drafts from the text are accepted."""
+    return generate(server, input_ids=[7, 8, 9],
+                    sampling_params={**GREEDY, "max_new_tokens": 60, "logit_bias": {"7": 100}})["output_ids"]
+
+
 def test_drafts_from_the_text_do_not_change_answers(of_one_stage):
-    repeats = {"input_ids": [7, 8, 9], "sampling_params": {**GREEDY, "max_new_tokens": 60, "logit_bias": {"7": 100}}}
     with Server(MODEL, *RANKS, *COMMON) as server:
-        want = generate(server, **repeats)["output_ids"]
+        want = repeats(server)
     with Server(MODEL, *RANKS, *STAGES, *COMMON, "--speculative-algorithm", "NGRAM") as server:
         assert all_kinds(server) == of_one_stage
         assert all_kinds(server) == of_one_stage  # prompts are in the cache
-        assert generate(server, **repeats)["output_ids"] == want
+        assert repeats(server) == want
         assert sum(state["accepted_draft_tokens"] for state in server.states()) > 0
         server.wait_idle()
 

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -26,8 +27,8 @@ class SecretFileTest : public ::testing::Test {
     chmod(path_.c_str(), mode);
     return path_;
   }
-  void TearDown() override { std::filesystem::remove(path_); }
-  std::string path_ = ::testing::TempDir() + fmt::format("switchyard-secret-{}", getpid());
+  const TemporaryDirectory temporary_;
+  const std::string path_ = (temporary_.path() / "secret").string();
 };
 
 TEST_F(SecretFileTest, LineEndsAtTheEndDoNotCount) {

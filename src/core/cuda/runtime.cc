@@ -1,7 +1,9 @@
 #include "core/cuda/runtime.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "core/error.h"
 
@@ -116,6 +118,22 @@ double Event::MillisecondsSince(const Event& start) const {
   float ms = 0;
   Check(cudaEventElapsedTime(&ms, start.event_, event_), "event timing");
   return ms;
+}
+
+void PollEvent(cudaEvent_t event, const std::function<void()>& check) {
+  using Clock = std::chrono::steady_clock;
+  auto checked = Clock::now();
+  while (true) {
+    const cudaError_t state = cudaEventQuery(event);
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) Check(state, "GPU execution");
+    cudaGetLastError();  // clears "not ready", which the next launch would report
+    if (const auto now = Clock::now(); now - checked > std::chrono::milliseconds(1)) {
+      checked = now;
+      check();
+    }
+    std::this_thread::yield();
+  }
 }
 
 void Branch::Fork(cudaStream_t from) const {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 namespace switchyard::cuda {
@@ -116,6 +117,10 @@ class Event {
  private:
   cudaEvent_t event_ = nullptr;
 };
+
+// Waits until `event` completes, and throws errors of the work before it. Meanwhile calls `check`
+// once a millisecond. An exception of `check` ends the wait.
+void PollEvent(cudaEvent_t event, const std::function<void()>& check);
 
 // A side stream: work enqueued on stream() between Fork and Join runs concurrently with the main
 // stream. Used by the thread of the main stream.

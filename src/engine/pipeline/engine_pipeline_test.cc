@@ -1,6 +1,5 @@
 // Outputs of whole engines with pipeline stages equal those of one stage, bit by bit.
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "core/test_effort.h"
 #include "engine/machine.h"
 #include "engine/test_engine.h"
@@ -256,19 +256,17 @@ TEST(Pipeline, AbortsEndRequestsOnAllStages) {
 // Profiles start and end with a collective of all stages, here while passes are in flight.
 TEST(Pipeline, ProfilesDoNotChangeOutputs) {
   constexpr uint64_t kRequests = 12;
-  const std::filesystem::path dir =
-      std::filesystem::temp_directory_path() / fmt::format("pipeline_trace_{}", getpid());
+  const TemporaryDirectory directory;
   Engine engine(ConfigOf("qwen3_moe", {.tp = 2, .ep = 2, .pp = 3}));
   const Outputs want = RunAll(engine, kRequests);
   const auto request = [&](uint64_t i, int32_t vocab) {
-    if (i == 4) engine.Tell(StartProfile{.options = {.dir = dir.string(), .name = "run"}});
+    if (i == 4) engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "run"}});
     if (i == 8) engine.Tell(StopProfile{});
     return RequestOf(i, vocab);
   };
   ExpectEqual(RunAll(engine, kRequests, request), want);
   EXPECT_TRUE(engine.FlushCache());
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir), {}), 6);
-  std::filesystem::remove_all(dir);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 6);
 }
 
 // Log-probabilities are sent to one rank of each attention group only.

@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "engine/rank_engine_impl.h"
-#include "engine/sampler/logprobs.h"
 #include "engine/speculative/draft_tree.h"
 #include "engine/speculative/drafter.h"
 
@@ -264,9 +263,8 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
   }
   // Earlier chunks may be in flight, so next_logprob may be behind.
   for (int64_t i = 0; i < PromptLogprobs(sequence, part); ++i)
-    result.input_logprobs.push_back(LogprobsAt(own.logits.subspan(i * vocab, vocab),
-                                               sequence.tokens[part.range.first + i + 1],
-                                               sequence.request.logprob));
+    AppendLogprobs(sequence, own.logits.subspan(i * vocab, vocab),
+                   sequence.tokens[part.range.first + i + 1], result.input_logprobs);
   if (!part.samples) return result;
   const std::optional<int32_t> token = Draw(sequence, own);
   if (!token) {
@@ -286,9 +284,7 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
     }
   }
   result.new_tokens.push_back(*token);
-  if (sequence.request.logprob.enabled)
-    result.output_logprobs.push_back(
-        LogprobsAt(own.logits.last(vocab), *token, sequence.request.logprob));
+  AppendLogprobs(sequence, own.logits, *token, result.output_logprobs);
   return result;
 }
 

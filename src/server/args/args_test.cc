@@ -2,12 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -23,17 +23,12 @@ std::string ErrorOf(const std::vector<std::string>& args) {
   return "no error";
 }
 
-// Returns the path of a file with the text. The process deletes it at its end. Tests may run
-// concurrently, each in its own process.
+// Returns the path of a file with the text. The process deletes it at its end.
 std::string WriteYaml(const std::string& text) {
-  struct File {
-    std::string path =
-        fmt::format("{}/{}.switchyard_args_test.yaml", ::testing::TempDir(), getpid());
-    ~File() { std::remove(path.c_str()); }
-  };
-  static const File file;
-  std::ofstream(file.path) << text;
-  return file.path;
+  static const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "args.yaml";
+  std::ofstream(file) << text;
+  return file.string();
 }
 
 TEST(ArgsTest, SglangsSpellings) {

@@ -1,11 +1,11 @@
 #include "server/args/train_args.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 
 namespace switchyard {
@@ -16,18 +16,14 @@ using ::testing::HasSubstr;
 
 class TrainArgsTest : public ::testing::Test {
  protected:
-  TrainArgsTest()
-      : file_(std::filesystem::temp_directory_path() /
-              ("switchyard_train_args_" + std::to_string(::getpid()) + ".yaml")) {}
-  ~TrainArgsTest() override { std::filesystem::remove(file_); }
-
   std::vector<std::string> WithYaml(const std::string& yaml, std::vector<std::string> more = {}) {
     std::ofstream(file_) << yaml;
     more.insert(more.begin(), {"--config", file_.string()});
     return more;
   }
 
-  std::filesystem::path file_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path file_ = temporary_.path() / "train.yaml";
 };
 
 const std::vector<std::string> kLeast = {"--model", "m", "--data",   "a", "b",

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/temporary_directory.h"
 #include "server/anthropic/messages.h"
 #include "server/front/test_service.h"
 #include "server/native/native.h"
@@ -27,7 +27,6 @@ class TestCheckpoint {
  public:
   TestCheckpoint(const std::string& shape, const std::vector<std::string>& markers) {
     const std::filesystem::path data = SWITCHYARD_TEST_DATA;
-    std::filesystem::create_directories(dir_);
     Json tokenizer = Json::parse(ReadAll(data / "fixtures/qwen3/tokenizer.json"));
     Json config = Json::parse(ReadAll(data / "fixtures/qwen3/config.json"));
     auto id = config["vocab_size"].get<int>();
@@ -41,7 +40,6 @@ class TestCheckpoint {
     std::filesystem::copy_file(data / "chat/shapes" / (shape + ".jinja"),
                                dir_ / "chat_template.jinja");
   }
-  ~TestCheckpoint() { std::filesystem::remove_all(dir_); }
   TestCheckpoint(const TestCheckpoint&) = delete;
   TestCheckpoint& operator=(const TestCheckpoint&) = delete;
 
@@ -54,10 +52,8 @@ class TestCheckpoint {
     return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   }
 
-  static inline int count_ = 0;
-  const std::filesystem::path dir_ =
-      std::filesystem::temp_directory_path() /
-      ("switchyard_answers_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
 };
 
 // A server with all APIs. Its simulated model gives every request the same output, which Answer

@@ -2,12 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -161,13 +161,13 @@ TEST(LaunchTest, FlagsOfRestartsNeedRanksThatCanRestart) {
 class LaunchSecretTest : public ::testing::Test {
  protected:
   void SetUp() override { std::ofstream(path_) << "0123456789abcdef\n"; }
-  void TearDown() override { std::filesystem::remove(path_); }
   ServerArgs Nodes() const {
     ServerArgs args = ArgsOf(8, 2, 1, "10.0.0.1:5000");
     args.require_dist_secret = true;
     return args;
   }
-  const std::string path_ = ::testing::TempDir() + fmt::format("launch-secret-{}", getpid());
+  const TemporaryDirectory temporary_;
+  const std::string path_ = (temporary_.path() / "secret").string();
   const LaunchedRank rank_{.rank = 2, .world = 4, .launcher = "mpirun"};
 };
 

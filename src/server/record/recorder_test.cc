@@ -1,7 +1,6 @@
 #include "server/record/recorder.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -19,9 +19,6 @@ using ::testing::Not;
 
 class RecorderTest : public ::testing::Test {
  protected:
-  RecorderTest() { std::filesystem::create_directories(dir_); }
-  ~RecorderTest() override { std::filesystem::remove_all(dir_); }
-
   std::shared_ptr<const http::Request> Request(const std::string& id, const std::string& body,
                                                const std::string& path = "/generate") {
     auto request = std::make_shared<http::Request>();
@@ -59,10 +56,8 @@ class RecorderTest : public ::testing::Test {
     return lines;
   }
 
-  static inline int count_ = 0;
-  const std::filesystem::path dir_ =
-      std::filesystem::temp_directory_path() /
-      ("switchyard_recorder_" + std::to_string(::getpid()) + "_" + std::to_string(++count_));
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
   std::shared_ptr<http::RequestLog> logs_ = std::make_shared<http::RequestLog>();
 };
 

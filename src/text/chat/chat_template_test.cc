@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard {
 namespace {
@@ -27,14 +27,6 @@ const fs::path& Fixtures() {
 // Each test has its own model directory, which is removed at the end.
 class ChatTemplateTest : public ::testing::Test {
  protected:
-  ChatTemplateTest() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = fs::temp_directory_path() /
-           (std::string("switchyard_chat_") + info->name() + std::to_string(::getpid()));
-    fs::create_directories(dir_);
-  }
-  ~ChatTemplateTest() override { fs::remove_all(dir_); }
-
   void Write(const std::string& name, const std::string& text) {
     std::ofstream(dir_ / name) << text;
   }
@@ -45,7 +37,8 @@ class ChatTemplateTest : public ::testing::Test {
   }
   static ChatInput Hello() { return {.messages = {{{"role", "user"}, {"content", "hello"}}}}; }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 template <typename Action>

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "text/chat/chat_template.h"
 
 namespace switchyard {
@@ -16,15 +16,6 @@ namespace switchyard {
 class ChatTestModel : public ::testing::Test {
  protected:
   using Json = nlohmann::ordered_json;
-
-  ChatTestModel() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = std::filesystem::temp_directory_path() /
-           (std::string("switchyard_") + info->test_suite_name() + info->name() +
-            std::to_string(::getpid()));
-    std::filesystem::create_directories(dir_);
-  }
-  ~ChatTestModel() override { std::filesystem::remove_all(dir_); }
 
   ChatTemplate Load(const std::string& source) {
     std::ofstream(dir_ / "chat_template.jinja") << source;
@@ -44,7 +35,8 @@ class ChatTestModel : public ::testing::Test {
     return {.messages = Json::parse(messages)};
   }
 
-  std::filesystem::path dir_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
 };
 
 }  // namespace switchyard

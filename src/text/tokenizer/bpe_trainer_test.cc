@@ -1,12 +1,12 @@
 #include "text/tokenizer/bpe_trainer.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <map>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/pre_tokenizer.h"
@@ -94,10 +94,6 @@ TEST(BpeTrainerTest, WrongOptionsAreNamed) {
 
 class TokenizerFilesTest : public ::testing::Test {
  protected:
-  TokenizerFilesTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_tokenizer_" + std::to_string(::getpid()))) {}
-  ~TokenizerFilesTest() override { fs::remove_all(dir_); }
-
   std::unique_ptr<Tokenizer> WriteAndLoad(const TokenizerFileOptions& options) {
     const std::vector<std::string> special{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     WriteTokenizer(dir_,
@@ -107,7 +103,8 @@ class TokenizerFilesTest : public ::testing::Test {
     return Tokenizer::FromFile(dir_ / "tokenizer.json");
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  fs::path dir_ = temporary_.path();
 };
 
 TEST_F(TokenizerFilesTest, EveryTextComesBack) {

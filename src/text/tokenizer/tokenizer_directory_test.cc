@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "text/tokenizer/base64.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/tokenizer_test_data.h"
@@ -69,14 +69,7 @@ TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {
 // A model directory with a fixture's tokenizer.json.
 class DirectoryFilesTest : public ::testing::Test {
  protected:
-  DirectoryFilesTest() {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = fs::temp_directory_path() /
-           (std::string("switchyard_tokenizer_") + info->name() + std::to_string(::getpid()));
-    fs::create_directories(dir_);
-    Write("tokenizer.json", document_);
-  }
-  ~DirectoryFilesTest() override { fs::remove_all(dir_); }
+  DirectoryFilesTest() { Write("tokenizer.json", document_); }
 
   void Write(const std::string& name, const Json& json) { std::ofstream(dir_ / name) << json; }
   std::unique_ptr<Tokenizer> Load() const { return Tokenizer::FromDirectory(dir_); }
@@ -96,7 +89,8 @@ class DirectoryFilesTest : public ::testing::Test {
   }
 
   Json document_ = ReadJson(FixtureTokenizer("qwen3"));
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(DirectoryFilesTest, AddedTokensDecoderAddsAndOverrides) {

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 
 namespace switchyard::train {
 namespace {
@@ -93,10 +93,9 @@ TEST(EventLogTest, ChecksumsAreThoseOfTfRecord) {
 }
 
 TEST(EventLogTest, EachStepIsASummaryOfItsNumbers) {
-  const fs::path dir =
-      fs::temp_directory_path() / ("switchyard_events_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory;
   std::vector<std::string> warnings;
-  EventLog log(dir, 4, [&](const std::string& w) { warnings.push_back(w); });
+  EventLog log(directory.path(), 4, [&](const std::string& w) { warnings.push_back(w); });
   log.Write({.step = 5, .losses = {.main = 2.5}, .tokens = 10, .figures = {{"balancedness", 0.5}}});
   const std::vector<std::string> records = Records(log.path());
   ASSERT_EQ(records.size(), 3u);
@@ -117,15 +116,13 @@ TEST(EventLogTest, EachStepIsASummaryOfItsNumbers) {
   EXPECT_EQ(scalars.at("balancedness"), "0.500000");
   EXPECT_FALSE(scalars.contains("step"));
   EXPECT_TRUE(warnings.empty());
-  fs::remove_all(dir);
 }
 
 // A reader of the file stops at a part of a record.
 TEST(EventLogTest, ARecordOfAFullDiskLeavesNoPart) {
-  const fs::path dir =
-      fs::temp_directory_path() / ("switchyard_full_events_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory;
   std::vector<std::string> warnings;
-  EventLog log(dir, 0, [&](const std::string& w) { warnings.push_back(w); });
+  EventLog log(directory.path(), 0, [&](const std::string& w) { warnings.push_back(w); });
   log.Write({.step = 1});
   const auto size = fs::file_size(log.path());
   // A limit on the file size emulates a full disk.
@@ -146,7 +143,6 @@ TEST(EventLogTest, ARecordOfAFullDiskLeavesNoPart) {
   ASSERT_EQ(records.size(), 4u);  // version, start, steps 1 and 4
   EXPECT_EQ(Fields(records[3]).find(2)->second, "4");
   EXPECT_EQ(warnings.size(), 1u);
-  fs::remove_all(dir);
 }
 
 TEST(EventLogTest, AFileThatCannotBeWrittenIsReportedOnce) {

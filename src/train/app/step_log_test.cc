@@ -1,11 +1,11 @@
 #include "train/app/step_log.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cmath>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "train/app/picture.h"
 
@@ -17,12 +17,6 @@ using ::testing::HasSubstr;
 
 class StepLogTest : public ::testing::Test {
  protected:
-  StepLogTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_step_log_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
-  }
-  ~StepLogTest() override { fs::remove_all(dir_); }
-
   void Write(int64_t after, int64_t first, int64_t last) {
     StepLog log(path(), after, [&](const std::string& w) { warnings_.push_back(w); });
     for (int64_t step = first; step <= last; ++step) {
@@ -35,7 +29,8 @@ class StepLogTest : public ::testing::Test {
   }
   fs::path path() const { return dir_ / "log.jsonl"; }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
   std::vector<std::string> warnings_;
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +9,7 @@
 #include <fstream>
 #include <string>
 
+#include "core/temporary_directory.h"
 #include "text/tokenizer/bpe_trainer.h"
 #include "train/app/training.h"
 #include "train/test_training.h"
@@ -19,10 +19,6 @@ namespace switchyard::train::testing {
 class RunTest : public ::testing::Test {
  protected:
   RunTest() {
-    static int runs = 0;
-    dir_ = std::filesystem::temp_directory_path() /
-           ("switchyard_run_" + std::to_string(::getpid()) + "_" + std::to_string(runs++));
-    std::filesystem::create_directories(dir_);
     // Vocabulary: 256 bytes, special tokens and some merges.
     BpeTrainer trainer(ByteLevelPreTokenizer(kWordPattern));
     for (int i = 0; i < 4; ++i) trainer.Add(Text(i));
@@ -43,7 +39,6 @@ class RunTest : public ::testing::Test {
            << R"("}, {"role": "assistant", "content": ")" << Text(i) << "\"}]}\n";
     }
   }
-  ~RunTest() override { std::filesystem::remove_all(dir_); }
 
   static std::string Text(int i) {
     return "the yard has track " + std::to_string(i % 7) + " and track " + std::to_string(i % 5);
@@ -76,7 +71,8 @@ class RunTest : public ::testing::Test {
     return end;
   }
 
-  std::filesystem::path dir_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& dir_ = temporary_.path();
   std::string said_;  // output of the last Train
 };
 

@@ -280,7 +280,6 @@ __global__ void PlaceSlotsKernel(const int32_t* ids, int64_t slots, int tiles,
   int32_t row = order.begins[id] + prefixes[int64_t{id} * tiles + blockIdx.x];
   for (int i = 0; i < static_cast<int>(threadIdx.x); ++i) row += of_tile[i] == id;
   order.position[slot] = row;
-  order.slots[row] = static_cast<int32_t>(slot);
 }
 
 // --- rows of experts ---

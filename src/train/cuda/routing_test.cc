@@ -135,20 +135,22 @@ TEST_F(TrainRouting, TooManyExpertsAreRefused) {
 }
 
 struct Order {
-  std::vector<int32_t> position, slots, begins;
+  std::vector<int32_t> position, begins;
+  std::vector<int32_t> slots;  // the slot of each position
 };
 Order OrderOf(const std::vector<int32_t>& ids, int experts) {
   const auto count = static_cast<int64_t>(ids.size());
   const cuda::DeviceMemory on_device = Upload(ids), position = Upload(std::vector<int32_t>(count)),
-                           slots = Upload(std::vector<int32_t>(count)),
                            begins = Upload(std::vector<int32_t>(experts + 1, 77)),
                            scratch = Upload(std::vector<int32_t>(SlotOrderScratch(count, experts)));
   OrderSlots(on_device.as<int32_t>(), count, experts,
-             {position.as<int32_t>(), slots.as<int32_t>(), begins.as<int32_t>()},
+             {.position = position.as<int32_t>(), .begins = begins.as<int32_t>()},
              scratch.as<int32_t>(), nullptr);
-  Order order = {Download<int32_t>(position, count), Download<int32_t>(slots, count),
-                 Download<int32_t>(begins, experts + 1)};
+  Order order = {.position = Download<int32_t>(position, count),
+                 .begins = Download<int32_t>(begins, experts + 1)};
   order.slots.resize(order.begins.back());
+  for (int64_t slot = 0; slot < count; ++slot)
+    if (order.position[slot] >= 0) order.slots[order.position[slot]] = static_cast<int32_t>(slot);
   return order;
 }
 

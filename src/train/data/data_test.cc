@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <map>
 #include <set>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "text/tokenizer/bpe_trainer.h"
 #include "train/data/corpus.h"
@@ -20,11 +20,6 @@ using ::testing::Pointwise;
 
 class DataTest : public ::testing::Test {
  protected:
-  DataTest() : dir_(fs::temp_directory_path() / ("switchyard_data_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
-  }
-  ~DataTest() override { fs::remove_all(dir_); }
-
   fs::path Write(const std::string& name, const std::string& text) {
     std::ofstream(dir_ / name) << text;
     return dir_ / name;
@@ -41,7 +36,8 @@ class DataTest : public ::testing::Test {
                    {.eos = "<|im_end|>", .chat_template = chat_template});
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(DataTest, FilesBecomeDocuments) {

@@ -1,11 +1,11 @@
 #include "train/data/rollout.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "text/tokenizer/base64.h"
 #include "text/tokenizer/bpe_trainer.h"
@@ -45,16 +45,13 @@ Json Response() {
 
 class RolloutTest : public ::testing::Test {
  protected:
-  RolloutTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_rollout_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
+  RolloutTest() {
     const std::vector<std::string> special{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     BpeTrainer trainer(ByteLevelPreTokenizer(kWordPattern));
     trainer.Add("user assistant hello there");
     WriteTokenizer(dir_, trainer.Learn({.vocab_size = 280, .special_tokens = special}), special,
                    {.eos = "<|im_end|>", .chat_template = kDefaultChatTemplate});
   }
-  ~RolloutTest() override { fs::remove_all(dir_); }
 
   EncodedDocument Encode(const std::string& line,
                          DocumentEncoder::ChatLoss loss = DocumentEncoder::ChatLoss::kAssistant,
@@ -72,7 +69,8 @@ class RolloutTest : public ::testing::Test {
     return Error(json);
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(RolloutTest, AResponseIsADocument) {

@@ -94,11 +94,8 @@ DeviceRouting DeviceMoe<C>::RoutingOf(int64_t m, DeviceMoeState<C>& s) const {
 
 template <typename C>
 DeviceSlots DeviceMoe<C>::SlotsOf(int64_t m, DeviceMoeState<C>& s) const {
-  return {.m = m,
-          .k = config_.top_k,
-          .slots = s.slots.data(),
-          .place = s.place.data(),
-          .offsets = s.offsets.data()};
+  return {
+      .m = m, .k = config_.top_k, .place = s.place.data(), .offsets = s.offsets.data()};
 }
 
 template <typename C>
@@ -111,7 +108,7 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   for (DeviceArray<float>* array : {&s->logits, &s->scores})
     *array = on_.template Array<float>(m * experts);
   s->weights = on_.template Array<float>(m * k);
-  for (DeviceArray<int32_t>* array : {&s->ids, &s->slots, &s->place})
+  for (DeviceArray<int32_t>* array : {&s->ids, &s->place})
     *array = on_.template Array<int32_t>(m * k);
   s->offsets = on_.template Array<int32_t>(experts + 1);
   on_.ops.RouterProject(m, experts, hidden_, x, on_.parameters.value(*router_), s->logits.data());

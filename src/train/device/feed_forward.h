@@ -43,7 +43,7 @@ class DeviceFeedForward {
 template <typename C>
 struct DeviceMoeState {
   DeviceArray<float> logits, scores, weights;  // [m, E], [m, E], [m, k]
-  DeviceArray<int32_t> ids, slots, place, offsets;
+  DeviceArray<int32_t> ids, place, offsets;
   DeviceArray<float> batch_factors, sequence_factors;  // of DeviceBalance
   DeviceBalance balance;
   DeviceArray<C> gate_up, results, shared_gate_up;  // [m · k, 2 I], [m · k, H], [m, 2 S]

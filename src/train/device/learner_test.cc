@@ -2,7 +2,6 @@
 #include "train/device/learner.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/temporary_directory.h"
 #include "train/run/trainer.h"
 #include "train/test_bigram.h"
 #include "train/test_training.h"
@@ -26,12 +26,9 @@ using Values = std::map<std::string, std::vector<float>>;
 
 class DeviceLearnerTest : public ::testing::Test {
  protected:
-  DeviceLearnerTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_device_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
+  DeviceLearnerTest() {
     std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3");
   }
-  ~DeviceLearnerTest() override { fs::remove_all(dir_); }
 
   struct Ran {
     std::vector<StepReport> reports;
@@ -80,7 +77,8 @@ class DeviceLearnerTest : public ::testing::Test {
     });
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(DeviceLearnerTest, TheLossCurveIsThatOfTheModelOnCpus) {

@@ -272,8 +272,7 @@ void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, dou
                       static_cast<float>(scale), dlogits.data(), losses.data() + begin);
     head_.BackwardSum(on_, c, chunk, dlogits.data(), din.data() + begin * hidden_, false);
   }
-  const DeviceSlots slots = {
-      .m = m, .k = 1, .slots = nullptr, .place = places.data(), .offsets = nullptr};
+  const DeviceSlots slots = {.m = m, .k = 1, .place = places.data(), .offsets = nullptr};
   ops_.ScatterRows(slots, din.data(), hidden_, false, depth->dfinal.data());
   pending_.push_back({.losses = std::move(losses), .scale = scale, .part = part});
 }

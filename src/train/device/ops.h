@@ -62,11 +62,10 @@ struct LatentKeyShape {
   int64_t nope = 0, rope = 0, value = 0, lora = 0;
 };
 
-// The slots t · k + j of m tokens, sorted by expert, then by slot.
+// The slots t · k + j of m tokens, in the order of their experts, then of the slots.
 struct DeviceSlots {
   int64_t m = 0, k = 0;
-  int32_t* slots = nullptr;    // [m · k] sorted; slots without an expert are last
-  int32_t* place = nullptr;    // [m · k] index of a slot in `slots`, or -1 without an expert
+  int32_t* place = nullptr;    // [m · k] index of a slot in this order, or -1 without an expert
   int32_t* offsets = nullptr;  // [E + 1] first row of each expert
 };
 

@@ -209,13 +209,8 @@ class PlainOps final : public TrainOps<C> {
     }
     std::partial_sum(s.offsets, s.offsets + experts + 1, s.offsets);
     std::vector<int32_t> next(s.offsets, s.offsets + experts);
-    int32_t last = s.offsets[experts];
-    for (int64_t slot = 0; slot < count; ++slot) {
-      const bool has = ids[slot] >= 0;
-      const int32_t at = has ? next[static_cast<size_t>(ids[slot])]++ : last++;
-      s.slots[at] = static_cast<int32_t>(slot);
-      s.place[slot] = has ? at : -1;
-    }
+    for (int64_t slot = 0; slot < count; ++slot)
+      s.place[slot] = ids[slot] >= 0 ? next[static_cast<size_t>(ids[slot])]++ : -1;
   }
   void GatherRows(const RouterConfig&, const DeviceSlots& s, const C* x, int64_t width,
                   C* out) override {

@@ -1,7 +1,7 @@
 // A run resumes in another layout.
 #include <gmock/gmock.h>
-#include <unistd.h>
 
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "train/run/test_layouts.h"
 
@@ -14,13 +14,8 @@ using testing::RunLayout;
 
 class LayoutCheckpoints : public ::testing::Test {
  protected:
-  LayoutCheckpoints()
-      : dir_(fs::temp_directory_path() / ("switchyard_layouts_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
-  }
-  ~LayoutCheckpoints() override { fs::remove_all(dir_); }
-
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const Batch batch = testing::RandomBatch({9, 4, 1, 7, 12, 3, 5, 8}, config.vocab_size, 6);
 };

@@ -2,13 +2,13 @@
 #include "train/run/learner.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 
 #include "comm/device/communicator.h"
+#include "core/temporary_directory.h"
 #include "train/run/trainer.h"
 #include "train/test_bigram.h"
 #include "train/test_training.h"
@@ -20,14 +20,12 @@ namespace fs = std::filesystem;
 
 class LearnerTest : public ::testing::Test {
  protected:
-  LearnerTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_learner_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
+  LearnerTest() {
     std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3");
   }
-  ~LearnerTest() override { fs::remove_all(dir_); }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(LearnerTest, AModelLearnsOverRanksAndLoadsFromItsCheckpoint) {

@@ -1,6 +1,5 @@
 // ZeRO stage 1: copies of a parameter share its moments. Runs have the bits of runs without it.
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "comm/device/communicator.h"
+#include "core/temporary_directory.h"
 #include "train/run/test_layouts.h"
 
 namespace switchyard::train {
@@ -122,12 +122,9 @@ TEST(Shards, ReportWhatIsNotFinite) {
 
 class ShardedRuns : public ::testing::TestWithParam<const char*> {
  protected:
-  ShardedRuns()
-      : dir_(fs::temp_directory_path() / ("switchyard_shards_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
+  ShardedRuns() {
     config_.vocab_size = 1500;  // the embedding has two blocks
   }
-  ~ShardedRuns() override { fs::remove_all(dir_); }
 
   static std::string OptimizerFiles(const fs::path& dir) {
     std::vector<fs::path> files;
@@ -142,7 +139,8 @@ class ShardedRuns : public ::testing::TestWithParam<const char*> {
     return bytes;
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
   ModelConfig config_ = ParseModelConfig(testing::SmallConfig(GetParam()));
 };
 

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
@@ -10,6 +9,7 @@
 #include <mutex>
 
 #include "comm/device/communicator.h"
+#include "core/temporary_directory.h"
 #include "core/testing.h"
 #include "train/test_bigram.h"
 
@@ -21,12 +21,9 @@ using ::testing::HasSubstr;
 
 class TrainerTest : public ::testing::Test {
  protected:
-  TrainerTest()
-      : dir_(fs::temp_directory_path() / ("switchyard_trainer_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
+  TrainerTest() {
     std::ofstream(dir_ / "config.json") << "{}";
   }
-  ~TrainerTest() override { fs::remove_all(dir_); }
 
   TrainerOptions Options(int64_t steps) const {
     TrainerOptions options{.rows_per_step = 6, .rows_per_pass = 2, .output = dir_ / "out"};
@@ -43,7 +40,8 @@ class TrainerTest : public ::testing::Test {
     return position.epoch * 1000 + position.row;
   }
 
-  fs::path dir_;
+  const TemporaryDirectory temporary_;
+  const fs::path& dir_ = temporary_.path();
 };
 
 struct Ran {

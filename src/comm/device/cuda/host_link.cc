@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "core/check.h"
@@ -96,20 +95,10 @@ void HostLink::CheckTimeouts() const {
 }
 
 void HostLink::Wait(cudaEvent_t event) {
-  using Clock = std::chrono::steady_clock;
-  auto checked = Clock::now();
-  while (true) {
-    const cudaError_t state = cudaEventQuery(event);
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) Check(state, "GPU execution");
-    cudaGetLastError();  // clears "not ready", which the next launch would report
-    if (const auto now = Clock::now(); now - checked > std::chrono::milliseconds(1)) {
-      checked = now;
-      memory_.Beat();
-      memory_.CheckAborted();
-    }
-    std::this_thread::yield();
-  }
+  PollEvent(event, [this] {
+    memory_.Beat();
+    memory_.CheckAborted();
+  });
 }
 
 }  // namespace switchyard::cuda

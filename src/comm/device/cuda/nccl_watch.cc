@@ -1,7 +1,5 @@
 #include "comm/device/cuda/nccl_watch.h"
 
-#include <thread>
-
 #include "comm/device/cuda/nccl_group.h"
 #include "comm/device/cuda/nccl_library.h"
 #include "core/cuda/runtime.h"
@@ -10,21 +8,8 @@
 namespace switchyard::cuda {
 
 void NcclWatch::Wait(cudaEvent_t event) {
-  using Clock = std::chrono::steady_clock;
   if (groups_.empty()) return;
-  const auto start = Clock::now();
-  auto checked = start;
-  while (true) {
-    const cudaError_t state = cudaEventQuery(event);
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) Check(state, "GPU execution");
-    cudaGetLastError();  // clears "not ready", which the next launch would report
-    if (const auto now = Clock::now(); now - checked > std::chrono::milliseconds(1)) {
-      checked = now;
-      CheckPeers(start);
-    }
-    std::this_thread::yield();
-  }
+  PollEvent(event, [this, start = std::chrono::steady_clock::now()] { CheckPeers(start); });
 }
 
 void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {

@@ -116,7 +116,8 @@ class MpiRanks : public RemoteRanks {
   MPI_Request SendHead(int rank, const Frame& frame, const void* more, size_t size);
   void PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges, Frame frame,
                milliseconds timeout);
-  void Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
+  // `stage`: of a fetch; null: a message is sent.
+  void Complete(std::span<MPI_Request> requests, int rank, const char* stage,
                 milliseconds timeout);
 
   void Progress();
@@ -155,14 +156,15 @@ MPI_Request MpiRanks::SendHead(int rank, const Frame& frame, const void* more, s
   return request;
 }
 
-void MpiRanks::Complete(std::span<MPI_Request> requests, int rank, const std::string& what,
+void MpiRanks::Complete(std::span<MPI_Request> requests, int rank, const char* stage,
                         milliseconds timeout) {
   if (mpi::Finish(requests, Limit::After(timeout, BeatUntilAborted()))) return;
   peers_[rank].usable = false;
   if (local_arena_.aborted()) local_arena_.ThrowAborted();
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for rank {} {}", local_arena_.rank(),
-                          std::chrono::duration<double>(timeout).count(), rank, what));
+                          std::chrono::duration<double>(timeout).count(), rank,
+                          stage ? fmt::format("in {}", stage) : "to receive a message"));
 }
 
 void MpiRanks::Put(int rank, const std::byte* image, std::span<const ByteRange> ranges,
@@ -195,7 +197,7 @@ void MpiRanks::PutSome(int rank, const std::byte* image, std::span<const ByteRan
     mpi::Mpi().Isend(image, 1, type.get(), rank, mpi::kPayload, mpi::Mpi().comm_world,
                      &requests[1]);
   }
-  Complete(requests, rank, "to receive a message", timeout);
+  Complete(requests, rank, nullptr, timeout);
 }
 
 void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* stage,
@@ -209,7 +211,7 @@ void MpiRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
                      mpi::Mpi().comm_world, &requests[0]);
     requests[1] = SendHead(
         rank, {.kind = FrameKind::kFetch, .offset = range.offset + done, .count = n}, nullptr, 0);
-    Complete(requests, rank, fmt::format("in {}", stage), timeout);
+    Complete(requests, rank, stage, timeout);
   }
 }
 

@@ -82,7 +82,7 @@ class TcpRanks : public RemoteRanks {
   std::string Missing() const;
 
   void Request(int rank, std::span<iovec> parts, milliseconds timeout);
-  void CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout);
+  void CheckDone(IoResult result, int rank, const char* stage, milliseconds timeout);
 
   void Serve(int rank);
   CloseReason ServeFrames(int rank);
@@ -220,8 +220,9 @@ std::string TcpRanks::Missing() const {
 
 // ---- The rank's thread ----
 
-// Throws for every result but kDone; the connection is then in the middle of a frame.
-void TcpRanks::CheckDone(IoResult result, int rank, const std::string& what, milliseconds timeout) {
+// Throws for every result but kDone; the connection is then in the middle of a frame. `stage`: of a
+// fetch; null: a frame was sent.
+void TcpRanks::CheckDone(IoResult result, int rank, const char* stage, milliseconds timeout) {
   if (result == IoResult::kDone) return;
   peers_[rank]->usable = false;
   if (result == IoResult::kClosed) {
@@ -233,15 +234,16 @@ void TcpRanks::CheckDone(IoResult result, int rank, const std::string& what, mil
   if (local_arena_.aborted()) local_arena_.ThrowAborted();
   throw Error(ErrorKind::kTimeout,
               fmt::format("rank {} waited {:g} s for {} {}", local_arena_.rank(), Seconds(timeout),
-                          world_.Describe(rank), what));
+                          world_.Describe(rank),
+                          stage ? fmt::format("in {}", stage) : "to receive a message"));
 }
 
 void TcpRanks::Request(int rank, std::span<iovec> parts, milliseconds timeout) {
   Peer& peer = *peers_[rank];
   sent_.fetch_add(1, std::memory_order_release);
-  if (!peer.usable) CheckDone(IoResult::kClosed, rank, "", timeout);
+  if (!peer.usable) CheckDone(IoResult::kClosed, rank, nullptr, timeout);
   peer.usable = false;  // no heartbeat within the frame
-  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, "to receive a message", timeout);
+  CheckDone(peer.out.Send(parts, Limit(timeout)), rank, nullptr, timeout);
   peer.usable = true;
 }
 
@@ -270,8 +272,7 @@ void TcpRanks::Fetch(int rank, std::byte* image, ByteRange range, const char* st
   Request(rank, {&part, 1}, timeout);
   Frame answer;
   std::array<iovec, 2> parts{PartOf(answer), iovec{image + range.offset, range.bytes}};
-  CheckDone(peers_[rank]->out.Receive(parts, Limit(timeout)), rank, fmt::format("in {}", stage),
-            timeout);
+  CheckDone(peers_[rank]->out.Receive(parts, Limit(timeout)), rank, stage, timeout);
   CHECK(answer.kind == FrameKind::kBytes && answer.count == range.bytes);
 }
 

@@ -7,63 +7,26 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/attention/attention_launch.h"
 #include "kernels/cuda/attention/attention_schedule.cuh"
+#include "kernels/cuda/attention/key_blocks.cuh"
 
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kHeads = 8;       // per block; one warp per head in the softmax
-constexpr int kThreads = 256;   // one warp per head
-constexpr int kBlockKeys = 64;  // keys per softmax update
+using key_blocks::kBlockKeys;
+using key_blocks::kHeads;
+using key_blocks::kThreads;
+
 constexpr int kMaxColumns = 2;  // value columns per thread
 
-__device__ float ToFloat(float x) { return x; }
-__device__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ float ToFloat(__half x) { return __half2float(x); }
-
-__device__ float WarpMax(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-  return x;
-}
-__device__ float WarpSum(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  return x;
-}
-
 struct Shared {
-  float scores[kBlockKeys][kHeads];  // replaced by probabilities in the softmax
-  float rescale[kHeads];
-  float sum[kHeads];
+  key_blocks::Scores scores;
+  float factor[kHeads];  // of the sums of values
   int64_t slots[kBlockKeys];
 };
-
-// Scores of keys [begin, end), at most kBlockKeys; keys of the block outside of that range get −∞.
-template <typename T>
-__device__ void Score(const AttentionLaunch& p, const T* k, const float* q, int block_begin,
-                      int begin, int end, Shared& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int j = warp; j < kBlockKeys; j += kThreads / 32) {
-    float sums[kHeads] = {};
-    const bool seen = block_begin + j >= begin && block_begin + j < end;
-    if (seen) {
-      const T* row = k + shared.slots[j] * p.kv_heads * p.qk_dim;
-      for (int d = lane; d < p.qk_dim; d += 32) {
-        const float x = ToFloat(row[d]);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) sums[h] = fmaf(x, q[h * p.qk_dim + d], sums[h]);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float sum = WarpSum(sums[h]);
-      if (lane == 0) shared.scores[j][h] = seen ? sum * p.scale : -INFINITY;
-    }
-  }
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
@@ -82,7 +45,8 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
   const int begin = FirstKey(position, p.window, p.chunk);
   const T* k = static_cast<const T*>(p.k) + int64_t{kv_head} * p.qk_dim;
   const T* v = static_cast<const T*>(p.v) + int64_t{kv_head} * p.v_width;
-  const int64_t stride = int64_t{p.kv_heads} * p.v_width;
+  const int64_t k_stride = int64_t{p.kv_heads} * p.qk_dim;
+  const int64_t v_stride = int64_t{p.kv_heads} * p.v_width;
 
   for (int i = threadIdx.x; i < kHeads * p.qk_dim; i += kThreads) {
     const int h = i / p.qk_dim;
@@ -90,50 +54,33 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
         h < heads ? p.q[row * p.ldq + int64_t{first_head + h} * p.qk_dim + i - h * p.qk_dim] : 0.0f;
   }
   float sums[kMaxColumns][kHeads] = {};
-  float top = -INFINITY, weight = 0;  // softmax state of head `warp`
+  key_blocks::Softmax softmax;  // of head `warp`
   for (int block = begin / kBlockKeys * kBlockKeys; block <= position; block += kBlockKeys) {
-    const int from = max(begin, block), to = min(position + 1, block + kBlockKeys);
-    __syncthreads();  // the last block's probabilities have been read
+    // The keys of the block that the row sees.
+    const int from = max(begin - block, 0), to = min(position + 1 - block, kBlockKeys);
+    __syncthreads();  // the last block's weights have been read
     if (threadIdx.x < kBlockKeys) {
-      const int key = block + threadIdx.x;
-      shared.slots[threadIdx.x] = key >= from && key < to ? SlotOfKey(table, sequence, key) : 0;
+      const int j = threadIdx.x;
+      shared.slots[j] = j >= from && j < to ? SlotOfKey(table, sequence, block + j) : 0;
     }
     __syncthreads();
-    Score(p, k, q, block, from, to, shared);
+    const auto key = [&](int j) { return k + shared.slots[j] * k_stride; };
+    key_blocks::Score(from, to, key, q, p.qk_dim, p.scale, shared.scores);
     __syncthreads();
-    {
-      const float a = shared.scores[lane][warp], b = shared.scores[lane + 32][warp];
-      const float new_top = fmaxf(top, WarpMax(fmaxf(a, b)));
-      const float rescale = expf(top - new_top), pa = expf(a - new_top), pb = expf(b - new_top);
-      weight = fmaf(weight, rescale, WarpSum(pa + pb));
-      top = new_top;
-      shared.scores[lane][warp] = pa;
-      shared.scores[lane + 32][warp] = pb;
-      if (lane == 0) shared.rescale[warp] = rescale;
-    }
+    softmax.Add(shared.scores);
     __syncthreads();
-#pragma unroll
-    for (int c = 0; c < kMaxColumns; ++c) {
-      const int d = threadIdx.x + c * kThreads;
-      if (d >= p.v_dim) break;
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) sums[c][h] *= shared.rescale[h];
-      for (int j = from - block; j < to - block; ++j) {
-        const float x = ToFloat(v[shared.slots[j] * stride + d]);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) sums[c][h] = fmaf(shared.scores[j][h], x, sums[c][h]);
-      }
-    }
+    const auto value = [&](int j, int d) { return v[shared.slots[j] * v_stride + d]; };
+    key_blocks::AddValues(from, to, p.v_dim, value, shared.scores, sums);
   }
 
   float scale = 1.0f;
   if (p.sinks && warp < heads) {
-    const float sink = p.sinks[first_head + warp], new_top = fmaxf(top, sink);
-    scale = expf(top - new_top);
-    weight = fmaf(weight, scale, expf(sink - new_top));
+    const float sink = p.sinks[first_head + warp], new_top = fmaxf(softmax.top, sink);
+    scale = expf(softmax.top - new_top);
+    softmax.sum = fmaf(softmax.sum, scale, expf(sink - new_top));
   }
   __syncthreads();
-  if (lane == 0) shared.sum[warp] = p.value_scale * (scale / weight);
+  if (lane == 0) shared.factor[warp] = p.value_scale * (scale / softmax.sum);
   __syncthreads();
 #pragma unroll
   for (int c = 0; c < kMaxColumns; ++c) {
@@ -142,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (h < heads)
-        p.out[row * p.ldo + int64_t{first_head + h} * p.v_dim + d] = sums[c][h] * shared.sum[h];
+        p.out[row * p.ldo + int64_t{first_head + h} * p.v_dim + d] = sums[c][h] * shared.factor[h];
     }
   }
 }

@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/attention_ptx.cuh"
 #include "kernels/cuda/attention/attention_tile_shape.cuh"
 #include "kernels/cuda/attention/select_keys.cuh"
+#include "kernels/cuda/entries/entry_rows.cuh"
 
 namespace switchyard::cuda {
 namespace {
@@ -21,10 +22,6 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockKeys = 128;  // keys of a block
 constexpr int kBlockHeads = 64;  // heads at a time
 constexpr int kGridBlocks = 4096;
-
-__device__ float ToFloat(float x) { return x; }
-__device__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ float ToFloat(__half x) { return __half2float(x); }
 
 // Computes the scores of blocks of keys with float32 products.
 template <typename T>
@@ -74,7 +71,7 @@ class ExactScorer {
     const T* const cache = static_cast<const T*>(p_.cache);
     for (int key = threadIdx.x / 32; key < kBlockKeys; key += kWarps) {
       const int place = shared_.places[key];
-      shared_.keys[lane][key] = real && place >= 0 ? ToFloat(cache[place * p_.stride + d]) : 0.0f;
+      shared_.keys[lane][key] = real && place >= 0 ? entries::ToFloat(cache[place * p_.stride + d]) : 0.0f;
     }
     const float* const q = p_.q + row_ * p_.ldq;
     for (int h = threadIdx.x / 32; h < kBlockHeads; h += kWarps)

@@ -80,8 +80,8 @@ class Gpu final : public CudaDevice,
       : options_(options),
         index_(Use(options.index)),
         staging_(stream_.get()),
-        products_(options.dtype, options.max_tokens),
-        graphs_(stream_.get()) {}
+        products_(options.dtype, options.max_tokens, [this] { WaitForStream(); }),
+        graphs_(stream_.get(), [this] { WaitForStream(); }) {}
   ~Gpu() override { cudaStreamSynchronize(stream_.get()); }
 
   cudaStream_t stream() const override { return stream_.get(); }
@@ -128,11 +128,7 @@ class Gpu final : public CudaDevice,
   }
   void Synchronize() override {
     CHECK(!graphs_.recording());
-    if (wait_) {
-      synchronized_.Record(stream_.get());
-      wait_(synchronized_.get());
-    }
-    stream_.Synchronize();
+    WaitForStream();
     RunChecks();
   }
 
@@ -297,7 +293,10 @@ class Gpu final : public CudaDevice,
     explicit PinnedCopy(const Gpu& gpu) : gpu_(gpu) {}
     void Start(const void* from, size_t bytes) override {
       CHECK(!gpu_.graphs_.recording());
-      if (bytes > memory_.bytes()) memory_ = PinnedMemory(2 * bytes);
+      if (bytes > memory_.bytes()) {
+        gpu_.WaitForStream();  // as in Scratch::Get
+        memory_ = PinnedMemory(2 * bytes);
+      }
       bytes_ = bytes;
       if (bytes > 0)
         Check(cudaMemcpyAsync(memory_.as<void>(), from, bytes, cudaMemcpyDeviceToHost,
@@ -319,12 +318,23 @@ class Gpu final : public CudaDevice,
     size_t bytes_ = 0;
   };
 
+  // Waits for all work of the stream, with the deadline of wait_ if there is one.
+  void WaitForStream() const {
+    if (wait_) {
+      synchronized_.Record(stream_.get());
+      wait_(synchronized_.get());
+    }
+    stream_.Synchronize();
+  }
   void RunChecks() const {
     for (const auto& check : checks_) check();
   }
   // Allocated by the first batch that needs it, which is never a captured one.
   std::span<std::byte> AttentionScratch() {
-    if (attention_scratch_.bytes() == 0) attention_scratch_ = DeviceMemory(kAttentionScratchBytes);
+    if (attention_scratch_.bytes() == 0) {
+      WaitForStream();  // as in Scratch::Get
+      attention_scratch_ = DeviceMemory(kAttentionScratchBytes);
+    }
     return {attention_scratch_.data(), attention_scratch_.bytes()};
   }
   // Threads that convert weights at load time; ranks of the machine share its CPUs.

@@ -10,6 +10,7 @@ namespace switchyard::cuda {
 
 void* Scratch::Get(size_t bytes) {
   if (bytes > memory_.bytes()) {
+    synchronize_();
     // Doubling keeps the total size of outgrown buffers below that of the current one.
     const size_t grown = std::max(bytes, 2 * memory_.bytes());
     if (memory_.bytes() > 0) outgrown_.push_back(std::move(memory_));
@@ -18,8 +19,13 @@ void* Scratch::Get(size_t bytes) {
   return memory_.data();
 }
 
-LinearOps::LinearOps(DType dtype, int64_t max_tokens)
-    : dtype_(dtype), hopper_(IsHopper()), max_tokens_(max_tokens) {
+LinearOps::LinearOps(DType dtype, int64_t max_tokens, const std::function<void()>& synchronize)
+    : dtype_(dtype),
+      hopper_(IsHopper()),
+      max_tokens_(max_tokens),
+      data_(synchronize),
+      scales_(synchronize),
+      up_(synchronize) {
   CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
 }
 

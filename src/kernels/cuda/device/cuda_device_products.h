@@ -5,7 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/cuda/runtime.h"
@@ -21,9 +23,14 @@ namespace switchyard::cuda {
 // point to them.
 class Scratch {
  public:
+  // `synchronize` waits for the stream with a deadline. It is called before memory is allocated,
+  // because an allocation waits for all work of the GPU, without one.
+  explicit Scratch(std::function<void()> synchronize) : synchronize_(std::move(synchronize)) {}
+
   void* Get(size_t bytes);
 
  private:
+  const std::function<void()> synchronize_;
   DeviceMemory memory_;
   std::vector<DeviceMemory> outgrown_;
 };
@@ -38,7 +45,8 @@ class Scratch {
 // Owned by a device; used by the device's thread.
 class LinearOps {
  public:
-  LinearOps(DType dtype, int64_t max_tokens);
+  // `synchronize`: see Scratch.
+  LinearOps(DType dtype, int64_t max_tokens, const std::function<void()>& synchronize);
 
   void Linear(const kernels::LinearParams& p, const PdlStream& chain);
   // Rows that several parts read are rounded only once. Small GEMMs with the same rows run

@@ -25,7 +25,7 @@ Graphs::Entry& Graphs::Find(uint64_t key) {
     return entries_.front();
   }
   if (entries_.size() == kMaxGraphs) {
-    Check(cudaStreamSynchronize(stream_), "GPU execution");  // the evicted graph may still run
+    synchronize_();
     if (entries_.back().graph != nullptr) cudaGraphExecDestroy(entries_.back().graph);
     by_key_.erase(entries_.back().key);
     entries_.pop_back();
@@ -105,6 +105,18 @@ Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
   table_.branch_stride = static_cast<int32_t>(1 + max_branch_);
 }
 
+int32_t* Sequences::HostMemory(size_t bytes) {
+  if (bytes <= Staging::kSegmentBytes) return static_cast<int32_t*>(staging_.Reserve(bytes));
+  large_.resize(bytes / kInt);
+  return large_.data();
+}
+
+void Sequences::Upload(int32_t* to, const int32_t* from, size_t bytes) {
+  if (bytes > Staging::kSegmentBytes) return staging_.CopyIn(to, from, bytes);
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_),
+        "copy of the sequence table to the GPU");
+}
+
 void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t page_size) {
   CHECK(!graphs_.recording());
   const auto count = static_cast<int64_t>(sequences.size());
@@ -125,7 +137,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   if (count == 0) return;
 
   const size_t bytes = (3 * max_sequences_ + t.num_rows) * kInt;
-  auto* columns = static_cast<int32_t*>(staging_.Reserve(bytes));
+  int32_t* const columns = HostMemory(bytes);
   std::memset(columns, 0, 3 * max_sequences_ * kInt);
   int32_t* row_sequence = columns + 3 * max_sequences_;
   std::fill_n(row_sequence, t.num_rows, -1);
@@ -136,8 +148,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     columns[2 * max_sequences_ + i] = s.kv_len;
     std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
   }
-  Check(cudaMemcpyAsync(columns_.data(), columns, bytes, cudaMemcpyHostToDevice, stream_),
-        "copy of the sequence table to the GPU");
+  Upload(columns_.as<int32_t>(), columns, bytes);
   if (max_branch_ > 0) SetBranches(sequences);
 
   // Page tables are copied with the width of the longest one in this batch. One copy has as many of
@@ -145,19 +156,24 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
   const int64_t width = CeilDiv(t.max_kv_len, page_size);
   if (width == 0) return;
   const int64_t row_bytes = width * kInt;
-  const auto at_once = static_cast<int64_t>(Staging::kSegmentBytes) / row_bytes;
-  CHECK_GT(at_once, 0);
+  const auto segment = static_cast<int64_t>(Staging::kSegmentBytes);
+  const int64_t at_once = std::max<int64_t>(1, segment / row_bytes);
   for (int64_t begin = 0; begin < count; begin += at_once) {
     const int64_t rows = std::min(at_once, count - begin);
-    auto* pages = static_cast<int32_t*>(staging_.Reserve(rows * row_bytes));
+    int32_t* const pages = HostMemory(rows * row_bytes);
     for (int64_t i = 0; i < rows; ++i) {
       const kernels::SequenceSpan& s = sequences[begin + i];
       const int64_t own = CeilDiv(KeysInPages(s), page_size);
       if (own > 0) std::memcpy(pages + i * width, s.pages, own * kInt);
       std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
     }
-    Check(cudaMemcpy2DAsync(pages_.as<int32_t>() + begin * max_pages_, max_pages_ * kInt, pages,
-                            row_bytes, row_bytes, rows, cudaMemcpyHostToDevice, stream_),
+    int32_t* const to = pages_.as<int32_t>() + begin * max_pages_;
+    if (rows == 1) {
+      Upload(to, pages, row_bytes);
+      continue;
+    }
+    Check(cudaMemcpy2DAsync(to, max_pages_ * kInt, pages, row_bytes, row_bytes, rows,
+                            cudaMemcpyHostToDevice, stream_),
           "copy of page tables to the GPU");
   }
 }

@@ -8,6 +8,8 @@
 #include <list>
 #include <span>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "core/cuda/runtime.h"
 #include "kernels/cuda/attention/attention.h"
@@ -20,7 +22,9 @@ namespace switchyard::cuda {
 // recently used graphs (LRU).
 class Graphs {
  public:
-  explicit Graphs(cudaStream_t stream) : stream_(stream) {}
+  // `synchronize` waits for the stream, before a graph that may still run is destroyed.
+  Graphs(cudaStream_t stream, std::function<void()> synchronize)
+      : stream_(stream), synchronize_(std::move(synchronize)) {}
   ~Graphs();
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
@@ -43,7 +47,8 @@ class Graphs {
   Entry& Find(uint64_t key);  // inserts the key if it is new
   cudaGraphExec_t Record(const std::function<void()>& pass);
 
-  cudaStream_t stream_;
+  const cudaStream_t stream_;
+  const std::function<void()> synchronize_;
   bool recording_ = false;
   std::list<Entry> entries_;  // most recently used first
   std::unordered_map<uint64_t, std::list<Entry>::iterator> by_key_;
@@ -61,6 +66,10 @@ class Sequences final : public kernels::PassSequences {
   const SequenceTable& table() const { return table_; }
 
  private:
+  // Memory for one upload: page-locked, or `large_` if it exceeds a staging segment.
+  int32_t* HostMemory(size_t bytes);
+  // Enqueues the upload of all `bytes` bytes of the last HostMemory.
+  void Upload(int32_t* to, const int32_t* from, size_t bytes);
   // Enqueues the upload of the branches.
   void SetBranches(std::span<const kernels::SequenceSpan> sequences);
 
@@ -72,6 +81,7 @@ class Sequences final : public kernels::PassSequences {
   DeviceMemory pages_;    // [max_sequences, max_pages]
   // [max_sequences, 1 + max_branch], SequenceTable::branches; empty if max_branch is 0.
   DeviceMemory branches_;
+  std::vector<int32_t> large_;
   SequenceTable table_;
 };
 

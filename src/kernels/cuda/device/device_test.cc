@@ -1,10 +1,14 @@
 // Memory, graph capture and sequence tables of a GPU device.
 #include "kernels/device.h"
 
+#include <algorithm>
+#include <numeric>
 #include <thread>
 
 #include "core/duration.h"
+#include "core/error.h"
 #include "kernels/cuda/device/cuda_device.h"
+#include "kernels/cuda/device/cuda_device_sequences.h"
 #include "kernels/cuda/device/device_testing.h"
 
 namespace switchyard::kernels {
@@ -116,6 +120,68 @@ TEST_F(DeviceTest, MorePassesThanAreKeptAndThoseThatThrow) {
   exact_->Run(7778, pass);
   exact_->Run(7778, pass);
   EXPECT_EQ(y.Read(), std::vector<float>(64, 607.0f));
+}
+
+// The function has the deadline of waits for kernels of other ranks.
+TEST_F(DeviceTest, EvictedPassesAndGrowingBuffersCallTheWaitFunction) {
+  int waits = 0;
+  cuda::CudaDevice::From(*exact_).SetWait([&](cudaEvent_t event) {
+    ++waits;
+    cuda::Check(cudaEventSynchronize(event), "wait");
+  });
+  const DeviceVector x(*exact_, std::vector<float>(256, 1.0f));
+  const DeviceVector y(*exact_, std::vector<float>(256, 0.0f));
+  WeightView w = exact_->Place(random_.Weight(WeightFormat::kF32, 64, 256));
+  w.activation = ActivationFormat::kFp8Token;  // rounded rows are in a buffer
+  const LinearParams product = {
+      .x = x.data(), .ldx = 256, .w = w, .y = y.data(), .ldy = 64, .m = 1};
+  waits = 0;
+  exact_->Linear(product);
+  EXPECT_EQ(waits, 1);
+  exact_->Linear(product);
+  EXPECT_EQ(waits, 1);  // the buffer is large enough
+  const auto add = [&] { exact_->AddInPlace(y.data(), x.data(), 256); };
+  constexpr uint64_t kKept = 128;
+  for (uint64_t key = 1; key <= kKept; ++key) exact_->Run(key, add);
+  EXPECT_EQ(waits, 1);
+  exact_->Run(kKept + 1, add);
+  EXPECT_EQ(waits, 2);
+  cuda::CudaDevice::From(*exact_).SetWait(
+      [](cudaEvent_t) { throw Error(ErrorKind::kTimeout, "no"); });
+  EXPECT_THROW(exact_->Run(kKept + 2, add), Error);
+  cuda::CudaDevice::From(*exact_).SetWait({});
+}
+
+// Tables that exceed the page-locked memory of one copy.
+TEST_F(DeviceTest, SequenceTablesOfAnySizeArriveWhole) {
+  constexpr int32_t kRows = (1 << 20) + 77, kOther = 5, kKeys = kRows + 100, kOtherKeys = 50;
+  const cuda::Stream stream;
+  cuda::Staging staging(stream.get());
+  const cuda::Graphs graphs(stream.get(), [&] { stream.Synchronize(); });
+  cuda::Sequences sequences({.max_tokens = kRows, .max_sequences = 3, .max_pages = kKeys}, staging,
+                            graphs, stream.get());
+  std::vector<int32_t> pages(kKeys);
+  std::iota(pages.begin(), pages.end(), 3);
+  const std::vector<SequenceSpan> spans = {
+      {.row_begin = 0, .rows = kRows - kOther, .kv_len = kKeys, .pages = pages.data()},
+      {.row_begin = kRows - kOther,
+       .rows = kOther,
+       .kv_len = kOtherKeys,
+       .pages = pages.data() + 9}};
+  sequences.Set(spans, /*page_size=*/1);
+  const cuda::SequenceTable& table = sequences.table();
+  const auto read = [&](const int32_t* from, size_t count) {
+    std::vector<int32_t> values(count);
+    staging.CopyOut(values.data(), from, count * sizeof(int32_t));
+    return values;
+  };
+  std::vector<int32_t> row_sequence(kRows, 0);
+  std::fill_n(row_sequence.end() - kOther, kOther, 1);
+  EXPECT_TRUE(read(table.row_sequence, kRows) == row_sequence);
+  EXPECT_EQ(read(table.kv_len, 2), (std::vector<int32_t>{kKeys, kOtherKeys}));
+  EXPECT_TRUE(read(table.pages, kKeys) == pages);
+  EXPECT_EQ(read(table.pages + table.max_pages, kOtherKeys),
+            std::vector<int32_t>(pages.begin() + 9, pages.begin() + 9 + kOtherKeys));
 }
 
 TEST_F(DeviceTest, ChecksRunAfterWaits) {

@@ -6,9 +6,9 @@
 // after the other: the sink, the window, then the entries.
 // Measured: not measured.
 #include <algorithm>
-#include <cmath>
 
 #include "core/cuda/runtime.h"
+#include "kernels/cuda/attention/key_blocks.cuh"
 #include "kernels/cuda/entries/entries.h"
 #include "kernels/cuda/entries/entry_rows.cuh"
 
@@ -17,9 +17,10 @@ namespace {
 
 using kernels::EntryAttentionParams;
 
-constexpr int kHeads = 8;       // per block; one warp per head in the softmax
-constexpr int kThreads = 256;   // one warp per head
-constexpr int kBlockKeys = 64;  // keys per softmax update
+using key_blocks::kBlockKeys;
+using key_blocks::kHeads;
+using key_blocks::kThreads;
+
 constexpr int kMaxWidth = static_cast<int>(kernels::kMaxGpuEntryWidth);
 constexpr int kMaxColumns = (kMaxWidth + kThreads - 1) / kThreads;  // columns per thread
 
@@ -42,15 +43,6 @@ struct Launch {
   int64_t ldo = 0;
   SequenceTable table;
 };
-
-__device__ float WarpMax(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-  return x;
-}
-__device__ float WarpSum(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  return x;
-}
 
 // The rows that a query attends to, in order: those of its window, then entries.
 template <typename T>
@@ -97,31 +89,9 @@ class Attended {
 template <typename T>
 struct Shared {
   const T* rows[kBlockKeys];
-  float scores[kBlockKeys][kHeads];  // replaced by weights in the softmax
-  float rescale[kHeads], sum[kHeads];
+  key_blocks::Scores scores;
+  float sum[kHeads];
 };
-
-// Scores of the block's first `count` rows; −∞ for the others.
-template <typename T>
-__device__ void Score(const Launch& p, const float* q, int count, Shared<T>& shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int j = warp; j < kBlockKeys; j += kThreads / 32) {
-    float sums[kHeads] = {};
-    if (j < count) {
-      const T* const row = shared.rows[j];
-      for (int d = lane; d < p.width; d += 32) {
-        const float x = entries::ToFloat(row[d]);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) sums[h] = fmaf(x, q[h * p.width + d], sums[h]);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float sum = WarpSum(sums[h]);
-      if (lane == 0) shared.scores[j][h] = j < count ? sum * p.scale : -INFINITY;
-    }
-  }
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__ Launch p) {
@@ -138,41 +108,24 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(const __grid_constant__
   float sums[kMaxColumns][kHeads] = {};
   // The softmax of head `warp`.
   const bool sinks = p.sinks != nullptr && warp < heads;
-  float top = sinks ? p.sinks[first_head + warp] : -INFINITY, weight = sinks ? 1.0f : 0.0f;
+  key_blocks::Softmax softmax;
+  if (sinks) softmax = {.top = p.sinks[first_head + warp], .sum = 1.0f};
   for (int begin = 0; begin < attended.count(); begin += kBlockKeys) {
     const int count = min(kBlockKeys, attended.count() - begin);
     __syncthreads();  // the last block's weights have been read, and the queries are written
     if (static_cast<int>(threadIdx.x) < count)
       shared.rows[threadIdx.x] = attended.At(begin + static_cast<int>(threadIdx.x));
     __syncthreads();
-    Score(p, q, count, shared);
+    const auto key = [&](int j) { return shared.rows[j]; };
+    key_blocks::Score(0, count, key, q, p.width, p.scale, shared.scores);
     __syncthreads();
-    {
-      const float a = shared.scores[lane][warp], b = shared.scores[lane + 32][warp];
-      const float new_top = fmaxf(top, WarpMax(fmaxf(a, b)));
-      const float rescale = expf(top - new_top), wa = expf(a - new_top), wb = expf(b - new_top);
-      weight = fmaf(weight, rescale, WarpSum(wa + wb));
-      top = new_top;
-      shared.scores[lane][warp] = wa;
-      shared.scores[lane + 32][warp] = wb;
-      if (lane == 0) shared.rescale[warp] = rescale;
-    }
+    softmax.Add(shared.scores);
     __syncthreads();
-#pragma unroll
-    for (int c = 0; c < kMaxColumns; ++c) {
-      const int d = static_cast<int>(threadIdx.x) + c * kThreads;
-      if (d >= p.width) break;
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) sums[c][h] *= shared.rescale[h];
-      for (int j = 0; j < count; ++j) {
-        const float x = entries::ToFloat(shared.rows[j][d]);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) sums[c][h] = fmaf(shared.scores[j][h], x, sums[c][h]);
-      }
-    }
+    const auto value = [&](int j, int d) { return shared.rows[j][d]; };
+    key_blocks::AddValues(0, count, p.width, value, shared.scores, sums);
   }
 
-  if (lane == 0) shared.sum[warp] = weight;
+  if (lane == 0) shared.sum[warp] = softmax.sum;
   __syncthreads();  // all queries have been read, too
 #pragma unroll
   for (int c = 0; c < kMaxColumns; ++c) {

@@ -4,7 +4,6 @@
 
 #include "core/check.h"
 #include "core/cuda/runtime.h"
-#include "core/error.h"
 #include "moe/cuda/dispatchers/arena_exchange_launch.h"
 #include "moe/cuda/dispatchers/exchange_layout.h"
 #include "moe/dispatchers/exchange_slots.h"
@@ -30,18 +29,17 @@ ArenaPlaces PlacesIn(const DeepEpArena& arena) {
 
 struct ArenaExchange::Impl {
   struct Slot {
-    DeviceMemory state, words, before, rows, ids;
+    ExchangeSlotMemory memory;
+    DeviceMemory rows, ids;
     ArenaBatch batch = {};
   };
 
-  ExchangeConfig config;
   int blocks;
   DeviceMemory experts;
   std::vector<Slot> slots;
 
   Impl(const ExchangeConfig& c, const DeepEpArena& arena, const ExpertMap& map, HostLink& link)
-      : config(c),
-        blocks(c.blocks > 0 ? c.blocks : MultiprocessorCount()),
+      : blocks(c.blocks > 0 ? c.blocks : MultiprocessorCount()),
         experts(PlacesOf(map, c.ranks)),
         slots(c.in_flight) {
     const ExchangeLayout layout = LayoutOf(c);  // validates the sizes
@@ -52,53 +50,27 @@ struct ArenaExchange::Impl {
     CHECK_EQ(arena.row_bytes % 4, 0);
     Check(LoadArenaKernels(), "kernels of the exchange with CPUs");
     const PeerPointers arenas = link.Allocate(arena.bytes, c.in_flight * arena.slot_bytes);
-    const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
     for (int s = 0; s < c.in_flight; ++s) {
       Slot& slot = slots[s];
-      slot.state = DeviceMemory(sizeof(ExchangeState));
-      slot.words = DeviceMemory(words * sizeof(uint32_t));
-      slot.before = DeviceMemory(words * sizeof(int32_t));
+      slot.memory = SlotMemoryOf(c);
       slot.rows = DeviceMemory(c.max_tokens * layout.row_stride);
       slot.ids = DeviceMemory(c.max_tokens * c.top_k * sizeof(int32_t));
       ArenaBatch& b = slot.batch;
-      for (int r = 0; r < c.ranks; ++r) {
-        b.arena[r] = arenas.at[c.world_ranks ? c.world_ranks[r] : r] + s * arena.slot_bytes;
-        b.tokens.world_ranks[r] = c.world_ranks ? c.world_ranks[r] : r;
-      }
+      b.tokens = BatchOf(c, slot.memory, experts, map.size());
+      b.tokens.layout = layout;
+      b.tokens.limit = link.wait_limit();
+      for (int r = 0; r < c.ranks; ++r)
+        b.arena[r] = arenas.at[b.tokens.world_ranks[r]] + s * arena.slot_bytes;
       b.at = PlacesIn(arena);
       b.aborted = link.aborted();
       b.own_rows = slot.rows.data();
       b.own_ids = slot.ids.as<int32_t>();
       b.own_stride = layout.row_stride;
       b.combined_bytes = layout.combined_bytes;
-      FillTokens(slot, map.size(), link.wait_limit());
     }
-    config.world_ranks = nullptr;  // owned by the caller
   }
 
-  void FillTokens(Slot& slot, int num_experts, const WaitLimit& limit) {
-    ExchangeBatch& t = slot.batch.tokens;
-    t.layout = LayoutOf(config);
-    t.state = slot.state.as<ExchangeState>();
-    t.words = slot.words.as<uint32_t>();
-    t.before = slot.before.as<int32_t>();
-    t.experts = experts.as<int32_t>();
-    t.limit = limit;
-    t.ranks = config.ranks;
-    t.rank = config.rank;
-    t.hidden = static_cast<int>(config.hidden);
-    t.top_k = config.top_k;
-    t.max_tokens = static_cast<int>(config.max_tokens);
-    t.num_experts = num_experts;
-    t.dispatched = RowKindOf(config.dispatched);
-    t.combined = RowKindOf({.dtype = config.combined});
-  }
-
-  Slot& At(int slot) {
-    CHECK_GE(slot, 0);
-    CHECK_LT(slot, config.in_flight);
-    return slots[slot];
-  }
+  Slot& At(int slot) { return SlotAt(slots, slot); }
 };
 
 ArenaExchange::ArenaExchange(const ExchangeConfig& config, const DeepEpArena& arena,
@@ -108,10 +80,6 @@ ArenaExchange::ArenaExchange(const ExchangeConfig& config, const DeepEpArena& ar
 ArenaExchange::~ArenaExchange() = default;
 
 void ArenaExchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) {
-  const ExchangeConfig& config = impl_->config;
-  if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
-    throw Resource("exchange with CPUs: {} tokens exceed the capacity of {}", tokens.tokens,
-                   config.max_tokens);
   CHECK(!tokens.overlaps);
   ArenaBatch& batch = impl_->At(slot).batch;
   SetTokens(batch.tokens, tokens);

@@ -1,14 +1,10 @@
 #include "moe/cuda/dispatchers/exchange.h"
 
-#include <algorithm>
 #include <vector>
 
-#include "core/check.h"
 #include "core/cuda/runtime.h"
-#include "core/error.h"
 #include "moe/cuda/dispatchers/exchange_launch.h"
 #include "moe/cuda/dispatchers/exchange_layout.h"
-#include "quant/formats.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -36,64 +32,38 @@ PeerPointers OfGroup(const ExchangeConfig& config, PeerMemory& memory) {
 struct Exchange::Impl {
   // Device state of a slot, and the kernel arguments of its last batch.
   struct Slot {
-    DeviceMemory state, words, before;
+    ExchangeSlotMemory memory;
     ExchangeBatch batch = {};
     bool overlaps = false;  // Tokens::overlaps
     int parts = 0;          // number of parts of the outputs that were sent so far
   };
 
-  ExchangeConfig config;
   ExchangeLayout layout;
   Grids grids;
   DeviceMemory experts;
   std::vector<Slot> slots;
 
   Impl(const ExchangeConfig& c, const ExpertMap& map, const ExchangePeers& peers)
-      : config(c),
-        layout(LayoutOf(c)),
+      : layout(LayoutOf(c)),
         grids(GridsFor(c)),
         experts(PlacesOf(map, c.ranks)),
         slots(c.in_flight) {
     Check(LoadDispatchKernels(), "kernels of the dispatch");
     Check(LoadReturnKernels(), "kernels of the combine");
     Check(LoadSumKernels(), "kernels of the combine");
-    const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
     for (int s = 0; s < c.in_flight; ++s) {
       Slot& slot = slots[s];
-      slot.state = DeviceMemory(sizeof(ExchangeState));
-      slot.words = DeviceMemory(words * sizeof(uint32_t));
-      slot.before = DeviceMemory(words * sizeof(int32_t));
+      slot.memory = SlotMemoryOf(c);
       ExchangeBatch& b = slot.batch;
-      for (int r = 0; r < c.ranks; ++r) {
-        b.slot[r] = peers.memory.at[r] + s * layout.bytes;
-        b.world_ranks[r] = c.world_ranks ? c.world_ranks[r] : r;
-      }
+      b = BatchOf(c, slot.memory, experts, map.size());
+      for (int r = 0; r < c.ranks; ++r) b.slot[r] = peers.memory.at[r] + s * layout.bytes;
       b.layout = layout;
-      b.state = slot.state.as<ExchangeState>();
-      b.words = slot.words.as<uint32_t>();
-      b.before = slot.before.as<int32_t>();
-      b.experts = experts.as<int32_t>();
       b.limit = peers.limit;
-      b.ranks = c.ranks;
-      b.rank = c.rank;
-      b.hidden = static_cast<int>(c.hidden);
-      b.top_k = c.top_k;
-      b.max_tokens = static_cast<int>(c.max_tokens);
-      b.num_experts = map.size();
-      b.dispatched = RowKindOf(c.dispatched);
-      b.combined = RowKindOf({.dtype = c.combined});
-      b.sum_by_rank = c.sum_by_rank;
-      b.low_latency = c.low_latency;
       b.early = IsHopper();
     }
-    config.world_ranks = nullptr;  // owned by the caller
   }
 
-  Slot& At(int slot) {
-    CHECK_GE(slot, 0);
-    CHECK_LT(slot, config.in_flight);
-    return slots[slot];
-  }
+  Slot& At(int slot) { return SlotAt(slots, slot); }
   // Returns the arguments of a kernel that must wait for an event of another stream if the batch
   // overlaps. Such a kernel must not start early: programmatic dependent launch only orders it
   // after the previous kernel of its own stream.
@@ -118,14 +88,10 @@ Exchange::Exchange(const ExchangeConfig& config, const ExpertMap& experts, PeerM
 Exchange::~Exchange() = default;
 
 void Exchange::BeginDispatch(int slot, const Tokens& tokens, cudaStream_t stream) {
-  const ExchangeConfig& config = impl_->config;
-  if (tokens.tokens < 0 || tokens.tokens > config.max_tokens)
-    throw Resource("exchange: {} tokens on one rank exceed the capacity of {}", tokens.tokens,
-                   config.max_tokens);
   Impl::Slot& at = impl_->At(slot);
+  SetTokens(at.batch, tokens);
   at.overlaps = tokens.overlaps;
   at.parts = 0;
-  SetTokens(at.batch, tokens);
   Check(StartDispatch(at.batch, impl_->grids.dispatch, stream), "dispatch");
 }
 

@@ -74,7 +74,38 @@ ExchangeLayout LayoutOf(const ExchangeConfig& c) {
   return layout;
 }
 
+ExchangeSlotMemory SlotMemoryOf(const ExchangeConfig& c) {
+  const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
+  return {.state = DeviceMemory(sizeof(ExchangeState)),
+          .words = DeviceMemory(words * sizeof(uint32_t)),
+          .before = DeviceMemory(words * sizeof(int32_t))};
+}
+
+ExchangeBatch BatchOf(const ExchangeConfig& c, const ExchangeSlotMemory& memory,
+                      const DeviceMemory& experts, int num_experts) {
+  ExchangeBatch b = {};
+  b.state = memory.state.as<ExchangeState>();
+  b.words = memory.words.as<uint32_t>();
+  b.before = memory.before.as<int32_t>();
+  b.experts = experts.as<int32_t>();
+  for (int r = 0; r < c.ranks; ++r) b.world_ranks[r] = c.world_ranks ? c.world_ranks[r] : r;
+  b.ranks = c.ranks;
+  b.rank = c.rank;
+  b.hidden = static_cast<int>(c.hidden);
+  b.top_k = c.top_k;
+  b.max_tokens = static_cast<int>(c.max_tokens);
+  b.num_experts = num_experts;
+  b.dispatched = RowKindOf(c.dispatched);
+  b.combined = RowKindOf({.dtype = c.combined});
+  b.sum_by_rank = c.sum_by_rank;
+  b.low_latency = c.low_latency;
+  return b;
+}
+
 void SetTokens(ExchangeBatch& batch, const RowExchange::Tokens& tokens) {
+  if (tokens.tokens < 0 || tokens.tokens > batch.max_tokens)
+    throw Resource("exchange on GPUs: {} tokens on one rank exceed the capacity of {}",
+                   tokens.tokens, batch.max_tokens);
   if (tokens.dtype != DType::kF32 && tokens.dtype != DType::kBF16)
     throw Invalid("exchange on GPUs: tokens of {}, want float32 or bfloat16", Name(tokens.dtype));
   batch.x = tokens.x;

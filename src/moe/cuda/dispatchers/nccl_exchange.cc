@@ -21,7 +21,7 @@ int64_t Between(int64_t value, int64_t most) { return std::clamp<int64_t>(value,
 struct NcclExchange::Impl {
   struct Slot {
     std::byte* memory = nullptr;
-    DeviceMemory state, words, before;
+    ExchangeSlotMemory own;
     PinnedMemory counts{sizeof(NcclCounts)};
     Event counted;                       // recorded when the counts have arrived on the host
     ExchangeBatch batch = {};            // arguments of the dispatch into the send buffers
@@ -57,13 +57,10 @@ struct NcclExchange::Impl {
       CopyToDevice(ones.data(), all.data(), ones.bytes(), "weights");
     }
     const size_t offset = memory.Allocate(PeerBytes(c));
-    const int64_t words = CeilDiv(c.max_tokens, 32) * c.ranks;
     for (int s = 0; s < c.in_flight; ++s) {
       Slot& slot = slots[s];
       slot.memory = memory.Local(offset) + s * plan.bytes;
-      slot.state = DeviceMemory(sizeof(ExchangeState));
-      slot.words = DeviceMemory(words * sizeof(uint32_t));
-      slot.before = DeviceMemory(words * sizeof(int32_t));
+      slot.own = SlotMemoryOf(c);
       FillBatch(map.size(), slot);
     }
     group.ConnectPairs();
@@ -74,30 +71,12 @@ struct NcclExchange::Impl {
   // They have only one part, which belongs to source 0.
   void FillBatch(int num_experts, Slot& slot) const {
     ExchangeBatch& b = slot.batch;
-    for (int r = 0; r < config.ranks; ++r) {
-      b.slot[r] = SendBuffer(slot, r);
-      b.world_ranks[r] = r;
-    }
-    b.state = slot.state.as<ExchangeState>();
-    b.words = slot.words.as<uint32_t>();
-    b.before = slot.before.as<int32_t>();
-    b.experts = experts.as<int32_t>();
-    b.ranks = config.ranks;
+    b = BatchOf(config, slot.own, experts, num_experts);
     b.rank = 0;
-    b.hidden = static_cast<int>(config.hidden);
-    b.top_k = config.top_k;
-    b.num_experts = num_experts;
-    b.dispatched = RowKindOf(config.dispatched);
-    b.combined = RowKindOf({.dtype = config.combined});
-    b.sum_by_rank = config.sum_by_rank;
-    b.low_latency = config.low_latency;
+    for (int r = 0; r < config.ranks; ++r) b.slot[r] = SendBuffer(slot, r);
   }
 
-  Slot& SlotOf(int slot) {
-    CHECK_GE(slot, 0);
-    CHECK_LT(slot, config.in_flight);
-    return slots[slot];
-  }
+  Slot& SlotOf(int slot) { return SlotAt(slots, slot); }
 
   std::byte* SendBuffer(const Slot& slot, int rank) const {
     return slot.memory + plan.send_buffers + rank * plan.send_buffer_bytes;

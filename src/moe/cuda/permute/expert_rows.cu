@@ -326,31 +326,24 @@ __global__ void __launch_bounds__(kThreads) SumSlotsKernel(const UnpermuteRowsPa
   }
 }
 
-__global__ void __launch_bounds__(kThreads) AddToTokensKernel(const AddToTokensParams p) {
-  const int64_t token = blockIdx.x;
-  const float weight = WeightOf(p.addend, token);
-  const float* x = p.addend.x + token * p.hidden;
-  float* y = p.y + token * p.hidden;
+// Adds the row of this block's token, times `weight`. x, y: [tokens, hidden].
+__device__ __forceinline__ void AddRow(float weight, const float* x, int64_t hidden, float* y) {
+  const int64_t row = blockIdx.x * hidden;
   const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
-  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
-    float4 sum = LoadFour(y + i);
-    AddWeighted(&sum, weight, LoadFour(x + i));
-    StoreFour(y + i, sum);
+  for (int64_t i = thread * 4; i < hidden; i += gridDim.y * kThreads * 4) {
+    float4 sum = LoadFour(y + row + i);
+    AddWeighted(&sum, weight, LoadFour(x + row + i));
+    StoreFour(y + row + i, sum);
   }
 }
 
+__global__ void __launch_bounds__(kThreads) AddToTokensKernel(const AddToTokensParams p) {
+  AddRow(WeightOf(p.addend, blockIdx.x), p.addend.x, p.hidden, p.y);
+}
+
 __global__ void __launch_bounds__(kThreads) AddWeightedRowsKernel(const AddWeightedRowsParams p) {
-  const int64_t token = blockIdx.x;
-  const float weight = p.weights[token];
-  if (weight == 0.0f) return;
-  const float* x = p.x + token * p.hidden;
-  float* y = p.y + token * p.hidden;
-  const int64_t thread = blockIdx.y * kThreads + threadIdx.x;
-  for (int64_t i = thread * 4; i < p.hidden; i += gridDim.y * kThreads * 4) {
-    float4 sum = LoadFour(y + i);
-    AddWeighted(&sum, weight, LoadFour(x + i));
-    StoreFour(y + i, sum);
-  }
+  const float weight = p.weights[blockIdx.x];
+  if (weight != 0.0f) AddRow(weight, p.x, p.hidden, p.y);
 }
 
 __global__ void __launch_bounds__(kThreads)

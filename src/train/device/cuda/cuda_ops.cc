@@ -287,8 +287,7 @@ class CudaOps final : public TrainOps<BF16> {
     const int64_t slots = s.m * s.k;
     DeviceArray<int32_t> scratch(scratch_, gpu::SlotOrderScratch(slots, config.num_experts));
     gpu::OrderSlots(ids, slots, config.num_experts,
-                    {.position = s.place, .slots = s.slots, .begins = s.offsets}, scratch.data(),
-                    stream_);
+                    {.position = s.place, .begins = s.offsets}, scratch.data(), stream_);
     gpu::CountExperts(RouterOf(config, s.m), ids, nullptr, 0, loads, stream_);
   }
   void GatherRows(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* x,
