@@ -55,9 +55,9 @@ TEST_P(SparseDrafts, GiveTheOutputsWithoutDrafts) {
   ExpectEqual(RunAll(engine, kRequests), want);  // with the prompts in the prefix cache
 }
 
-constexpr MeshShape kRanks{.tp = 2, .ep = 2}, kGroups{.tp = 2, .ep = 2, .dp = 2};
+constexpr MeshShape kTwoRanks{.tp = 2, .ep = 2}, kTwoGroups{.tp = 2, .ep = 2, .dp = 2};
 
-const nlohmann::json& Shared() {
+const nlohmann::json& SharedIndex() {
   static const nlohmann::json settings = {{"index_share_for_mtp_iteration", true}};
   return settings;
 }
@@ -65,19 +65,19 @@ const nlohmann::json& Shared() {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SparseDrafts,
     ::testing::Values(SparseCase{"deepseek_v32", {.from = 2, .own_vocabulary = true}},
-                      SparseCase{"deepseek_v32", {.from = 2}, kRanks, "deepep", "normal"},
+                      SparseCase{"deepseek_v32", {.from = 2}, kTwoRanks, "deepep", "normal"},
                       SparseCase{"deepseek_v32", {.from = 1}, {1, 1}, "none", "auto", 3, 9},
-                      SparseCase{"glm_moe_dsa", {.from = 2}, kGroups, "deepep"},
+                      SparseCase{"glm_moe_dsa", {.from = 2}, kTwoGroups, "deepep"},
                       // The last layer of this checkpoint has no indexer, the MTP layer has one.
                       SparseCase{"glm_moe_dsa_shared", {.from = 2}, {2, 1}},
-                      SparseCase{"glm_moe_dsa_shared", {.from = 2, .settings = Shared()}},
+                      SparseCase{"glm_moe_dsa_shared", {.from = 2, .settings = SharedIndex()}},
                       SparseCase{"glm_moe_dsa_shared",
-                                 {.from = 2, .settings = Shared()},
-                                 kRanks,
+                                 {.from = 2, .settings = SharedIndex()},
+                                 kTwoRanks,
                                  "deepep",
                                  "low_latency"},
                       SparseCase{"glm_moe_dsa_shared",
-                                 {.from = 2, .settings = Shared()},
+                                 {.from = 2, .settings = SharedIndex()},
                                  {1, 1},
                                  "none",
                                  "auto",
