@@ -139,6 +139,7 @@ class Device {
   virtual void Attention(const AttentionParams& p, const PassSequences& sequences) = 0;
   virtual void LatentAttention(const LatentAttentionParams& p, const PassSequences& sequences) = 0;
   virtual void SelectKeys(const SelectKeysParams& p, const PassSequences& sequences) = 0;
+  virtual void InheritKeys(const InheritKeysParams& p, const PassSequences& sequences) = 0;
   virtual void StoreKv(const StoreKvParams& p) = 0;
   virtual void Embed(const EmbedParams& p) = 0;
   virtual void CopyRows(const CopyRowsParams& p) = 0;

@@ -254,6 +254,21 @@ struct SelectKeysParams {
 };
 void SelectKeys(const SelectKeysParams& p, ThreadPool& pool);
 
+// Selected keys that rows take from rows of an earlier pass, their parents, instead of selecting
+// their own (GLM-5.2's drafts of one step). A row has the keys of its parent and one more, its own.
+// If its parent had more than topk keys, the row takes the slots that the parent has selected. If
+// its parent had topk keys, it takes these. Otherwise it attends to all its keys.
+struct InheritKeysParams {
+  const int32_t* parents = nullptr;  // [m] rows of `selected`
+  int64_t topk = 0;
+  int32_t page_size = 1;
+  std::span<const SequenceSpan> sequences;
+  // Before: the keys of the parents [., topk], as SelectKeys or InheritKeys has written them.
+  // After: those of the rows [m, topk], as SelectKeys writes them.
+  int32_t* selected = nullptr;
+};
+void InheritKeys(const InheritKeysParams& p, ThreadPool& pool);
+
 // Per-head products of MLA weight absorption, and products of output groups in compressed
 // attention; W has one view per head or group. The weight's activation format is ignored, because
 // the checkpoint does not define it for these inputs:

@@ -190,6 +190,53 @@ TEST_P(SelectKeysTest, OfEqualScoresTheFirstPositionsAreSelectedAndNanIsTheLowes
   }
 }
 
+// Rows of sequences whose lengths are near topk. The last sequence has two rows, and one of the
+// others has its last keys in a branch.
+TEST(InheritKeysTest, RowsTakeTheKeysOfTheirParents) {
+  Random random(7);
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    const auto topk = static_cast<int32_t>(1 + random.Below(70));
+    const int32_t page_size = random.Pick({1, 4, 16});
+    const auto rows = static_cast<int32_t>(2 + random.Below(12));
+    const auto most_pages = static_cast<int32_t>(CeilDiv(topk + 4, page_size));
+    const std::vector<int32_t> pages = random.Shuffled(rows * most_pages);
+    const std::vector<int32_t> branch = {9001, 9002, 9003, 9004};
+    std::vector<SequenceSpan> spans;
+    for (int32_t row = 0; row + 1 < rows; ++row)
+      spans.push_back(
+          {.row_begin = row,
+           .rows = row + 2 < rows ? 1 : 2,
+           .kv_len = static_cast<int32_t>(std::max<int64_t>(2, topk - 1 + random.Below(5))),
+           .pages = pages.data() + row * most_pages});
+    spans[0].branch = branch.data();
+    spans[0].branch_begin = std::max(0, spans[0].kv_len - 4);
+    std::vector<int32_t> parents, selected(int64_t{rows} * topk);
+    for (int32_t row = 0; row < rows; ++row)
+      parents.push_back(static_cast<int32_t>(random.Below(rows)));
+    std::iota(selected.begin(), selected.end(), 10000);
+    const std::vector<int32_t> before = selected;
+    InheritKeys({.parents = parents.data(),
+                 .topk = topk,
+                 .page_size = page_size,
+                 .sequences = spans,
+                 .selected = selected.data()},
+                pool);
+    for (const SequenceSpan& span : spans) {
+      for (int32_t i = 0; i < span.rows; ++i) {
+        const int32_t row = span.row_begin + i, keys = span.kv_len - span.rows + i + 1;
+        for (int32_t j = 0; j < topk; ++j) {
+          int64_t want = before[row * topk + j];  // a row without a selection
+          if (keys > topk + 1) want = before[parents[row] * topk + j];
+          if (keys == topk + 1) want = span.SlotOf(j, page_size);
+          ASSERT_EQ(selected[row * topk + j], want) << keys << " keys, " << topk << " selected";
+        }
+      }
+    }
+  }
+  InheritKeys({.topk = 4}, pool);
+}
+
 // Latent attention to selected keys.
 struct Latent {
   int64_t heads = 5, lora = 24, rope = 8, topk = 70;

@@ -222,6 +222,7 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
                       : fmt::format("want {}", Joined(MtpArchitectures(), " or ")));
   ModelConfig mtp = target;
   mtp.layers = {target.layers.back()};
+  mtp.layers[0].shared_index = false;  // it has an indexer of its own
   mtp.first_layer = target.num_layers();
   mtp.is_mtp = true;
   if (family->names(target).mtp.empty()) return mtp;

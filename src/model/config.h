@@ -80,6 +80,9 @@ struct AttentionConfig {
   int64_t index_topk = 0;
   int64_t index_heads = 0, index_head_dim = 0;
   bool index_interleaved = false;  // RopeConfig::interleaved of the indexer
+  // MTP layers only: drafts after the first one attend to the keys that the first one has selected
+  // (kernels::InheritKeys). false: each draft selects its own keys.
+  bool drafts_share_index = false;
   // Compressed: heads, head_dim, q_lora_rank, qk_rope_head_dim (the last elements of a head), and
   // the sizes of the indexer, which selects entries. The output has a projection to output_rank
   // elements for each of output_groups groups of heads, then a joint one.

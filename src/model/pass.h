@@ -126,6 +126,10 @@ class Pass {
   // of the layer before. Begin sets selects_keys if some row has more keys than index_topk. If no
   // row has, selection changes no bit.
   bool selects_keys = false;
+  // Whether the rows, if this pass selects keys, take those of the previous pass
+  // (kernels::InheritKeys), in which the parent of a row is its PassRows::hidden_row. A recorded
+  // pass is never replayed with another value: its key has the address of the hidden rows.
+  bool inherits_keys = false;
   int32_t* selected_keys() const { return static_cast<int32_t*>(selected_keys_.get()); }
   bool projected = false;         // attention's projections have run in this layer
   std::unique_ptr<MoeState> moe;  // null for a model without experts

@@ -10,7 +10,9 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "model/families/family.h"
 #include "model/test_layouts.h"
+#include "model/test_mtp_layer.h"
 #include "model/weights.h"
 #include "model/weights/safetensors.h"
 #include "model/weights/testing.h"
@@ -206,6 +208,121 @@ TEST(SparseAttentionTest, TheCacheHasTheKeysOfTheIndex) {
   EXPECT_EQ(more(DType::kI8), keys + sparse.num_layers() * sizeof(float));  // with a row's scale
 }
 
+// An MTP layer under the published names, which differ in the embedding and the head.
+TEST(SparseAttentionTest, AnMtpLayerHasThePublishedNames) {
+  for (const char* name : kSparse) {
+    for (const bool own_vocabulary : {false, true}) {
+      const testing::TempDir dir;
+      testing::WriteMtpLayer(Fixture(name), {.from = 2, .own_vocabulary = own_vocabulary},
+                             dir.path());
+      const ModelConfig mtp = MtpConfigOf(LoadModelConfig(dir.path()));
+      CheckCheckpoint(dir.path(), mtp);
+      const ModelWeights weights = LoadWeights(dir.path(), mtp, Mesh(), {});
+      ASSERT_TRUE(weights.layers[0].latent.index && weights.hidden_input) << name;
+      auto tensors = ReadSafetensors(dir.path());
+      const std::string key =
+          fmt::format("model.layers.{}.self_attn.indexer.wk.weight", mtp.first_layer);
+      ASSERT_EQ(tensors.erase(key), 1u);
+      WriteSafetensors(dir.path() / "model.safetensors", tensors);
+      try {
+        CheckCheckpoint(dir.path(), mtp);
+        FAIL() << "accepted";
+      } catch (const Error& e) {
+        EXPECT_THAT(e.what(), HasSubstr(key));
+      }
+    }
+  }
+}
+
+// Two sequences of an MTP layer that attends to at most four selected keys. The first pass has the
+// rows of 9 and of 3 tokens, and each further one a row of a draft. The last one has only a row of
+// the second sequence.
+struct DraftPasses {
+  static constexpr int32_t kPages[] = {0, 1, 2, 3, 7, 6, 5, 4};
+  int32_t lengths[2] = {9, 3};
+
+  ForwardBatch Next(int pass) {
+    ForwardBatch batch;
+    batch.pass = pass + 1;
+    batch.only_logit_rows = true;
+    batch.own_hidden = pass > 0;
+    for (int i = pass < kPasses - 1 ? 0 : 1; i < 2; ++i) {
+      const int32_t* const pages = kPages + 4 * i;
+      const int32_t begin = pass > 0 ? lengths[i]++ : 0;
+      batch.sequences.push_back({.row_begin = static_cast<int32_t>(batch.num_tokens()),
+                                 .rows = lengths[i] - begin,
+                                 .kv_len = lengths[i],
+                                 .pages = pages});
+      for (int32_t position = begin; position < lengths[i]; ++position) {
+        // The hidden rows of the pass before are those of its logit rows.
+        batch.hidden_rows.push_back(pass > 0 ? i : static_cast<int32_t>(batch.num_tokens()));
+        batch.tokens.push_back((100 * i + 37 * position) % 500);
+        batch.positions.push_back(position);
+        batch.slots.push_back(pages[position / kPageSize] * kPageSize + position % kPageSize);
+      }
+      batch.logit_rows.push_back(static_cast<int32_t>(batch.num_tokens() - 1));
+    }
+    return batch;
+  }
+  static constexpr int kPasses = 6;
+};
+
+// The logits of all passes.
+std::vector<std::vector<float>> DraftLogits(const std::filesystem::path& dir) {
+  const ModelConfig config = MtpConfigOf(LoadModelConfig(dir));
+  const ModelOptions options{.dtype = DType::kF32, .max_tokens = 32, .keeps_hidden = true};
+  std::vector<std::vector<float>> all;
+  RunRankThreads(1, SymmetricBytesPerRank(config, options, {}),
+                 [&](int rank, std::shared_ptr<SharedArena> arena) {
+                   ThreadPool pool(1);
+                   const auto comm = RankComm::Create(std::move(arena), {}, rank);
+                   Model model(dir, config, options, *comm, pool);
+                   KvStorage kv(config, comm->mesh, std::size(DraftPasses::kPages), kPageSize,
+                                DType::kF32);
+                   std::vector<float> hidden(12 * config.hidden);
+                   for (size_t i = 0; i < hidden.size(); ++i)
+                     hidden[i] = static_cast<float>((i * 7919) % 101) / 50.0f - 1.0f;
+                   DraftPasses passes;
+                   for (int pass = 0; pass < DraftPasses::kPasses; ++pass) {
+                     ForwardBatch batch = passes.Next(pass);
+                     batch.hidden = pass > 0 ? model.hidden() : hidden.data();
+                     const auto logits = model.Forward(batch, kv);
+                     all.emplace_back(logits.begin(), logits.end());
+                   }
+                 });
+  return all;
+}
+
+TEST(SparseAttentionTest, DraftsMayShareTheKeysOfTheFirstOne) {
+  const std::filesystem::path from = Fixture("../families/glm_moe_dsa_shared");
+  // `constant`: all scores are 0, so each selection has the first four keys.
+  const auto logits = [&](bool shares, bool constant) {
+    testing::MtpLayer layer = {.from = 2};
+    layer.settings["index_share_for_mtp_iteration"] = shares;
+    auto tensors = testing::WithMtpLayer(from, layer);
+    if (constant) {
+      std::string& bytes = tensors.at("model.layers.4.self_attn.indexer.weights_proj.weight").bytes;
+      bytes.assign(bytes.size(), '\0');
+    }
+    const testing::TempDir dir;
+    WriteBytes(dir.path() / "config.json", testing::SettingsOf(from, layer).dump());
+    WriteSafetensors(dir.path() / "model.safetensors", tensors);
+    return DraftLogits(dir.path());
+  };
+  EXPECT_EQ(logits(false, true), logits(true, true));
+  const auto own = logits(false, false), shared = logits(true, false);
+  const size_t vocab = own[0].size() / 2;
+  const auto same = [&](int pass, int row) {
+    return std::equal(own[pass].begin() + row * vocab, own[pass].begin() + (row + 1) * vocab,
+                      shared[pass].begin() + row * vocab);
+  };
+  EXPECT_TRUE(same(0, 0) && same(0, 1));
+  // The second sequence has 4 keys in pass 1, and attends to all of them.
+  EXPECT_TRUE(same(1, 1));
+  EXPECT_FALSE(same(1, 0)) << "the first draft's selection of 9 keys is used for 10 keys";
+  EXPECT_FALSE(same(2, 0));
+}
+
 constexpr const char* kDeepSeekV32 = R"({
     "architectures": ["DeepseekV32ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
     "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3,
@@ -225,6 +342,17 @@ constexpr const char* kDeepSeekV32 = R"({
     "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128,
     "vocab_size": 129280})";
 
+// The MTP layer follows the last one. It has experts, and an indexer with its own cached keys.
+void ExpectMtpLayer(const ModelConfig& target, int64_t number) {
+  const ModelConfig mtp = MtpConfigOf(target);
+  ASSERT_EQ(mtp.num_layers(), 1);
+  EXPECT_TRUE(mtp.is_mtp && mtp.layers[0].moe && mtp.has_indexer(0));
+  EXPECT_EQ(LayerPrefix(NamesOf(mtp), mtp.first_layer), fmt::format("model.layers.{}.", number));
+  const KvRowBytes bytes = KvStorage::RowBytes(mtp, 0, Mesh(), DType::kBF16);
+  EXPECT_EQ(bytes.k, 2 * (512 + 64));
+  EXPECT_EQ(bytes.v, 2 * 128);
+}
+
 TEST(SparseAttentionConfig, DeepSeekV32) {
   const ModelConfig c = ParseModelConfig(kDeepSeekV32);
   EXPECT_EQ(c.attention.index_topk, 2048);
@@ -234,12 +362,8 @@ TEST(SparseAttentionConfig, DeepSeekV32) {
   EXPECT_TRUE(c.rope.interleaved);
   EXPECT_EQ(std::ranges::count_if(c.layers, &LayerConfig::moe), 58);
   EXPECT_TRUE(c.unknown_keys.empty());
-  try {
-    MtpConfigOf(c);
-    FAIL() << "an MTP layer with an indexer drafts";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("DeepseekV32ForCausalLM has no multi-token prediction"));
-  }
+  ExpectMtpLayer(c, 61);
+  EXPECT_FALSE(MtpConfigOf(c).attention.drafts_share_index);
 }
 
 TEST(SparseAttentionConfig, DeepSeekV32RefusesOtherIndices) {
@@ -287,7 +411,16 @@ TEST(SparseAttentionConfig, Glm5) {
     return types.substr(0, 12);
   };
   EXPECT_EQ(shared(""), "FFFFFFFFFFFF");
-  EXPECT_EQ(shared(R"("index_topk_freq": 4, "index_skip_topk_offset": 3,)"), "FFFSSSFSSSFS");
+  constexpr const char* kSchedule = R"("index_topk_freq": 4, "index_skip_topk_offset": 3,)";
+  EXPECT_EQ(shared(kSchedule), "FFFSSSFSSSFS");
+  // The last layer of this schedule has no indexer, the MTP layer has one.
+  for (const bool shares : {false, true}) {
+    const std::string key = fmt::format(R"("index_share_for_mtp_iteration": {},)", shares);
+    const ModelConfig c = ParseModelConfig(with((kSchedule + key).c_str()));
+    EXPECT_TRUE(c.layers.back().shared_index && c.unknown_keys.empty());
+    ExpectMtpLayer(c, 78);
+    EXPECT_EQ(MtpConfigOf(c).attention.drafts_share_index, shares);
+  }
   EXPECT_THAT(ErrorOf(with(R"("index_topk_pattern": "FS",)")), HasSubstr("has 2 entries"));
   EXPECT_THAT(ErrorOf(with(R"("indexer_types": ["full"],)")), HasSubstr("has 1 entries"));
   EXPECT_THAT(ErrorOf(with(R"("index_kpool": 4,)")), HasSubstr("index_kpool is 4"));

@@ -24,10 +24,12 @@ from test_checkpoints import logprobs
 from test_eplb import DP, EPLB, INT4, MOE_LAYERS, REDUNDANT, answers, eplb, metrics, settle, skewed
 from test_families import FEW_STATES
 from test_families import FOLDER as FAMILY_FOLDER
+from test_families import LAYOUTS as FAMILY_LAYOUTS
 from test_families import MORE as SHORTCUT_LAYOUTS
 from test_families import NAMES as FAMILIES
-from test_families import RECURRENT
+from test_families import RECURRENT, SPARSE_DRAFTS
 from test_families import check as check_family
+from test_families import check_sparse_drafts
 from test_faults import ROUTER_RANKS, check_router_overflow
 from test_grammar import LAYOUTS as GRAMMAR_LAYOUTS
 from test_grammar import in_parallel, is_valid, with_schema
@@ -121,6 +123,14 @@ def test_sparse_attention_equals_transformers(tmp_path, name, layout, graphs):
     device, env = where(1 if layout == "one" else 2)
     flags = [] if layout == "one" else SHORTCUT_LAYOUTS[layout]
     check_family(name, tmp_path, *device, "--chunked-prefill-size", 4, *GRAPHS[graphs], *flags, env=env)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("layout", ["one", "low_latency"])
+@pytest.mark.parametrize("name", SPARSE_DRAFTS)
+def test_drafts_with_sparse_attention_equal_transformers(tmp_path, name, layout, graphs):
+    device, env = where(1 if layout == "one" else 2)
+    check_sparse_drafts(name, tmp_path, *device, *FAMILY_LAYOUTS[layout], *GRAPHS[graphs], env=env)
 
 
 # Chunks that end within blocks of entries, few slots for states, and contexts with more entries than index_topk.

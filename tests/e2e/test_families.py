@@ -12,7 +12,7 @@ import pytest
 
 import check_reference
 from gguf_file import as_bfloat16, read_safetensors, write_safetensors
-from server import FIXTURES, ROOT, Server, fails_to_start
+from server import FIXTURES, ROOT, Server
 
 FOLDER = pathlib.Path(os.environ.get("SWITCHYARD_TEST_FAMILIES", ROOT / "tests/data/families"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -77,15 +77,6 @@ def test_sparse_attention_equals_transformers(tmp_path, name, layout):
 
 def test_experts_by_token_ids_on_ranks_of_their_own(tmp_path):
     check("deepseek_v4_plain", tmp_path, "--tp", 3, "--ep", 3, "--expert-ranks", 2, "--moe-a2a-backend", "deepep")
-
-
-def test_mtp_layers_with_an_indexer_are_refused(tmp_path):
-    model = tmp_path / "model"
-    shutil.copytree(FOLDER / "deepseek_v32", model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    code, error = fails_to_start("--model-path", model, *FLAGS, "--speculative-algorithm", "NEXTN")
-    assert code == 2 and "DeepseekV32ForCausalLM has no multi-token prediction" in error, error
 
 
 # Prompts in chunks that end within pages, and few slots for states, so that checkpoints are dropped.
@@ -163,6 +154,19 @@ def add_mtp_layer(model, layers):
     write_safetensors(model / "model.safetensors", {**stored, **own})
 
 
+def add_sparse_mtp_layer(model, copied_layer, **settings):
+    """The same under the names of DeepSeek-V3's MTP layer, for checkpoints whose layers have indexers."""
+    config, stored = json.loads((model / "config.json").read_text()), read_safetensors(model)
+    width, source, prefix = config["hidden_size"], f"model.layers.{copied_layer}.", f"model.layers.{config['num_hidden_layers']}."
+    own = {prefix + name.removeprefix(source): tensor for name, tensor in stored.items() if name.startswith(source)}
+    halves = [0.5 * (j % width == i) for i in range(width) for j in range(2 * width)]
+    own[prefix + "eh_proj.weight"] = ("BF16", [width, 2 * width], as_bfloat16(halves))
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        own[f"{prefix}{name}.weight"] = ("BF16", [width], as_bfloat16([1.0] * width))
+    write_safetensors(model / "model.safetensors", {**stored, **own})
+    (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1, **settings}))
+
+
 NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
 DRAFTS = {
     "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
@@ -171,14 +175,36 @@ DRAFTS = {
 }
 
 
+def check_drafts(model, *flags, env=None):
+    """Serves a checkpoint with drafts, and compares it with its reference."""
+    prompt = {"input_ids": [3, 1, 4, 1, 5], "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
+    with Server(model, *FLAGS, *flags, env=env) as server:
+        assert server.request("/generate", prompt)[0] == 200
+        states = server.request("/get_server_info")[1]["internal_states"]
+        assert sum(state["draft_tokens"] for state in states) > 0
+        check_reference.check(server, model)
+
+
 @pytest.mark.parametrize("name", DRAFTS)
 def test_drafts_for_recurrent_states_equal_transformers(tmp_path, name):
     model, (layers, flags) = copied(name, tmp_path), DRAFTS[name]
     if layers:
         add_mtp_layer(model, layers)
-    prompt = {"input_ids": [3, 1, 4, 1, 5], "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
-    with Server(model, *FLAGS, *flags) as server:
-        assert server.request("/generate", prompt)[0] == 200
-        states = server.request("/get_server_info")[1]["internal_states"]
-        assert sum(state["draft_tokens"] for state in states) > 0
-        check_reference.check(server, model)
+    check_drafts(model, *flags)
+
+
+# The layer that the MTP layer copies, and changed settings. The MTP layer of the last checkpoint has an indexer, its last
+# layer has none.
+SPARSE_DRAFTS = {"deepseek_v32": (2, {}), "glm_moe_dsa_shared": (2, {"index_share_for_mtp_iteration": True})}
+
+
+def check_sparse_drafts(name, folder, *flags, env=None):
+    """As check_drafts, for contexts with more tokens than index_topk."""
+    model, (layer, settings) = copied(name, folder), SPARSE_DRAFTS[name]
+    add_sparse_mtp_layer(model, layer, **settings)
+    check_drafts(model, *NEXTN, *flags, env=env)
+
+
+@pytest.mark.parametrize("name, layout", [("deepseek_v32", "low_latency"), ("glm_moe_dsa_shared", "one")])
+def test_drafts_with_sparse_attention_equal_transformers(tmp_path, name, layout):
+    check_sparse_drafts(name, tmp_path, *LAYOUTS[layout])

@@ -136,6 +136,9 @@ class CpuDevice final : public Device {
   void SelectKeys(const SelectKeysParams& p, const PassSequences& sequences) override {
     kernels::SelectKeys(WithSequences(p, sequences), pool_);
   }
+  void InheritKeys(const InheritKeysParams& p, const PassSequences& sequences) override {
+    kernels::InheritKeys(WithSequences(p, sequences), pool_);
+  }
   void StoreKv(const StoreKvParams& p) override { kernels::StoreKv(p, pool_); }
   void Embed(const EmbedParams& p) override { kernels::Embed(p, pool_); }
   void CopyRows(const CopyRowsParams& p) override;

@@ -1,6 +1,6 @@
-// Driver of SelectKeys. First, tasks score blocks of keys for a few query rows. Then each row
-// selects its keys. Rows are processed in waves, so that the scores of a long prompt need bounded
-// memory.
+// Driver of SelectKeys, and InheritKeys. First, tasks score blocks of keys for a few query rows.
+// Then each row selects its keys. Rows are processed in waves, so that the scores of a long prompt
+// need bounded memory.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -162,6 +162,35 @@ void SelectKeys(const SelectKeysParams& p, ThreadPool& pool) {
     }
   }
   if (!wave.tiles.empty()) RunWave(p, *kernels, wave, pool);
+}
+
+// A row may take the place of another one's parent, so all rows are collected before any is stored.
+void InheritKeys(const InheritKeysParams& p, ThreadPool& pool) {
+  struct Row {
+    const SequenceSpan* sequence;
+    int64_t place, keys;
+  };
+  std::vector<Row> rows;  // those with more than topk keys
+  for (const SequenceSpan& s : p.sequences)
+    for (int64_t row = 0; row < s.rows; ++row)
+      if (const int64_t keys = s.kv_len - s.rows + row + 1; keys > p.topk)
+        rows.push_back({&s, s.row_begin + row, keys});
+  if (rows.empty()) return;
+  auto* const collected = reinterpret_cast<int32_t*>(
+      cpu::OpScratch(std::ssize(rows) * p.topk * static_cast<int64_t>(sizeof(int32_t))));
+  cpu::RunTasks(pool, std::ssize(rows), [&](int64_t i) {
+    const Row& row = rows[i];
+    int32_t* const to = collected + i * p.topk;
+    if (row.keys > p.topk + 1) {
+      std::copy_n(p.selected + p.parents[row.place] * p.topk, p.topk, to);
+    } else {
+      for (int64_t j = 0; j < p.topk; ++j)
+        to[j] = static_cast<int32_t>(row.sequence->SlotOf(j, p.page_size));
+    }
+  });
+  cpu::RunTasks(pool, std::ssize(rows), [&](int64_t i) {
+    std::copy_n(collected + i * p.topk, p.topk, p.selected + rows[i].place * p.topk);
+  });
 }
 
 }  // namespace switchyard::kernels

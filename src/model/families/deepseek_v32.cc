@@ -72,6 +72,7 @@ void ReadIndex(const ConfigReader& reader, bool interleaved, ModelConfig* config
     throw Invalid("{} is {}, less than qk_rope_head_dim {}", reader.Where("index_head_dim"),
                   a.index_head_dim, a.qk_rope_head_dim);
   a.index_interleaved = reader.BoolOr("indexer_rope_interleave", interleaved);
+  a.drafts_share_index = reader.BoolOr("index_share_for_mtp_iteration", false);
   constexpr std::string_view kLayers = "layer_types";
   const auto types = reader.Strings(kLayers);
   if (!types.empty()) CheckCount(reader, kLayers, types.size(), *config);
@@ -112,11 +113,13 @@ constexpr Family kFamilies[] = {
     {.architecture = "DeepseekV32ForCausalLM",
      .model_type = "deepseek_v32",
      .read_config = ReadDeepseek,
-     .names = NamesWithCorrectionBias},
+     .names = NamesWithCorrectionBias,
+     .mtp = true},
     {.architecture = "GlmMoeDsaForCausalLM",
      .model_type = "glm_moe_dsa",
      .read_config = ReadGlm,
-     .names = NamesWithCorrectionBias},
+     .names = NamesWithCorrectionBias,
+     .mtp = true},
 };
 
 }  // namespace

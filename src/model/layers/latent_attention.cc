@@ -1,5 +1,6 @@
 #include "model/layers/latent_attention.h"
 
+#include "core/check.h"
 #include "model/rope.h"
 #include "model/weights/shard.h"
 
@@ -159,7 +160,18 @@ void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w
                     .rotary_dim = part,
                     .positions = pass.rows.positions,
                     .cos_sin = c_.query_scale.data<float>()});
-  if (w.index && pass.selects_keys) SelectKeys(pass, *w.index, layer, x, a);
+  if (!w.index || !pass.selects_keys) return;
+  pass.inherits_keys ? InheritKeys(pass) : SelectKeys(pass, *w.index, layer, x, a);
+}
+
+void LatentAttention::InheritKeys(Pass& pass) const {
+  // With only_logit_rows, both the rows of the previous pass and their keys are those of its logit
+  // rows. All rows of this pass have logits.
+  CHECK_EQ(pass.rows.tokens, pass.rows.logit_rows);
+  c_.device.InheritKeys({.parents = pass.rows.hidden_row,
+                         .topk = c_.config.attention.index_topk,
+                         .selected = pass.selected_keys()},
+                        *pass.sequences);
 }
 
 void LatentAttention::SelectKeys(Pass& pass, const IndexWeights& w, int64_t layer, const float* x,

@@ -16,6 +16,8 @@ namespace switchyard {
 //
 // With an indexer (DeepSeek Sparse Attention), a query attends to the keys that the indexer
 // selects. Every rank of the group computes the whole indexer, so all ranks select the same keys.
+// Later drafts of an MTP layer may take the keys of the first one instead
+// (AttentionConfig::drafts_share_index). Their index keys are stored nevertheless.
 //
 // One object serves all layers.
 class LatentAttention {
@@ -57,6 +59,8 @@ class LatentAttention {
   // x [T, H], a.q_a [T, q_lora] → the pass's selected keys.
   void SelectKeys(Pass& pass, const IndexWeights& w, int64_t layer, const float* x,
                   const Arrays& a) const;
+  // The previous pass's selected keys → those of the pass (Pass::inherits_keys).
+  void InheritKeys(Pass& pass) const;
   // The rotary embedding of the indexer: the first elements of each head are rotated.
   void RotateIndex(Pass& pass, float* x, int64_t heads) const;
 

@@ -1,6 +1,6 @@
 // Problem: the exact top-k of the scores of each query row (SelectKeys of kernels/ops.h and
-// SelectEntries of kernels/compressed.h), and the table of attention to the selected keys.
-// Tiling: one block of 1024 threads for each row.
+// SelectEntries of kernels/compressed.h), selected keys of earlier rows (InheritKeys), and the
+// table of attention to the selected keys. Tiling: one block of 1024 threads for each row.
 // Pipeline: none. The lowest selected score is found in four passes over the scores, eight bits in
 // each (radix selection). A last pass stores the slots in the order of their positions.
 // Measured: not measured.
@@ -119,6 +119,37 @@ __global__ void __launch_bounds__(kThreads) SelectRows(const __grid_constant__ K
     p.selected[int64_t{row} * p.topk + key] = p.ResultOf(p.table.row_sequence[row], key);
 }
 
+// Some columns of the selected keys that rows take from their parents.
+struct Inheritance {
+  KeySelection rows;  // of the batch; `selected` has the keys of the parents, later those of rows
+  const int32_t* parents = nullptr;
+  int32_t* collected = nullptr;  // [rows, columns]
+  int first = 0, columns = 0;
+
+  // The end of the row's columns that have a key.
+  __device__ int EndOf(int keys) const { return min(first + columns, min(keys, rows.topk)); }
+};
+
+__global__ void __launch_bounds__(kThreads) CollectKeys(const __grid_constant__ Inheritance p) {
+  const int row = static_cast<int>(blockIdx.x), keys = p.rows.KeysOf(row), topk = p.rows.topk;
+  if (keys == 0) return;
+  const int sequence = p.rows.table.row_sequence[row];
+  // The parent of a row with topk + 1 keys may be from a pass without a selection.
+  const int32_t* const of_parent =
+      keys > topk + 1 ? p.rows.selected + int64_t{p.parents[row]} * topk : nullptr;
+  int32_t* const to = p.collected + int64_t{row} * p.columns;
+  for (int key = p.first + static_cast<int>(threadIdx.x); key < p.EndOf(keys); key += kThreads)
+    to[key - p.first] = of_parent != nullptr ? of_parent[key] : p.rows.SlotOf(sequence, key);
+}
+
+__global__ void __launch_bounds__(kThreads) StoreKeys(const __grid_constant__ Inheritance p) {
+  const int row = static_cast<int>(blockIdx.x), keys = p.rows.KeysOf(row);
+  const int32_t* const from = p.collected + int64_t{row} * p.columns;
+  int32_t* const to = p.rows.selected + int64_t{row} * p.rows.topk;
+  for (int key = p.first + static_cast<int>(threadIdx.x); key < p.EndOf(keys); key += kThreads)
+    to[key] = from[key - p.first];
+}
+
 // Fills the columns of the tables of SelectedSequences, [4, num_rows].
 __global__ void FillColumns(SequenceTable table, int topk, int32_t* columns) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -188,6 +219,27 @@ void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, 
           .table = table,
           .selected = p.selected},
          HasTiles(p.kv_dtype, p.head_dim, exact), stream, scratch);
+}
+
+// A row may take the place of another one's parent. So all rows of some columns are collected
+// before any is stored.
+void InheritKeys(const kernels::InheritKeysParams& p, const SequenceTable& table,
+                 cudaStream_t stream, std::span<std::byte> scratch) {
+  if (table.num_sequences == 0 || table.num_rows == 0) return;
+  const auto room = static_cast<int64_t>(scratch.size() / sizeof(int32_t));
+  const int64_t columns = std::min(p.topk, room / table.num_rows);
+  Require(columns > 0);
+  Inheritance part = {
+      .rows = {.topk = static_cast<int>(p.topk), .table = table, .selected = p.selected},
+      .parents = p.parents,
+      .collected = reinterpret_cast<int32_t*>(scratch.data()),
+      .columns = static_cast<int>(columns)};
+  for (int64_t first = 0; first < p.topk; first += columns) {
+    part.first = static_cast<int>(first);
+    CollectKeys<<<table.num_rows, kThreads, 0, stream>>>(part);
+    StoreKeys<<<table.num_rows, kThreads, 0, stream>>>(part);
+    Check(cudaGetLastError(), "inherited keys");
+  }
 }
 
 void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& table, bool exact,

@@ -29,9 +29,15 @@ namespace switchyard::cuda {
 void SelectKeys(const kernels::SelectKeysParams& p, const SequenceTable& table, bool exact,
                 cudaStream_t stream, std::span<std::byte> scratch);
 
-// The same for entries (kernels/compressed.h): their numbers are stored. Tensor cores are used
-// under the same conditions, if the places are also aligned to 16 bytes. `scratch` needs 4 bytes
-// for each entry of the longest sequence.
+// Enqueues the kernels and returns; ignores `sequences` and `page_size` of `p`. A row with at most
+// topk keys gets the slots of all its keys. Rows that belong to no sequence are neither read nor
+// written. `scratch`: device memory, aligned to 4 bytes, at least 4 bytes for each row.
+void InheritKeys(const kernels::InheritKeysParams& p, const SequenceTable& table,
+                 cudaStream_t stream, std::span<std::byte> scratch);
+
+// As SelectKeys, for entries (kernels/compressed.h): their numbers are stored. Tensor cores are
+// used under the same conditions, if the places are also aligned to 16 bytes. `scratch` needs 4
+// bytes for each entry of the longest sequence.
 void SelectEntries(const kernels::SelectEntriesParams& p, const SequenceTable& table, bool exact,
                    cudaStream_t stream, std::span<std::byte> scratch);
 

@@ -225,6 +225,10 @@ class Gpu final : public CudaDevice,
                   const kernels::PassSequences& sequences) override {
     cuda::SelectKeys(p, TableOf(sequences), exact(), stream_.get(), AttentionScratch());
   }
+  void InheritKeys(const kernels::InheritKeysParams& p,
+                   const kernels::PassSequences& sequences) override {
+    cuda::InheritKeys(p, TableOf(sequences), stream_.get(), AttentionScratch());
+  }
 
   bool ChunksRows(int64_t key_dim) const override {
     return hopper_ && key_dim <= kernels::kMaxChunkKeyDim;
