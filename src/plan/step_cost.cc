@@ -118,7 +118,7 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
     Small(part, rows * k * 3, cost);  // quantization of the rows
 }
 
-// Each head reads and writes columns of float32 rows, which can take longer than the products.
+// Each matrix reads and writes columns of float32 rows, which can take longer than the products.
 void StepCosts::HeadProducts(double rows, double heads, double n, double k, Cost* cost) const {
   Cost product;
   Product(Part::kAttention, MatrixFormat{}, rows, heads * n, k, &product);

@@ -203,7 +203,8 @@ class StepCosts {
   void EndBlock(Part part, double rows, Cost* cost) const;
   // The weighted sum of residual streams. `logits`: elements of the weights of a row.
   void CollapseStreams(Part part, double rows, double logits, Cost* cost) const;
-  // MLA's products with one unquantized matrix for each head.
+  // Products with one unquantized matrix for each head (MLA), or for each output group (compressed
+  // attention).
   void HeadProducts(double rows, double heads, double n, double k, Cost* cost) const;
   void Qkv(const StepShape& shape, Cost* cost) const;
   void Attend(const StepShape& shape, Cost* cost) const;
