@@ -32,7 +32,7 @@ std::optional<plan::CostTable> TableOf(const OneBatchArgs& args, const EngineCon
 
 void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
   if (args.cost_table.empty()) return;
-  if (plan.model.has_states())
+  if (plan.model.has_linear())
     throw Invalid("--cost-table {}: there are no costs of {}; leave the flag out", args.cost_table,
                   kLayersWithStates);
   const plan::CostTable table = plan::ReadCostTable(args.cost_table);
@@ -44,7 +44,7 @@ void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows) {
-  if (plan.model.has_states()) {
+  if (plan.model.has_linear()) {
     fmt::print("no predicted times: there are no costs of {}\n", kLayersWithStates);
     return;
   }

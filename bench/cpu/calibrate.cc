@@ -13,6 +13,7 @@
 #include "bench/timing.h"
 #include "core/tensor.h"
 #include "kernels/cache_rows.h"
+#include "kernels/compressed.h"
 #include "kernels/ops.h"
 #include "moe/router/router.h"
 
@@ -113,6 +114,7 @@ class Calibration {
     t.product_seconds = t.grouped_seconds = 0;
     Attention(&t);
     Latent(&t);
+    Entries(&t);
     Copies(&t);
     return t;
   }
@@ -146,7 +148,8 @@ class Calibration {
       t.*rates = curve([&](Table round) -> const plan::Curve& { return round.*rates; });
     for (double plan::CostTable::*const figure :
          {&plan::CostTable::bandwidth, &plan::CostTable::op_seconds,
-          &plan::CostTable::select_seconds, &plan::CostTable::attention_seconds})
+          &plan::CostTable::select_seconds, &plan::CostTable::attention_seconds,
+          &plan::CostTable::entry_flops})
       t.*figure = median([&](Table round) { return round.*figure; });
     t.host.rate = median([](Table round) { return round.host.rate; });
     return t;
@@ -395,6 +398,42 @@ class Calibration {
     const double prompt = Add("latent attention", "16 heads, 512 rows on 1024 keys",
                               AttendLatent(1, 512, 1024), flops, 0);
     t->latent_prompt_flops.points.emplace_back(mean, flops / prompt);
+  }
+
+  // Attention to a window and to compressed entries of four positions.
+  void Entries(plan::CostTable* t) {
+    constexpr int64_t kRowWidth = 512, kWindow = 128, kRatio = 4;
+    constexpr int32_t kRows = 16;
+    const Batch batch(1, kRows, kKeys);
+    const int64_t row_bytes = kernels::CacheRowBytes(cache(), kRowWidth);
+    const Tensor rows = Filled(batch.slots() * row_bytes);
+    Tensor entries = Filled(batch.slots() / kRatio * row_bytes);
+    const Tensor q = Filled(kRows * kHeads * kRowWidth * 4);
+    Tensor out = Filled(kRows * kHeads * kRowWidth * 4);
+    const double seconds = MedianSeconds([&] {
+      kernels::AttendToEntries({.q = static_cast<const float*>(q.raw()),
+                                .ldq = kHeads * kRowWidth,
+                                .cache = rows.raw(),
+                                .dtype = cache(),
+                                .heads = kHeads,
+                                .width = kRowWidth,
+                                .window = kWindow,
+                                .entries = {.data = entries.mutable_raw(),
+                                            .stride = row_bytes,
+                                            .span = kernels::EntrySpan(kRatio),
+                                            .dtype = cache()},
+                                .ratio = kRatio,
+                                .scale = 0.1f,
+                                .page_size = Batch::kPage,
+                                .sequences = batch.spans,
+                                .out = static_cast<float*>(out.mutable_raw()),
+                                .ldo = kHeads * kRowWidth},
+                               pool_);
+    });
+    const double attended = kWindow + (kKeys - (kRows - 1) / 2.0) / kRatio;
+    const double flops = 4.0 * kRows * attended * kHeads * kRowWidth;
+    t->entry_flops = flops / Add("attention to entries", "16 heads, 16 rows on 1024 keys", seconds,
+                                 flops, 0);
   }
 
   // On CPUs, the sender's threads copy rows to other ranks. So the rate of a link is that of a

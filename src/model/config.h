@@ -191,6 +191,12 @@ struct EagleConfig {
   int64_t draft_vocab = 0;  // rows of the head, if it has fewer than the vocabulary; 0: all
 };
 
+// Floats of the states of unfinished blocks (kernels/compressed.h), in the layers where they are
+// largest: of entries, and of index entries. 0: no layer has such blocks.
+struct EntryStates {
+  int64_t entries = 0, index = 0;
+};
+
 struct ReducedHead;
 
 struct ModelConfig {
@@ -232,6 +238,9 @@ struct ModelConfig {
   int64_t first_moe_layer = -1;
   int64_t whole_routed_width = -1;  // set by StageConfigOf: of the whole model
   int64_t whole_layers = -1;        // set by StageConfigOf: num_layers of the whole model
+  // Set by StageConfigOf: StateStorage::EntryFloats of the whole model. A state has this size on
+  // all stages, as prefill and decode workers with other stages expect.
+  EntryStates whole_entry_states;
   // Set by StageConfigOf (model/stages.h): whether a pipeline stage has the embedding, and the
   // final norm and the head.
   bool has_embedding = true, has_head = true;

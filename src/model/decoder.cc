@@ -102,6 +102,7 @@ const char* Decoder::BackendOf(const Operation& operation) const {
 
 profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& rows) const {
   const bool of_logits = operation.kind == Kind::kLogits, of_ids = operation.kind == Kind::kEmbed;
+  const bool of_link = operation.kind == Kind::kReceive || operation.kind == Kind::kSend;
   return {.name = operation.kind == Kind::kForward ? Name(operation.phase) : Name(operation.kind),
           .track = profile::Track::kPass,
           .micro_batch = operation.micro_batch,
@@ -109,7 +110,9 @@ profile::SpanInfo Decoder::Describe(const Operation& operation, const PassRows& 
                        ? operation.layer + static_cast<int>(c_.config.first_layer)
                        : operation.layer,
           .rows = of_logits ? rows.logit_rows : rows.tokens,
-          .columns = of_ids ? 1 : c_.config.hidden,
+          .columns = of_ids    ? 1
+                     : of_link ? c_.config.residual_width()
+                               : c_.config.hidden,
           .backend = BackendOf(operation)};
 }
 
@@ -207,14 +210,15 @@ void Decoder::ReceiveRows(Pass& p) const {
   if (p.rows.tokens == 0) return;
   CHECK(c_.stage_rows != nullptr);
   c_.stage_rows->Receive(
-      {p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden)});
+      {p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.residual_width())});
 }
 
 void Decoder::SendRows(Pass& p) const {
   CHECK(!p.branch_pending);
   if (p.rows.tokens == 0) return;
   CHECK(c_.stage_rows != nullptr);
-  c_.stage_rows->Send({p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.hidden)});
+  c_.stage_rows->Send(
+      {p.residual.data(), static_cast<size_t>(p.rows.tokens * c_.config.residual_width())});
 }
 
 void Decoder::Forward(Pass& p, int layer, Phase phase) const {

@@ -80,8 +80,8 @@ class Decoder {
   void BeginRows(Pass& p) const;
   void Embed(Pass& p) const;
   void EmbedInStreams(Pass& p) const;
-  // Hidden rows from the previous pipeline stage, and to the next one. The residual stream is
-  // complete (CompleteResidual).
+  // Hidden rows from the previous pipeline stage, and to the next one: the residual, which is
+  // complete (CompleteResidual), [T, residual_width].
   void ReceiveRows(Pass& p) const;
   void SendRows(Pass& p) const;
   void Forward(Pass& p, int layer, schedule::Phase phase) const;

@@ -6,6 +6,7 @@
 #include "kernels/cache_rows.h"
 #include "kernels/device.h"
 #include "model/model.h"
+#include "model/stages.h"
 #include "moe/router/router_fault.h"
 
 namespace switchyard {
@@ -79,6 +80,12 @@ TEST(KvStorageTest, StatesOfUnfinishedBlocksHaveTheSizeOfTheLargest) {
   EXPECT_EQ(StateStorage::SlotFloats(config, Mesh({.tp = 2}, 1)), kFloats);
   EXPECT_EQ(StateStorage::BytesPerSlot(config, Mesh()), 3 * kFloats * sizeof(float));
   EXPECT_EQ(StateStorage::BytesPerSlot(ConfigOf("olmoe"), Mesh()), 0u);
+  // So has the stage of the layer without an indexer. The first stage has no such state.
+  const ModelConfig stage = StageConfigOf(config, {.begin = 2, .end = 3});
+  EXPECT_EQ(StateStorage::SlotFloats(stage, Mesh()), kFloats);
+  EXPECT_EQ(StateStorage::BytesPerSlot(stage, Mesh()), kFloats * sizeof(float));
+  const ModelConfig first = StageConfigOf(config, {.begin = 0, .end = 1});
+  EXPECT_EQ(StateStorage::BytesPerSlot(first, Mesh()), 0u);
 }
 
 // Rows of keys, values and faults move together, in the order of the moves.

@@ -71,8 +71,9 @@ struct ModelOptions {
   // The model whose embedding and head an EAGLE head uses; outlives the model. Has the same mesh.
   const Model* target = nullptr;
   // Of a pipeline stage: connects it to the previous stage and to the next one. On CPUs, each
-  // message has the hidden rows of one batch, [T, H] float32. On GPUs, it announces rows that go
-  // from GPU to GPU, and has their number of floats. Outlives the model. Null: there is one stage.
+  // message has the hidden rows of one batch, [T, residual_width] float32. On GPUs, it announces
+  // rows that go from GPU to GPU, and has their number of floats. Outlives the model. Null: there
+  // is one stage.
   MessageLane* stage_rows = nullptr;
   bool movable_experts = false;  // enables Model::movable_experts
   // Number of layers whose new experts are in memory at the same time; −1: all.

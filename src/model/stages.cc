@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/ops.h"
+#include "model/state_storage.h"
 
 namespace switchyard {
 namespace {
@@ -31,8 +32,15 @@ double AttentionCost(const ModelConfig& model, int64_t layer) {
   if (a.kind == AttentionConfig::Kind::kCompressed) {
     const auto head = static_cast<double>(a.head_dim), rank = static_cast<double>(a.q_lora_rank);
     const auto output = static_cast<double>(a.output_rank);
-    return hidden * (rank + head) + heads * head * (rank + output) +
-           static_cast<double>(a.output_groups) * output * hidden;
+    const LayerConfig& kind = model.layers[layer];
+    double cost = hidden * (rank + head) + heads * head * (rank + output) +
+                  static_cast<double>(a.output_groups) * output * hidden;
+    // Rows and gates of blocks of entries, which have two series if the blocks overlap.
+    if (kind.compress > 0) cost += 2 * hidden * head * (kind.overlaps ? 2 : 1);
+    if (!kind.overlaps) return cost;
+    const auto index_head = static_cast<double>(a.index_head_dim);
+    const auto index_heads = static_cast<double>(a.index_heads);
+    return cost + 4 * hidden * index_head + index_heads * (rank * index_head + hidden);
   }
   const auto rope = static_cast<double>(a.qk_rope_head_dim);
   const auto nope = static_cast<double>(a.qk_nope_head_dim);
@@ -51,7 +59,10 @@ double AttentionCost(const ModelConfig& model, int64_t layer) {
 double LayerCost(const ModelConfig& model, int64_t index) {
   const LayerConfig& layer = model.layers[index];
   const auto hidden = static_cast<double>(model.hidden);
-  const double attention = AttentionCost(model, index);
+  double attention = AttentionCost(model, index);
+  // The weights of the streams of both blocks.
+  if (model.streams)
+    attention += 2 * static_cast<double>(model.residual_width() * model.streams->logits());
   const double matrices = model.activation == kernels::Activation::kRelu2 ? 2 : 3;
   const double dense =
       layer.dense() ? matrices * hidden * static_cast<double>(model.dense_width(index)) : 0.0;
@@ -199,8 +210,16 @@ double KeysOfWeights(const ModelConfig& model) {
     weights += LayerCost(model, i);
     if (!layer.attends()) continue;
     const AttentionConfig& a = model.attention;
-    if (model.has_indexer(i))  // it scores all keys
-      of_key += static_cast<double>(a.index_heads) * static_cast<double>(a.index_head_dim);
+    // An indexer scores all keys, or all entries.
+    if (model.has_indexer(i))
+      of_key += static_cast<double>(a.index_heads) * static_cast<double>(a.index_head_dim) /
+                std::max(layer.compress, 1);
+    if (a.kind == AttentionConfig::Kind::kCompressed) {
+      const int64_t most = layer.window + (layer.overlaps ? a.index_topk : 0);
+      weights += KeyCost(model) * static_cast<double>(most);
+      if (layer.compress > 0 && !layer.overlaps) of_key += KeyCost(model) / layer.compress;
+      continue;
+    }
     const int64_t most = std::max<int64_t>(std::max(layer.window, layer.chunk), a.index_topk);
     if (most > 0) {
       weights += KeyCost(model) * static_cast<double>(most);
@@ -219,6 +238,7 @@ ModelConfig StageConfigOf(const ModelConfig& model, const schedule::LayerRange& 
   if (moe != model.layers.end()) stage.first_moe_layer = moe - model.layers.begin();
   stage.whole_routed_width = model.routed_width();
   stage.whole_layers = model.num_layers();
+  stage.whole_entry_states = StateStorage::EntryFloats(model);
   stage.has_embedding = range.has_embedding;
   stage.has_head = range.has_head;
   if (std::ranges::none_of(stage.layers, &LayerConfig::moe)) stage.moe.reset();

@@ -25,8 +25,9 @@ std::vector<schedule::LayerRange> SplitLayers(const ModelConfig& model, int stag
 
 // The number of keys at which the attention of a token takes as many multiplications as its weights
 // do: what a token multiplies in addition to weights grows with its position. Attention within a
-// sliding window or chunk, to selected keys, or with a recurrent state counts as weights, since it
-// does not grow beyond. An indexer scores all keys, so its scores grow. Infinite if nothing grows.
+// sliding window or chunk, to selected keys or entries, or with a recurrent state counts as
+// weights, since it does not grow beyond. An indexer scores all keys, so its scores grow, and so
+// does attention to all compressed entries. Infinite if nothing grows.
 double KeysOfWeights(const ModelConfig& model);
 
 // The model of one stage. Without MoE layers it has no experts (ModelConfig::moe).

@@ -110,6 +110,34 @@ TEST(KeysOfWeights, CountsTheScoresOfIndexers) {
   EXPECT_DOUBLE_EQ(KeysOfWeights(model), (2 * (kLayer + kKeys) + kIndexer) / (2.0 * 6));
 }
 
+// Attention to all entries grows, and so do the scores of indexers. Window and selected entries
+// count as weights.
+TEST(KeysOfWeights, CountsCompressedEntries) {
+  ModelConfig model = Dense(3);
+  AttentionConfig& a = model.attention;
+  a = {.kind = AttentionConfig::Kind::kCompressed, .heads = 4, .head_dim = 16};
+  a.q_lora_rank = 8;
+  a.output_groups = 2;
+  a.output_rank = 12;
+  a.index_topk = 10;
+  a.index_heads = 2;
+  a.index_head_dim = 6;
+  model.streams = StreamsConfig{.count = 2};
+  for (LayerConfig& layer : model.layers) layer.window = 5;
+  EXPECT_EQ(KeysOfWeights(model), std::numeric_limits<double>::infinity());
+  model.layers[1].compress = 8;
+  model.layers[2].compress = 4;
+  model.layers[2].overlaps = true;
+  constexpr double kProjections = 64 * (8 + 16) + 4 * 16 * (8 + 12) + 2 * 12 * 64;
+  constexpr double kStreams = 2 * (2 * 64) * 8;  // 8 logits for each of two blocks
+  constexpr double kLayer = kProjections + kStreams + 3 * 64 * 64, kKey = 4 * 2 * 16;
+  constexpr double kBlocks = 2 * 64 * 16 + 2 * 64 * 2 * 16;
+  constexpr double kIndexer = 2 * 64 * 2 * 6 + 2 * (8 * 6 + 64);
+  EXPECT_DOUBLE_EQ(KeysOfWeights(model),
+                   (3 * (kLayer + 5 * kKey) + kBlocks + kIndexer + 10 * kKey) /
+                       (kKey / 8 + 2.0 * 6 / 4));
+}
+
 // Layers of one kind are counted once. Kinds differ in all that changes the weights.
 TEST(WeightsOfRank, CountsLayersOfDifferentKinds) {
   ModelConfig mixed = LoadModelConfig(Fixture(kMixedLayers));
@@ -183,7 +211,8 @@ TEST(SplitLayers, RefusesSizesThatDoNotFit) {
 // reads the embedding for its head.
 TEST(StageConfig, StagesReadEachWeightOnce) {
   for (const char* fixture :
-       {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama", kMixedLayers}) {
+       {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama", kMixedLayers,
+        "../families/deepseek_v4"}) {
     SCOPED_TRACE(fixture);
     const ModelConfig model = LoadModelConfig(Fixture(fixture));
     for (int stages = 1; stages <= model.num_layers(); ++stages) {

@@ -14,24 +14,12 @@
 namespace switchyard {
 namespace {
 
-// Floats of the states of unfinished blocks in a layer: of the entries, then of the index entries.
-std::pair<int64_t, int64_t> EntryFloats(const ModelConfig& config, const LayerConfig& layer) {
-  const AttentionConfig& a = config.attention;
-  return {kernels::CompressStateFloats(a.head_dim, layer.overlaps),
-          layer.overlaps ? kernels::CompressStateFloats(a.index_head_dim, true) : 0};
-}
-
 // Floats of a layer's part of a slot: (inputs of the convolution, states of the heads), or with
-// compressed attention, the largest of EntryFloats.
+// compressed attention, EntryFloats.
 std::pair<int64_t, int64_t> Floats(const ModelConfig& config, const Mesh& mesh) {
   if (!config.has_linear()) {
-    std::pair<int64_t, int64_t> most = {0, 0};
-    for (const LayerConfig& layer : config.layers) {
-      if (layer.compress == 0) continue;
-      const auto [entries, index] = EntryFloats(config, layer);
-      most = {std::max(most.first, entries), std::max(most.second, index)};
-    }
-    return most;
+    const EntryStates states = StateStorage::EntryFloats(config);
+    return {states.entries, states.index};
   }
   const LinearAttentionConfig& c = *config.linear;
   const int64_t heads = LinearKeyHeads(c, mesh).size(), values = heads * c.group() * c.value_dim;
@@ -85,6 +73,18 @@ size_t StateStorage::Bytes(const ModelConfig& config, const Mesh& mesh, int64_t 
   if (!config.has_states()) return 0;
   const auto [inputs, heads] = Floats(config, mesh);
   return LayersWithStates(config) * LayerStride(slots, inputs + heads);
+}
+
+EntryStates StateStorage::EntryFloats(const ModelConfig& config) {
+  const AttentionConfig& a = config.attention;
+  EntryStates most = config.whole_entry_states;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.compress == 0) continue;
+    most.entries = std::max(most.entries, kernels::CompressStateFloats(a.head_dim, layer.overlaps));
+    if (layer.overlaps)
+      most.index = std::max(most.index, kernels::CompressStateFloats(a.index_head_dim, true));
+  }
+  return most;
 }
 
 void StateStorage::Place(const ModelConfig& config, std::byte* memory,

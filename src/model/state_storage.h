@@ -39,6 +39,9 @@ class StateStorage {
   // kResource if there is too little.
   StateStorage(const ModelConfig& config, const Mesh& mesh, int64_t slots, kernels::Device& device);
   static size_t BytesPerSlot(const ModelConfig& config, const Mesh& mesh);  // on one rank
+  // The states of unfinished blocks in the layers of `config`, or of the whole model if `config` is
+  // that of a stage (ModelConfig::whole_entry_states).
+  static EntryStates EntryFloats(const ModelConfig& config);
   // slot_floats() of such a storage.
   static int64_t SlotFloats(const ModelConfig& config, const Mesh& mesh);
 

@@ -167,6 +167,7 @@ CostTable CostTable::Shared(double share) const {
   t.latent_flops *= share;
   t.select_seconds /= share;
   t.router_flops *= share;
+  t.entry_flops *= share;
   for (auto& point : t.tile_seconds.points) point.second /= share;
   t.host.rate *= share;
   return t;
@@ -232,6 +233,7 @@ CostTable ParseCostTable(const std::string& text, const std::string& name) {
   reader.Points("latent_prompt_flops", &t.latent_prompt_flops);
   reader.Number("latent_seconds", &t.latent_seconds);
   reader.Points("latent_decode_flops", &t.latent_decode_flops);
+  reader.Number("entry_flops", &t.entry_flops);
   reader.Number("head_bytes", &t.head_bytes);
   reader.Points("prompt_head_dims", &t.prompt_head_dims);
   reader.Points("float32_decode_bytes", &t.float32_decode_bytes);
@@ -282,6 +284,7 @@ std::string ToJson(const CostTable& t) {
               {"latent_prompt_flops", Points(t.latent_prompt_flops)},
               {"latent_seconds", t.latent_seconds},
               {"latent_decode_flops", Points(t.latent_decode_flops)},
+              {"entry_flops", t.entry_flops},
               {"head_bytes", t.head_bytes},
               {"prompt_head_dims", Points(t.prompt_head_dims)},
               {"float32_decode_bytes", Points(t.float32_decode_bytes)},

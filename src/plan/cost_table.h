@@ -86,6 +86,9 @@ struct CostTable {
   // matrix for each head; 0: only the products count.
   double latent_seconds = 0, head_bytes = 0;
   Curve latent_decode_flops;
+  // FLOP per second of attention to compressed entries (kernels::AttendToEntries), whose kernels
+  // use no tensor cores; on CPUs of their indexers too. 0: the rates of latent attention.
+  double entry_flops = 0;
   // prompt_flops are for heads of 128. Narrower heads have fewer products for each exponential. The
   // relative rate, by the width of a head; empty: 1.
   Curve prompt_head_dims;

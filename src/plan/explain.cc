@@ -129,6 +129,11 @@ class Tree {
           fmt::format("MLA's latent cache is the same for all heads: with {} ranks in a group, "
                       "each token is stored {} times. DP attention stores it once.",
                       attn_tp, attn_tp));
+    } else if (a.kind == AttentionConfig::Kind::kCompressed) {
+      Tell(
+          fmt::format("The row and the entries of a token are the same for all heads: with {} "
+                      "ranks in a group, they are stored {} times. DP attention stores them once.",
+                      attn_tp, attn_tp));
     } else {
       int64_t least = a.kv_heads, most = a.kv_heads;
       for (int64_t layer = 0; layer < q_.model.num_layers(); ++layer) {
@@ -185,7 +190,7 @@ class Tree {
     Tell(
         fmt::format("Yes: {} stages. A token sends {:.1f} KB of hidden rows to the next stage; a "
                     "stage has no collective with another one.",
-                    stages, q_.model.hidden * 4 / 1e3));
+                    stages, q_.model.residual_width() * 4 / 1e3));
     for (int i = 0; i < stages; ++i)
       Tell(fmt::format(
           "stage {}, layers {} to {}{}: {:.2f} ms of a prefill pass of {:.0f} tokens, "

@@ -64,7 +64,7 @@ struct HeatTime {
 
 class HeatLayout {
  public:
-  // Error kInvalid: the model has no experts, or recurrent states; or the source of loads is a
+  // Error kInvalid: the model has no experts, or linear attention; or the source of loads is a
   // recording; or the layout does not support a flag. Error kResource names what does not fit and
   // what to lower: --memory (the GPU with one expert of each layer) or --host-memory.
   explicit HeatLayout(HeatQuestion question);

@@ -155,6 +155,20 @@ TEST(HeatLayoutTest, WithAllExpertsOnTheGpuNoRowCrossesTheLink) {
   EXPECT_THAT(HeatReport(layout), HasSubstr("128 of 128 experts of each layer on the GPU"));
 }
 
+TEST(HeatLayoutTest, DeepSeekV4HasCostsAndLinearAttentionHasNone) {
+  const auto question_of = [](const char* family) {
+    const std::string folder = std::string(SWITCHYARD_TEST_DATA) + "/families/" + family;
+    HeatQuestion q = QuestionOf(LoadModelConfig(folder), "h100", 24, 64);
+    q.config.context_length = 256;
+    return q;
+  };
+  const HeatLayout layout(question_of("deepseek_v4"));
+  EXPECT_GT(layout.Decode(8, 100, ExpertsPlacedBy::kHeat).other,
+            layout.Decode(1, 100, ExpertsPlacedBy::kHeat).other);
+  EXPECT_THAT(RefusalOf([&] { HeatLayout refused(question_of("qwen3_next")); }),
+              HasSubstr("there are no costs of layers with recurrent states"));
+}
+
 TEST(HeatLayoutTest, OtherQuestionsAreRefused) {
   HeatQuestion q = QuestionOf(GptOss120b(), "h100", 24, 192);
   q.expert_loads = "recording.json";

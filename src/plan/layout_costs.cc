@@ -59,10 +59,8 @@ Ranks LayoutCosts::RanksOf(const Question& q, const Layout& layout, const Engine
 }
 
 void CheckHasCosts(const ModelConfig& model) {
-  if (model.has_states())
+  if (model.has_linear())
     throw Invalid("{}: there are no costs of layers with recurrent states", model.architecture);
-  if (model.attention.kind == AttentionConfig::Kind::kCompressed)
-    throw Invalid("{}: there are no costs of compressed attention", model.architecture);
 }
 
 LayoutCosts::Stage::Stage(ModelConfig stage, const LayoutCosts& c, const Routing& routing)
@@ -76,14 +74,13 @@ LayoutCosts::LayoutCosts(const Question& q, const Layout& layout, const EnginePl
       ranks_(RanksOf(q, layout, plan, false)),
       decode_ranks_(RanksOf(q, layout, plan, true)),
       in_flight_(PassesInFlight(ConfigOf(layout, q.config))),
-      hidden_bytes_(static_cast<double>(q.model.hidden) * sizeof(float)) {
-  if (q.model.has_states())
+      hidden_bytes_(static_cast<double>(q.model.residual_width()) * sizeof(float)) {
+  if (q.model.has_linear())
     throw Invalid(
         "{}: there are no costs of layers with recurrent states; a running request has two states "
         "of {:.2f} MiB on each rank",
         q.model.architecture,
         static_cast<double>(StateStorage::BytesPerSlot(q.model, Mesh(layout.mesh, 0))) / (1 << 20));
-  CheckHasCosts(q.model);
   for (ModelConfig& model : ModelsOfStages(q, layout, plan))
     stages_.push_back(std::make_unique<Stage>(
         std::move(model), *this,

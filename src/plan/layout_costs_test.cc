@@ -178,16 +178,76 @@ TEST(LayoutCosts, RefuseRecurrentStates) {
   EXPECT_THAT(ErrorOf([&] { LayoutCosts(q, layout, plan); }), HasSubstr(want));  // of `simulate`
 }
 
-// Layers of a sliding window without entries have no recurrent states.
-TEST(LayoutCosts, RefuseCompressedAttention) {
+// A decode step of DeepSeek-V4 in which all layers have the same kind.
+double EntrySeconds(int32_t compress, bool overlaps, double keys) {
   Question q = FamilyQuestion("deepseek_v4");
+  q.model.attention.index_heads = 2;  // scores cost less than attention
   for (LayerConfig& layer : q.model.layers) {
-    layer.compress = 0;
-    layer.overlaps = false;
+    layer.compress = compress;
+    layer.overlaps = overlaps;
   }
   const Layout layout = ParseLayout("tp1");
-  EXPECT_THAT(ErrorOf([&] { Evaluate(q, layout); }),
-              HasSubstr("DeepseekV4ForCausalLM: there are no costs of compressed attention"));
+  const LayoutCosts costs(q, layout, Admit(q, layout).plan);
+  const StepTime step = costs.Of(
+      {.decode = true, .sequences = 2, .rows = 2, .keys = keys, .logit_rows = 2});
+  return step.work.parts[static_cast<size_t>(Part::kAttention)];
+}
+
+TEST(LayoutCosts, EntriesCountByTheKindOfTheirLayer) {
+  const double window = EntrySeconds(0, false, 100);
+  EXPECT_DOUBLE_EQ(EntrySeconds(0, false, 1000), window);
+  const auto growth = [](int32_t compress, bool overlaps, double from) {
+    return EntrySeconds(compress, overlaps, from + 400) - EntrySeconds(compress, overlaps, from);
+  };
+  const double all = growth(8, false, 100);
+  EXPECT_GT(all, 0);
+  EXPECT_NEAR(growth(8, false, 500), all, 1e-6 * all);
+  EXPECT_NEAR(growth(4, false, 100), 2 * all, 1e-6 * all);
+  // Beyond index_topk entries, only the scores of the indexer grow.
+  const double scores = growth(8, true, 100);
+  EXPECT_GT(scores, 0);
+  EXPECT_LT(scores, all / 2);
+  EXPECT_GT(EntrySeconds(8, false, 100), window);
+  EXPECT_GT(EntrySeconds(8, true, 16), EntrySeconds(8, false, 16));  // products of the indexer
+}
+
+TEST(LayoutCosts, StreamsAndTokenIdsCountInEachBlock) {
+  constexpr double kRows = 64;
+  const auto seconds = [](int64_t streams, bool by_token, Part part) {
+    Question q = FamilyQuestion("deepseek_v4");
+    q.model.streams->count = streams;
+    for (LayerConfig& layer : q.model.layers) layer.by_token = by_token;
+    const Layout layout = ParseLayout("tp1");
+    const LayoutCosts costs(q, layout, Admit(q, layout).plan);
+    const StepTime step =
+        costs.Of({.decode = false, .sequences = 2, .rows = kRows, .keys = 16, .logit_rows = 2});
+    return step.work.parts[static_cast<size_t>(part)];
+  };
+  // The output of experts is added to each stream: read and written, in four layers.
+  const double bytes = 4 * kRows * 2 * 4 * 32 * sizeof(float);
+  EXPECT_NEAR(seconds(8, false, Part::kCombine) - seconds(4, false, Part::kCombine),
+              bytes / CpuDefaults(2).bandwidth, 1e-12);
+  for (const Part of : {Part::kAttention, Part::kRouter, Part::kHead})
+    EXPECT_GT(seconds(8, false, of), seconds(4, false, of));
+  EXPECT_GT(seconds(4, true, Part::kRouter), seconds(4, false, Part::kRouter));
+}
+
+TEST(StagesOfALayout, SendTheStreamsOfDeepSeekV4) {
+  Question q = FamilyQuestion("deepseek_v4");
+  q.config.pp_layer_partition = "2,2";
+  const Staged staged("tp1-pp2", q);
+  ASSERT_TRUE(staged.evaluation.accepted) << staged.evaluation.refused;
+  const Link& link = staged.question.table.host;
+  EXPECT_NEAR(staged.costs->SendSeconds(100),
+              link.seconds + 100 * 4 * 32 * sizeof(float) / (link.rate / 2), 1e-12);
+  // Both stages have the states of their layers: two of three are on the second one.
+  const std::vector<StageMemory>& stages = staged.evaluation.stages;
+  const double states = stages[0].memory.states + stages[1].memory.states;
+  EXPECT_EQ(states, Staged("tp1", FamilyQuestion("deepseek_v4")).evaluation.largest().memory.states);
+  EXPECT_GT(stages[0].memory.states, 0);
+  EXPECT_THAT(Explain(staged.question, staged.evaluation.layout),
+              AllOf(HasSubstr("The row and the entries of a token are the same for all heads"),
+                    HasSubstr("0.5 KB of hidden rows"), HasSubstr("recurrent states 0.0")));
 }
 
 TEST(StagesOfALayout, OnGpusOfSeveralHostsAreExplainedOnPaper) {

@@ -84,8 +84,9 @@ ordered_json MemoryJson(const StageMemory& stage) {
     if (bytes > 0) weights[name] = bytes;
   return {
       {"weights", weights},           {"kv_per_token", m.kv_per_token}, {"kv", stage.cache},
-      {"activations", m.activations}, {"experts_rows", m.moe},          {"logits", m.logits},
-      {"tables", m.tables},           {"scratch", m.scratch},           {"exchange", m.exchange}};
+      {"states", m.states},           {"activations", m.activations},   {"experts_rows", m.moe},
+      {"logits", m.logits},           {"tables", m.tables},             {"scratch", m.scratch},
+      {"exchange", m.exchange}};
 }
 
 ordered_json StagesJson(const Evaluation& e) {
@@ -102,11 +103,13 @@ std::string MemoryText(const StageMemory& stage) {
   std::string text;
   for (const auto& [name, bytes] : m.weights.Parts())
     if (bytes > 0.005 * kGiB) text += fmt::format("  {} {:.2f}", name, bytes / kGiB);
+  const std::string states =
+      m.states > 0 ? fmt::format("  recurrent states {:.2f}", m.states / kGiB) : "";
   return text + fmt::format(
-                    "  cache {:.2f}  activations {:.2f}  experts' rows {:.2f}  logits "
+                    "  cache {:.2f}{}  activations {:.2f}  experts' rows {:.2f}  logits "
                     "{:.2f}  exchange {:.2f}",
-                    stage.cache / kGiB, m.activations / kGiB, m.moe / kGiB, m.logits / kGiB,
-                    m.exchange / kGiB);
+                    stage.cache / kGiB, states, m.activations / kGiB, m.moe / kGiB,
+                    m.logits / kGiB, m.exchange / kGiB);
 }
 
 // The flags that shape the memory plan, and those that all layouts share.

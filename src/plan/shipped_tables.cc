@@ -84,6 +84,9 @@ CostTable H200() {
   t.latent_decode_flops.points = {{520, 193 * kTera}, {4096, 317 * kTera}};
   t.latent_prompt_flops.points = {
       {256.5, 153 * kTera}, {512.5, 217 * kTera}, {2048.5, 300 * kTera}, {15360.5, 329 * kTera}};
+  // Not measured: the kernel loads a float32 from shared memory for each multiplication, which is
+  // possible at a quarter of the peak rate of 67 TFLOP/s.
+  t.entry_flops = 15 * kTera;
   t.head_bytes = 1.76 * kTera;
   t.host = {.seconds = 8 * kMicro, .rate = 340 * kGiga};
   // NCCL transfers rows between hosts. This was not measured; the latency is that of DeepEP's
@@ -154,7 +157,8 @@ CostTable FromSheet(const Card& card) {
   if (card.fp8_tflops == 0)
     for (auto* curves : {&t.products, &t.experts, &t.chains})
       (*curves)["fp8-block"] = (*curves)["bfloat16"];
-  for (double* rate : {&t.decode_flops, &t.latent_flops, &t.router_flops}) *rate *= products;
+  for (double* rate : {&t.decode_flops, &t.latent_flops, &t.router_flops, &t.entry_flops})
+    *rate *= products;
   t.select_seconds /= products;
   scale(products, &t.prompt_flops);
   scale(products, &t.latent_prompt_flops);
@@ -237,6 +241,7 @@ CostTable CpuDefaults(int cpus) {
   t.decode_bytes.points = {{1, 0.8 * t.bandwidth}};
   t.latent_bytes.points = {{1, 0.8 * t.bandwidth}};
   t.decode_flops = t.latent_flops = 100e9 * threads;
+  t.entry_flops = 12e9 * threads;  // plain loops; an estimate
   t.prompt_flops.points = {{256, 125e9 * threads}, {16384, 154e9 * threads}};
   t.latent_prompt_flops = t.prompt_flops;
   t.host = {.seconds = 5e-6, .rate = t.bandwidth / 4};

@@ -80,8 +80,11 @@ ModelFormats FormatsOf(const ModelConfig& model, bool cuda, bool hopper) {
   ModelFormats formats;
   for (size_t i = 0; i < few.layers.size(); ++i) {
     const LayerWeights& layer = w.layers[i];
-    const bool latent = few.attention.kind == AttentionConfig::Kind::kLatent;
-    formats.attention = FormatOf(latent ? layer.latent.o.w : layer.grouped.o.w, rows);
+    const AttentionConfig::Kind kind = few.attention.kind;
+    formats.attention = FormatOf(kind == AttentionConfig::Kind::kLatent       ? layer.latent.o.w
+                                 : kind == AttentionConfig::Kind::kCompressed ? layer.compressed.o.w
+                                                                              : layer.grouped.o.w,
+                                 rows);
     if (few.layers[i].dense()) formats.dense = FormatOf(layer.dense.gate, rows);
     if (!few.layers[i].moe) continue;
     formats.router = FormatOf(layer.moe.router.w);
@@ -115,7 +118,7 @@ void StepCosts::Product(Part part, const MatrixFormat& format, double rows, doub
     Small(part, rows * k * 3, cost);  // quantization of the rows
 }
 
-// Each head reads and writes columns of float32 rows, which can take longer than the products.
+// Each matrix reads and writes columns of float32 rows, which can take longer than the products.
 void StepCosts::HeadProducts(double rows, double heads, double n, double k, Cost* cost) const {
   Cost product;
   Product(Part::kAttention, MatrixFormat{}, rows, heads * n, k, &product);
@@ -134,8 +137,8 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
   const AttentionConfig& a = m_.attention;
   const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
-  const double norm = t_.cuda ? 14 : 8;  // bytes per element, including the addition of a branch
-  Small(Part::kAttention, shape.rows * hidden * norm, cost);
+  BeginBlock(Part::kAttention, shape.rows, cost);
+  if (a.kind == AttentionConfig::Kind::kCompressed) return EntryQkv(shape, cost);
   if (a.kind == AttentionConfig::Kind::kGrouped) {
     const auto key = static_cast<double>(a.head_dim), value = static_cast<double>(a.value_dim());
     double kv_heads = 0;  // the mean over layers
@@ -171,17 +174,23 @@ void StepCosts::Qkv(const StepShape& shape, Cost* cost) const {
 
 std::vector<StepCosts::LayerKind> StepCosts::KindsOf(const ModelConfig& model, const Mesh& mesh) {
   std::vector<LayerKind> kinds;
-  const bool latent = model.attention.kind == AttentionConfig::Kind::kLatent;
+  const AttentionConfig& a = model.attention;
+  const bool grouped = a.kind == AttentionConfig::Kind::kGrouped;
+  const bool compressed = a.kind == AttentionConfig::Kind::kCompressed;
   const double share = 1.0 / static_cast<double>(model.layers.size());
   for (int64_t i = 0; i < model.num_layers(); ++i) {
     const LayerConfig& layer = model.layers[i];
     LayerKind kind{.keys = std::numeric_limits<double>::infinity()};
+    // With compressed attention, the indexer selects entries.
     for (const int64_t limit :
-         {int64_t{layer.window}, int64_t{layer.chunk}, model.attention.index_topk})
+         {int64_t{layer.window}, int64_t{layer.chunk}, compressed ? 0 : a.index_topk})
       if (limit > 0) kind.keys = std::min(kind.keys, static_cast<double>(limit));
-    kind.kv_heads = latent ? 1 : static_cast<double>(KvHeads(model, i, mesh).size());
+    kind.kv_heads = grouped ? static_cast<double>(KvHeads(model, i, mesh).size()) : 1;
+    kind.ratio = layer.compress;
+    kind.overlaps = layer.overlaps;
     auto known = std::ranges::find_if(kinds, [&](const LayerKind& other) {
-      return other.keys == kind.keys && other.kv_heads == kind.kv_heads;
+      return other.keys == kind.keys && other.kv_heads == kind.kv_heads &&
+             other.ratio == kind.ratio && other.overlaps == kind.overlaps;
     });
     if (known == kinds.end()) known = kinds.insert(known, kind);
     known->share += share;
@@ -206,7 +215,6 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
   const Curve& read = latent    ? t_.latent_bytes
                       : float32 ? t_.float32_decode_bytes
                                 : t_.decode_bytes;
-  const Curve& by_keys = t_.latent_decode_flops;
   double flops = 0, of_bytes = 0, tiles = 0, mean_visible = 0;
   for (const LayerKind& kind : kinds_) {
     const double visible = std::min(keys, kind.keys);
@@ -226,12 +234,10 @@ void StepCosts::AttendRows(bool decode, double sequences, double rows, double ke
     if (decode) of_bytes += indexers_ * sequences * keys * index_row / t_.latent_bytes.At(heads);
   }
   if (decode) {
-    const double rate = !latent           ? t_.decode_flops
-                        : by_keys.empty() ? t_.latent_flops
-                                          : by_keys.At(mean_visible);
+    const double rate = latent ? LatentRate(decode, mean_visible) : t_.decode_flops;
     of_flops = rate > 0 ? flops / rate : 0;
   } else if (latent) {
-    of_flops = flops / t_.latent_prompt_flops.At(keys);
+    of_flops = flops / LatentRate(decode, keys);
   } else {
     const Curve& widths = t_.prompt_head_dims;
     const double relative = widths.empty() ? 1 : widths.At(static_cast<double>(a.head_dim));
@@ -252,32 +258,41 @@ void StepCosts::Attend(const StepShape& shape, Cost* cost) const {
   const auto hidden = static_cast<double>(m_.hidden);
   const auto heads = static_cast<double>(QueryHeads(a, mesh_).size());
   const bool latent = a.kind == AttentionConfig::Kind::kLatent;
-  const double least = latent ? t_.latent_seconds : 0;
-  if (least == 0) cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
   const double own = shape.rows - shape.decode_rows;
-  AttendRows(shape.decode, shape.sequences, own, shape.keys, least, cost);
-  AttendRows(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, own > 0 ? 0 : least,
-             cost);
+  double width = heads * static_cast<double>(a.value_dim());  // of the output projection's rows
+  if (a.kind == AttentionConfig::Kind::kCompressed) {
+    AttendToEntries(shape.decode, shape.sequences, own, shape.keys, cost);
+    AttendToEntries(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, cost);
+    const double of_group = static_cast<double>(a.heads) / static_cast<double>(a.output_groups);
+    const double groups = heads / of_group;
+    const auto rank = static_cast<double>(a.output_rank);
+    HeadProducts(shape.rows, groups, rank, width / groups, cost);
+    width = groups * rank;
+  } else {
+    const double least = latent ? t_.latent_seconds : 0;
+    if (least == 0) cost->Add(Part::kAttention, Limit::kStart, t_.attention_seconds);
+    AttendRows(shape.decode, shape.sequences, own, shape.keys, least, cost);
+    AttendRows(true, shape.decode_rows, shape.decode_rows, shape.decode_keys, own > 0 ? 0 : least,
+               cost);
+  }
   if (latent) HeadProducts(shape.rows, heads, a.v_head_dim, a.kv_lora_rank, cost);
-  Product(Part::kAttention, f_.attention, shape.rows, hidden,
-          heads * static_cast<double>(a.value_dim()), cost);
+  Product(Part::kAttention, f_.attention, shape.rows, hidden, width, cost);
   AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
-  if (!t_.cuda) Small(Part::kAttention, shape.rows * hidden * 3 * kFloat, cost);  // adds the branch
+  EndBlock(Part::kAttention, shape.rows, cost);
 }
 
 void StepCosts::Route(const StepShape& shape, Cost* cost) const {
   const RouterConfig& router = m_.moe->router;
   const double lane = Lane(shape);
   const auto hidden = static_cast<double>(m_.hidden);
-  Small(Part::kRouter, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
-  if (t_.router_flops > 0) {
-    const double flops = 2 * lane * router.num_logits() * hidden / t_.router_flops;
-    const double chain = hidden * t_.chain_seconds;
-    cost->Add(Part::kRouter, Limit::kStart, t_.op_seconds);
-    cost->Add(Part::kRouter, flops > chain ? Limit::kFlops : Limit::kStart, std::max(flops, chain));
-  } else {
-    Product(Part::kRouter, f_.router, lane, router.num_logits(), hidden, cost, t_.op_seconds);
+  BeginBlock(Part::kRouter, shape.rows, cost);
+  // The rows with token ids, which have a copy of the normed row.
+  if (by_token_ > 0) {
+    Cost copies;
+    Small(Part::kRouter, shape.rows * hidden * 2 * kFloat, &copies, 2);
+    cost->Add(copies, by_token_);
   }
+  FloatProduct(Part::kRouter, f_.router, lane, router.num_logits(), hidden, cost);
   Small(Part::kRouter, lane * router.num_logits() * 2 * kFloat, cost, t_.cuda ? 2.5 : 1);
   cost->Add(Part::kRouter, Limit::kFlops, lane * router.num_logits() * t_.select_seconds);
 }
@@ -288,12 +303,12 @@ void StepCosts::Dense(const StepShape& shape, Cost* cost) const {
   const bool gathers = !whole && r_.mesh.dp > 1;
   const double rows = whole ? shape.rows / mesh_.attn_tp() : World(shape);
   const double width = static_cast<double>(m_.intermediate) / (whole ? 1 : r_.mesh.tp);
-  Small(Part::kDense, shape.rows * hidden * (t_.cuda ? 14 : 8), cost);
+  BeginBlock(Part::kDense, shape.rows, cost);
   if (gathers) AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);
   Product(Part::kDense, f_.dense, rows, 2 * width, hidden, cost);
   if (t_.cuda) Small(Part::kDense, rows * width * 6, cost);
   Product(Part::kDense, f_.dense, rows, hidden, width, cost);
-  if (!t_.cuda) Small(Part::kDense, shape.rows * hidden * 3 * kFloat, cost);
+  EndBlock(Part::kDense, shape.rows, cost);
   if (gathers) {
     AllGather(rows * hidden * kFloat, r_.mesh.tp, cost);  // a reduce-scatter costs as much
   } else if (whole) {
@@ -333,7 +348,7 @@ void StepCosts::Finish(const StepShape& shape, Cost* cost) const {
   }
   if (scatters() && mesh_.attn_tp() > 1)
     AllGather(shape.rows * hidden * kFloat, mesh_.attn_tp(), cost);
-  if (!t_.cuda) Small(Part::kCombine, shape.rows * hidden * 3 * kFloat, cost);
+  EndBlock(Part::kCombine, shape.rows, cost);
 }
 
 // Over several hosts, ranks of a host first add their rows, then hosts exchange the sums.
@@ -443,8 +458,14 @@ Cost StepCosts::Ends(const StepShape& shape) const {
   if (m_.has_embedding) {
     Small(Part::kHead, shape.rows * hidden * 2 * kFloat, &cost);
     AllReduce(shape.rows * hidden * kFloat, mesh_.attn_tp(), &cost);
+    if (m_.streams) {  // copies of the row
+      const auto count = static_cast<double>(m_.streams->count);
+      Small(Part::kHead, shape.rows * hidden * 2 * count * kFloat, &cost, count);
+    }
   }
   if (!m_.has_head) return cost;
+  if (m_.streams)
+    CollapseStreams(Part::kHead, shape.rows, static_cast<double>(m_.streams->count), &cost);
   Small(Part::kHead, rows * hidden * 4 * kFloat, &cost, 2);
   if (split) AllGather(rows * hidden * kFloat, r_.mesh.tp, &cost);
   Product(Part::kHead, f_.head, rows, width / ranks, hidden, &cost);

@@ -3,6 +3,7 @@
 // (schedule/serve.h) determines which phases overlap.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -120,7 +121,8 @@ class StepCosts {
         mesh_(ranks.mesh, 0),
         uniform_(UniformOf(model, ranks, routing)),
         kinds_(KindsOf(model, mesh_)),
-        indexers_(IndexersOf(model)) {}
+        indexers_(IndexersOf(model)),
+        by_token_(TokenRoutersOf(model)) {}
 
   // The time of a step in which all groups have this shape, apart from `mean_rows`. With `loads`,
   // every rank has the rows of the most loaded one of each layer, for which the others wait.
@@ -171,7 +173,10 @@ class StepCosts {
   struct LayerKind {
     double keys = 0;      // the largest number of keys of a row
     double kv_heads = 1;  // of this rank
-    double share = 0;     // the fraction of layers of this kind
+    // With compressed attention: LayerConfig::compress and overlaps. `keys` is then the window.
+    int32_t ratio = 0;
+    bool overlaps = false;
+    double share = 0;  // the fraction of layers of this kind
   };
   static std::vector<LayerKind> KindsOf(const ModelConfig& model, const Mesh& mesh);
   static double IndexersOf(const ModelConfig& model) {
@@ -179,17 +184,38 @@ class StepCosts {
     for (int64_t i = 0; i < model.num_layers(); ++i) count += model.has_indexer(i) ? 1 : 0;
     return count / static_cast<double>(model.layers.size());
   }
+  static double TokenRoutersOf(const ModelConfig& model) {
+    const auto routers = std::ranges::count(model.layers, true, &LayerConfig::moe);
+    const auto by_token = std::ranges::count(model.layers, true, &LayerConfig::by_token);
+    return routers > 0 ? static_cast<double>(by_token) / static_cast<double>(routers) : 0;
+  }
   void Small(Part part, double bytes, Cost* cost, double ops = 1) const;
   // `rounded`: the op before writes the rows in the product's format, so that no pass quantizes
   // them.
   void Product(Part part, const MatrixFormat& format, double rows, double n, double k, Cost* cost,
                double seconds_of_start = -1, bool rounded = false) const;
-  // MLA's products with one unquantized matrix for each head.
+  // A router, or the weights of residual streams.
+  void FloatProduct(Part part, const MatrixFormat& format, double rows, double n, double k,
+                    Cost* cost) const;
+  // What a block does to the residual: the norm of its input, with the weighted sum of residual
+  // streams, and the addition of its output. On GPUs without streams, the next norm adds it.
+  void BeginBlock(Part part, double rows, Cost* cost) const;
+  void EndBlock(Part part, double rows, Cost* cost) const;
+  // The weighted sum of residual streams. `logits`: elements of the weights of a row.
+  void CollapseStreams(Part part, double rows, double logits, Cost* cost) const;
+  // Products with one unquantized matrix for each head (MLA), or for each output group (compressed
+  // attention).
   void HeadProducts(double rows, double heads, double n, double k, Cost* cost) const;
   void Qkv(const StepShape& shape, Cost* cost) const;
   void Attend(const StepShape& shape, Cost* cost) const;
   void AttendRows(bool decode, double sequences, double rows, double keys, double least,
                   Cost* cost) const;
+  // FLOP per second of latent attention. Decode: by the keys of a row; prompts: by their mean.
+  double LatentRate(bool decode, double keys) const;
+  // The same for compressed attention (docs/notes/deepseek_v4.md).
+  void EntryQkv(const StepShape& shape, Cost* cost) const;
+  void AddToBlocks(const StepShape& shape, double width, bool overlaps, Cost* cost) const;
+  void AttendToEntries(bool decode, double sequences, double rows, double keys, Cost* cost) const;
   void Route(const StepShape& shape, Cost* cost) const;
   void Experts(const StepShape& shape, Cost* up, Cost* down) const;
   void Dense(const StepShape& shape, Cost* cost) const;
@@ -222,6 +248,7 @@ class StepCosts {
   const UniformRouting uniform_;
   const std::vector<LayerKind> kinds_;
   const double indexers_;  // the fraction of layers with an indexer
+  const double by_token_;  // the fraction of routers that read token ids
 };
 
 }  // namespace switchyard::plan

@@ -145,6 +145,14 @@ def test_compressed_entries_equal_transformers(tmp_path, name, layout, graphs):
     check_family(name, tmp_path, *device, *ENTRY_LAYOUTS[layout], *GRAPHS[graphs], env=env)
 
 
+# Stages send several residual streams. The second one has a layer that routes by token ids.
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_stages_with_residual_streams_equal_transformers(tmp_path, graphs):
+    device, env = where(2)
+    check_family("deepseek_v4", tmp_path, *device, "--pp-size", 2, "--pp-layer-partition", "1,3", *FEW_STATES, *GRAPHS[graphs],
+                 env=env)
+
+
 # Layers differ in KV heads, so attention groups have different caches.
 def test_layers_with_different_caches_equal_transformers(tmp_path):
     device, env = where(2)

@@ -88,6 +88,8 @@ RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h"]
 
 @pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []), ("deepseek_v4", []),
                                          ("deepseek_v4_plain", []),
+                                         # The second stage has a layer that routes by token ids.
+                                         ("deepseek_v4", ["--pp-size", 2, "--pp-layer-partition", "1,3"]),
                                          ("qwen3_next", ["--pp-size", 3])], ids=str)
 def test_states_of_chunks_and_prefixes_equal_transformers(tmp_path, name, flags):
     check(name, tmp_path, *FEW_STATES, *flags)

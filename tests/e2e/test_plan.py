@@ -99,22 +99,38 @@ def commands(out):
 HOST = ["--cpu", "--cpus", 2, "--memory", 4, "--input-len", 100, "--output-len", 50]
 
 
-def test_planned_memory_of_stages_is_that_of_serve():
-    model = ROOT / "models/yardling"
+@pytest.mark.parametrize("model, tokenizer", [
+    (ROOT / "models/yardling", []),
+    (DATA / "families/deepseek_v4", ["--tokenizer-path", DATA / "fixtures/qwen3_moe"]),
+], ids=["yardling", "deepseek_v4"])
+def test_planned_memory_of_stages_is_that_of_serve(model, tokenizer):
+    """DeepSeek-V4 has recurrent states too: those of unfinished blocks of entries."""
     layouts = json.loads(run("plan", "--model-path", model, *HOST, "--pp-size", 2, "--json"))["layouts"]
     layout = next(entry for entry in layouts if entry["layout"] == "tp1-pp2-chunk512")
     flags = layout["command"].split()[4:]
     assert flags[:2] == ["--pp-size", "2"]
-    with server.Server(model, *flags, "--max-total-tokens", int(layout["cache_tokens"])) as running:
-        logged = re.findall(r"memory of a rank in full use: ([\d.]+) MiB: weights ([\d.]+) .*? cache ([\d.]+), "
-                            r"activations ([\d.]+)", running.text())
+    with server.Server(model, *flags, *tokenizer, "--max-total-tokens", int(layout["cache_tokens"])) as running:
+        logged = re.findall(r"memory of a rank in full use: [\d.]+ MiB: weights ([\d.]+) .*? cache ([\d.]+), "
+                            r"(?:recurrent states ([\d.]+) .*?, )?activations ([\d.]+)", running.text())
     parts = [stage["memory_per_rank"] for stage in layout["stages"]]
-    expected = sorted([sum(part["weights"].values()) / 2**20, part["kv"] / 2**20, part["activations"] / 2**20]
-                      for part in parts)
-    found = sorted([float(mib) for mib in rank[1:]] for rank in logged)
+    assert all((part["states"] > 0) == bool(tokenizer) for part in parts)
+    expected = sorted([sum(part["weights"].values()) / 2**20, part["kv"] / 2**20, part["states"] / 2**20,
+                       part["activations"] / 2**20] for part in parts)
+    found = sorted([float(mib or 0) for mib in rank] for rank in logged)
     assert len(found) == 2
     for rank, wanted in zip(found, expected):
         assert rank == pytest.approx(wanted, abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4", "deepseek_v4_plain"])
+def test_layers_with_compressed_entries_have_costs(name):
+    model = ["--model-path", DATA / "families" / name]
+    layout = json.loads(run("plan", *model, *HOST, "--json"))["layouts"][0]
+    assert layout["best"]["decode"]["parts"]["attention"] > 0 and layout["memory_per_rank"]["states"] > 0
+    for stages in "tp1", "tp1-pp2":
+        out = run("simulate", *model, "--cpu", "--cpus", 2, "--memory", 4, "--layout", stages, "--input-len", 100,
+                  "--output-len", 20, "--rate", 2, "--seconds", 3)
+        assert "time between tokens" in out
 
 
 def test_plans_of_stages_and_workers_are_accepted_by_serve():

@@ -187,7 +187,6 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
     if (gpus && width > kernels::kMaxGpuEntryWidth)
       throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu", name, width,
                     kernels::kMaxGpuEntryWidth);
-  refuse(c.mesh.pp > 1, fmt::format("--pp-size {}", c.mesh.pp), "want 1");
   refuse(!c.speculative.algorithm.empty(),
          fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");
   refuse(c.page_size % kernels::kEntrySlots != 0, fmt::format("--page-size {}", c.page_size),

@@ -127,7 +127,14 @@ TEST(ChecksTest, CompressedAttention) {
                   c.mesh = {.pp = 2};
                   c.moe.a2a_backend = "none";
                 }),
-                "--pp-size 2: not supported for DeepseekV4ForCausalLM; want 1"},
+                ""},
+               {with([](auto& c) { c.mesh = {.tp = 2, .ep = 2, .dp = 2, .pp = 4}; }), ""},
+               {with([](auto& c) {
+                  c.mesh = {.pp = 2};
+                  c.moe.a2a_backend = "none";
+                  c.speculative = {.algorithm = "NGRAM"};
+                }),
+                "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"},
                {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }),
                 "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"},
                {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }),

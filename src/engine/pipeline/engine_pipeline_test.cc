@@ -11,6 +11,7 @@
 #include "core/temporary_directory.h"
 #include "core/test_effort.h"
 #include "engine/machine.h"
+#include "engine/pipeline/stage_links.h"
 #include "engine/test_engine.h"
 #include "engine/test_grammars.h"
 #include "model/test_eagle.h"
@@ -130,6 +131,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
                       Case{"../families/nemotron_h_latent", {.pp = 3}}));
 
+// With several residual streams. The second stage routes by token ids, the first or the last one
+// has no compressed entries, and states of blocks have different sizes.
+INSTANTIATE_TEST_SUITE_P(
+    Streams, PipelineEngine,
+    ::testing::Values(Case{"../families/deepseek_v4", {.pp = 4}},
+                      Case{"../families/deepseek_v4_plain", {.tp = 2, .ep = 2, .pp = 3}, "deepep"},
+                      Case{"../families/deepseek_v4", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}}));
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineEngine,
     ::testing::Values(
@@ -219,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PipelineLimits,
-    ::testing::Values(Case{"qwen3_moe", {.pp = 3}},
+    ::testing::Values(Case{"qwen3_moe", {.pp = 3}}, Case{"../families/deepseek_v4", {.pp = 3}},
                       Case{"deepseek_v3", {.tp = 2, .ep = 2, .dp = 2, .pp = 2}, "deepep"}));
 
 // Aborts while prompts are computed and while tokens are sampled.
@@ -412,6 +421,18 @@ TEST(PipelinePlan, MemoryIsThatOfTheStages) {
     const ModelConfig model = StagePlanOf(config, plan, stage).model;
     EXPECT_EQ(model.num_layers(), 1);
     EXPECT_EQ(model.first_layer, stage);
+  }
+}
+
+// Stages send all residual streams of a token.
+TEST(PipelinePlan, LinksHoldTheStreamsOfTheLargestBatch) {
+  for (const auto& [fixture, width] :
+       {std::pair("qwen3_moe", 1), {"../families/deepseek_v4", 4}}) {
+    const EngineConfig config = ConfigOf(fixture, {.pp = 2});
+    const EnginePlan plan = MakePlan(config);
+    EXPECT_EQ(StageLinkSizesOf(config, plan).rows_bytes,
+              static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden * width) *
+                  sizeof(float));
   }
 }
 

@@ -93,7 +93,7 @@ int PassesInFlight(const EngineConfig& config) {
 }
 
 StageLinkSizes StageLinkSizesOf(const EngineConfig& config, const EnginePlan& plan) {
-  const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden);
+  const auto floats = static_cast<size_t>(plan.max_batch_tokens * plan.model.residual_width());
   const int64_t experts = plan.model.routed_width();
   const auto most_drafts = static_cast<size_t>(plan.drafts.most);
   return {.stages = config.mesh.pp,
