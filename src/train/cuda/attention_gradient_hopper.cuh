@@ -1,6 +1,6 @@
-// What the two kernels of attention's gradients on Hopper share. Blocks: attention_hopper.cuh. As in
-// attention_gradient.cu, one kernel owns keys and sums dk and dv, the other owns rows and sums dq,
-// so that no sum is shared by two blocks.
+// What the two kernels of attention's gradients on Hopper share. Blocks: attention_hopper.cuh. As
+// in attention_gradient.cu, one kernel owns keys and sums dk and dv, the other owns rows and sums
+// dq, so that no sum is shared by two blocks.
 #pragma once
 
 #include "train/cuda/attention_hopper.cuh"
@@ -9,6 +9,7 @@ namespace switchyard::train::gpu {
 
 struct HopperGradientParams {
   AttentionShape shape;
+  BlockOrder order;
   const float *log_sums, *along;       // [heads, rows]
   int q_head, k_head, v_head, d_head;  // columns between heads; d: of dout
   MutableHeadArray dq, dk, dv;
@@ -18,8 +19,10 @@ struct GradientMaps {
   CUtensorMap q, k, v, dout;
 };
 
-inline HopperGradientParams HopperParamsOf(const AttentionGradientParams& p) {
+inline HopperGradientParams HopperParamsOf(const AttentionGradientParams& p,
+                                           const BlockOrder& order) {
   return {.shape = p.shape,
+          .order = order,
           .log_sums = p.log_sums,
           .along = p.along,
           .q_head = static_cast<int>(p.q.head),

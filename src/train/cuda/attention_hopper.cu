@@ -1,4 +1,4 @@
-// Attention forward on Hopper, with head dimensions of attention_tiles.cuh. Blocks: attention_hopper.cuh. A block has 128 rows of one head and
+// Attention forward on Hopper. Blocks: attention_hopper.cuh. A block has 128 rows of one head and
 // visits the visible keys in tiles of 128, in ascending order. While the tensor cores multiply the
 // probabilities of one tile by its values, the threads compute the probabilities of the next tile.
 //
@@ -11,6 +11,7 @@ namespace {
 
 struct HopperForwardParams {
   AttentionShape shape;
+  BlockOrder order;
   int q_head, k_head, v_head;  // columns between heads
   MutableHeadArray out;
   float* log_sums;
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape);
+  const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape, p.order);
   if (block.first >= block.rows) return;
   if (threadIdx.x == 0) InitForwardBarriers(shared);
   __syncthreads();
@@ -313,9 +314,8 @@ void StartForward(const AttentionShape& s, const HeadArray& q, const HeadArray& 
   switchyard::cuda::Check(cudaGetDevice(&device), "reading the current GPU");
   switchyard::cuda::Check(setup.On(device, HopperAttentionKernel<kQk, kV>, sizeof(Shared)),
                           "shared memory of attention");
-  Launch("attention", HopperAttentionKernel<kQk, kV>,
-         Grid(CeilDiv(s.longest, kBlockRows), s.heads, s.sequences), kHopperThreads, sizeof(Shared),
-         stream, p, MapOfHeads(q, s.rows, s.heads, kQk, kTileRows),
+  Launch("attention", HopperAttentionKernel<kQk, kV>, GridOf(p.order), kHopperThreads,
+         sizeof(Shared), stream, p, MapOfHeads(q, s.rows, s.heads, kQk, kTileRows),
          MapOfHeads(k, s.rows, s.kv_heads, kQk, Shared::kKeys),
          MapOfHeads(v, s.rows, s.kv_heads, kV, Shared::kKeys));
 }
@@ -328,13 +328,18 @@ bool HasTensorMap(const HeadArray& a, int64_t heads, int64_t dim) {
 }
 
 bool UsesHopperAttention(const AttentionShape& s) {
-  return s.tiles == AttentionTiles::kHopper && s.rows > 0 && switchyard::cuda::IsHopper();
+  // Blocks are counted in 32 bits.
+  const int64_t blocks = CeilDiv(s.longest, kBlockRows) * s.heads * s.sequences;
+  return s.tiles == AttentionTiles::kHopper && s.rows > 0 && blocks > 0 && blocks <= INT32_MAX &&
+         switchyard::cuda::IsHopper();
 }
 
 void StartHopperAttention(const AttentionShape& s, const HeadArray& q, const HeadArray& k,
                           const HeadArray& v, const MutableHeadArray& out, float* log_sums,
                           Stream stream) {
+  const int64_t bytes = 2 * (s.qk_dim + s.v_dim) * s.kv_heads / s.heads;
   const HopperForwardParams p = {.shape = s,
+                                 .order = OrderOf(s, s.heads, std::max<int64_t>(bytes, 1)),
                                  .q_head = static_cast<int>(q.head),
                                  .k_head = static_cast<int>(k.head),
                                  .v_head = static_cast<int>(v.head),

@@ -12,6 +12,7 @@
 // other: each reads them after its own writes, and all writes are equal.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -23,9 +24,9 @@ namespace switchyard::train::gpu {
 
 using switchyard::cuda::PipelineState;
 
-constexpr int kConsumers = 2;                        // warpgroups
+constexpr int kConsumers = 2;  // warpgroups
 constexpr int kHopperThreads = 128 * (kConsumers + 1);
-constexpr int kBlockRows = kTileRows * kConsumers;   // rows or keys that a block owns
+constexpr int kBlockRows = kTileRows * kConsumers;  // rows or keys that a block owns
 constexpr uint32_t kReaders = kConsumers * 4 * ptx::kWarpArrivals;  // arrivals at `empty`
 // Registers per thread after setmaxnreg. Three warpgroups have those of the launch: 168 each.
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
@@ -37,7 +38,35 @@ inline CUtensorMap MapOfHeads(const HeadArray& a, int64_t rows, int64_t heads, i
                                          64, a.row);
 }
 
+// The order of the blocks of a grid: `chunk` heads at a time, so that what their blocks read stays
+// in L2. Within a chunk by tile, so that the longest blocks come first.
+struct BlockOrder {
+  int tiles;         // of the longest sequence
+  int heads, pairs;  // heads of a sequence, and of all sequences
+  int chunk;
+};
+// bytes: what the blocks of a head read for each row of the sequence.
+inline BlockOrder OrderOf(const AttentionShape& s, int64_t heads, int64_t bytes) {
+  constexpr int64_t kL2Bytes = 32 << 20;
+  const int64_t pairs = heads * s.sequences;
+  const int64_t chunk = std::clamp<int64_t>(kL2Bytes / (s.longest * bytes), 1, pairs);
+  return {static_cast<int>(CeilDiv(s.longest, kBlockRows)), static_cast<int>(heads),
+          static_cast<int>(pairs), static_cast<int>(chunk)};
+}
+inline dim3 GridOf(const BlockOrder& order) { return Grid(int64_t{order.tiles} * order.pairs); }
+
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+struct BlockIndex {
+  int tile, head, sequence;
+};
+__device__ __forceinline__ BlockIndex IndexOf(const BlockOrder& order) {
+  const int of_chunk = order.tiles * order.chunk, block = static_cast<int>(blockIdx.x);
+  const int first = block / of_chunk * order.chunk, in_chunk = block % of_chunk;
+  const int width = min(order.chunk, order.pairs - first);
+  const int pair = first + in_chunk % width;
+  return {in_chunk / width, pair % order.heads, pair / order.heads};
+}
 
 // Waits until a phase of a barrier is complete. After four seconds the kernel fails, so that an
 // error in the protocol does not hang the GPU.
@@ -76,15 +105,15 @@ struct RowBlock {
   int head, kv_head;
   int first_key, tiles;  // tiles of kKeys keys
 };
-// Grid: row blocks of the longest sequence, heads, sequences. Blocks with more keys come first,
-// because they take longer.
+// Blocks with more keys come first.
 template <int kKeys>
-__device__ __forceinline__ RowBlock RowBlockOf(const AttentionShape& s) {
+__device__ __forceinline__ RowBlock RowBlockOf(const AttentionShape& s, const BlockOrder& order) {
+  const BlockIndex index = IndexOf(order);
   RowBlock b;
-  b.begin = s.begins[blockIdx.z];
-  b.rows = s.begins[blockIdx.z + 1] - b.begin;
-  b.first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kBlockRows;
-  b.head = static_cast<int>(blockIdx.y);
+  b.begin = s.begins[index.sequence];
+  b.rows = s.begins[index.sequence + 1] - b.begin;
+  b.first = (order.tiles - 1 - index.tile) * kBlockRows;
+  b.head = index.head;
   b.kv_head = b.head / static_cast<int>(s.heads / s.kv_heads);
   b.first_key = FirstKey<kKeys>(b.first, s.window);
   b.tiles = (min(b.rows, b.first + kBlockRows) - b.first_key + kKeys - 1) / kKeys;

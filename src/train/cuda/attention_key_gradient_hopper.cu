@@ -1,5 +1,5 @@
-// The gradients of keys and values on Hopper. Blocks: attention_hopper.cuh. A block has 128 keys, as
-// in FlashAttention-3's backward pass, and visits the rows that see them, 64 at a time, for each
+// The gradients of keys and values on Hopper. Blocks: attention_hopper.cuh. A block has 128 keys,
+// as in FlashAttention-3's backward pass, and visits the rows that see them, 64 at a time, for each
 // query head.
 //
 // Products in flight while the threads of a warpgroup compute: dp during the probabilities, and dv
@@ -38,15 +38,15 @@ struct KeyBlock {
   int kv_head, group;
   int tiles;  // tiles of kRows rows, for each query head
 };
-// Grid: key blocks of the longest sequence, key heads, sequences. Blocks that more rows see come
-// first.
+// Blocks that more rows see come first.
 template <int kRows>
-__device__ __forceinline__ KeyBlock KeyBlockOf(const AttentionShape& s) {
+__device__ __forceinline__ KeyBlock KeyBlockOf(const AttentionShape& s, const BlockOrder& order) {
+  const BlockIndex index = IndexOf(order);
   KeyBlock b;
-  b.begin = s.begins[blockIdx.z];
-  b.rows = s.begins[blockIdx.z + 1] - b.begin;
-  b.first = static_cast<int>(blockIdx.x) * kBlockRows;
-  b.kv_head = static_cast<int>(blockIdx.y);
+  b.begin = s.begins[index.sequence];
+  b.rows = s.begins[index.sequence + 1] - b.begin;
+  b.first = index.tile * kBlockRows;
+  b.kv_head = index.head;
   b.group = static_cast<int>(s.heads / s.kv_heads);
   const int end = s.window > 0 ? min(b.rows, b.first + kBlockRows - 1 + s.window) : b.rows;
   b.tiles = (end - b.first + kRows - 1) / kRows;
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  const KeyBlock block = KeyBlockOf<Shared::kRows>(p.shape);
+  const KeyBlock block = KeyBlockOf<Shared::kRows>(p.shape, p.order);
   if (block.first >= block.rows) return;
   if (threadIdx.x == 0) {
     ptx::BarrierInit(&shared.keys_full, 1);
@@ -290,9 +290,9 @@ void StartKeyGradient(const AttentionGradientParams& p, Stream stream) {
   switchyard::cuda::Check(setup.On(device, kKernel, sizeof(Shared)),
                           "shared memory of the gradient of keys");
   const AttentionShape& s = p.shape;
-  Launch("gradient of keys", kKernel,
-         Grid(CeilDiv(s.longest, kBlockRows), s.kv_heads, s.sequences), kHopperThreads, sizeof(Shared),
-         stream, HopperParamsOf(p), MapsOf<kQk, kV>(p, Shared::kRows, kTileRows));
+  const BlockOrder order = OrderOf(s, s.kv_heads, 2 * (kQk + kV) * (s.heads / s.kv_heads));
+  Launch("gradient of keys", kKernel, GridOf(order), kHopperThreads, sizeof(Shared), stream,
+         HopperParamsOf(p, order), MapsOf<kQk, kV>(p, Shared::kRows, kTileRows));
 }
 
 }  // namespace

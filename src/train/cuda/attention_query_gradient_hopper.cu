@@ -97,8 +97,7 @@ class RowConsumer {
       }
       if (AllVisible(first_, kTileRows, key, kKeys, window)) {
         Step<false>(key);
-      } else if (key < first_ + kTileRows &&
-                 (window == 0 || first_ - (key + kKeys - 1) < window)) {
+      } else if (key < first_ + kTileRows && (window == 0 || first_ - (key + kKeys - 1) < window)) {
         Step<true>(key);
       }
       ptx::BarrierArriveWarp(Barrier(offsetof(Shared, empty)));
@@ -131,8 +130,7 @@ class RowConsumer {
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        dp_[4 * n + i] =
-            ScoreGradient<kMasked>(scores_[4 * n + i], dp_[4 * n + i], along_[i / 2]);
+        dp_[4 * n + i] = ScoreGradient<kMasked>(scores_[4 * n + i], dp_[4 * n + i], along_[i / 2]);
     dscores_.Pack(dp_);
     ptx::PinRegisters(dqueries_);
     dscores_.Pin();
@@ -193,13 +191,13 @@ class RowConsumer {
 template <int kQk, int kV>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     HopperQueryGradientKernel(const __grid_constant__ HopperGradientParams p,
-                            const __grid_constant__ GradientMaps maps) {
+                              const __grid_constant__ GradientMaps maps) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = RowShared<kQk, kV>;
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape);
+  const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape, p.order);
   if (block.first >= block.rows) return;
   if (threadIdx.x == 0) {
     ptx::BarrierInit(&shared.rows_full, 1);
@@ -227,9 +225,10 @@ void StartQueryGradient(const AttentionGradientParams& p, Stream stream) {
   switchyard::cuda::Check(setup.On(device, kKernel, sizeof(Shared)),
                           "shared memory of the gradient of queries");
   const AttentionShape& s = p.shape;
-  Launch("gradient of queries", kKernel,
-         Grid(CeilDiv(s.longest, kBlockRows), s.heads, s.sequences), kHopperThreads, sizeof(Shared),
-         stream, HopperParamsOf(p), MapsOf<kQk, kV>(p, kTileRows, Shared::kKeys));
+  const int64_t group = s.heads / s.kv_heads;
+  const BlockOrder order = OrderOf(s, s.heads, std::max<int64_t>(2 * (kQk + kV) / group, 1));
+  Launch("gradient of queries", kKernel, GridOf(order), kHopperThreads, sizeof(Shared), stream,
+         HopperParamsOf(p, order), MapsOf<kQk, kV>(p, kTileRows, Shared::kKeys));
 }
 
 }  // namespace

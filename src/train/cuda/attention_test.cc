@@ -155,7 +155,8 @@ TEST_F(TrainAttention, OlderTiles) {
 
 // A tile may contain rows of two sequences. The second sequence has values that are not finite.
 TEST_F(TrainAttention, SequencesDoNotAffectEachOther) {
-  for (const auto& [qk_dim, v_dim] : {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}}) {
+  for (const auto& [qk_dim, v_dim] :
+       {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}}) {
     const int64_t rows = 200, first = 150;
     const cuda::DeviceMemory begins = Upload(std::vector<int32_t>{0, first, rows});
     std::vector<std::vector<double>> results[2];

@@ -231,7 +231,8 @@ bool UsesAttentionTiles(const AttentionShape& shape);
 bool IsTileArray(const HeadArray& a);
 // Whether the kernels of one warpgroup per block use wgmma on the current GPU.
 bool UsesWgmma(const AttentionShape& shape);
-// Whether the kernels of attention_hopper.cuh run on the current GPU, with arrays that HasTensorMap.
+// Whether the kernels of attention_hopper.cuh run on the current GPU, with arrays that
+// HasTensorMap.
 bool UsesHopperAttention(const AttentionShape& shape);
 bool HasTensorMap(const HeadArray& a, int64_t heads, int64_t dim);
 void CheckAttention(const AttentionShape& shape);
