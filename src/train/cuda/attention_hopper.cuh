@@ -38,34 +38,54 @@ inline CUtensorMap MapOfHeads(const HeadArray& a, int64_t rows, int64_t heads, i
                                          64, a.row);
 }
 
-// The order of the blocks of a grid: `chunk` heads at a time, so that what their blocks read stays
-// in L2. Within a chunk by tile, so that the longest blocks come first.
+// The blocks of a grid and their order: `chunk` heads at a time, so that what their blocks read
+// stays in L2. Within a chunk by tile, so that the longest blocks come first.
+//
+// Blocks are counted on the host, which knows the longest sequence only. If most sequences are
+// shorter (`slots`), each sequence has rows / 128 + 1 tiles, rounded down or up: sequence i has
+// those from begins[i] / 128 + i on. Else all sequences have the tiles of the longest one.
 struct BlockOrder {
-  int tiles;         // of the longest sequence
-  int heads, pairs;  // heads of a sequence, and of all sequences
+  int tiles;         // of a sequence, or of all sequences
+  int heads, pairs;  // heads of a sequence, and heads that have `tiles` tiles
   int chunk;
+  bool slots;
 };
 // bytes: what the blocks of a head read for each row of the sequence.
 inline BlockOrder OrderOf(const AttentionShape& s, int64_t heads, int64_t bytes) {
   constexpr int64_t kL2Bytes = 32 << 20;
-  const int64_t pairs = heads * s.sequences;
+  const int64_t longest = CeilDiv(s.longest, kBlockRows);
+  const int64_t slots = s.rows / kBlockRows + s.sequences;
+  const bool uses_slots = longest * s.sequences > 2 * slots;
+  const int64_t pairs = uses_slots ? heads : heads * s.sequences;
   const int64_t chunk = std::clamp<int64_t>(kL2Bytes / (s.longest * bytes), 1, pairs);
-  return {static_cast<int>(CeilDiv(s.longest, kBlockRows)), static_cast<int>(heads),
-          static_cast<int>(pairs), static_cast<int>(chunk)};
+  return {static_cast<int>(uses_slots ? slots : longest), static_cast<int>(heads),
+          static_cast<int>(pairs), static_cast<int>(chunk), uses_slots};
 }
 inline dim3 GridOf(const BlockOrder& order) { return Grid(int64_t{order.tiles} * order.pairs); }
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// Tile `tile` of `tiles`; some do not exist: the first row is then negative or after the end.
 struct BlockIndex {
-  int tile, head, sequence;
+  int tile, tiles, head, sequence;
 };
-__device__ __forceinline__ BlockIndex IndexOf(const BlockOrder& order) {
+__device__ __forceinline__ BlockIndex IndexOf(const BlockOrder& order, const AttentionShape& s) {
   const int of_chunk = order.tiles * order.chunk, block = static_cast<int>(blockIdx.x);
   const int first = block / of_chunk * order.chunk, in_chunk = block % of_chunk;
   const int width = min(order.chunk, order.pairs - first);
-  const int pair = first + in_chunk % width;
-  return {in_chunk / width, pair % order.heads, pair / order.heads};
+  const int pair = first + in_chunk % width, tile = in_chunk / width;
+  if (!order.slots) return {tile, order.tiles, pair % order.heads, pair / order.heads};
+  int low = 0, high = s.sequences;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (s.begins[middle] / kBlockRows + middle <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int begin = s.begins[low], rows = s.begins[low + 1] - begin;
+  return {tile - begin / kBlockRows - low, (rows + kBlockRows - 1) / kBlockRows, pair, low};
 }
 
 // Waits until a phase of a barrier is complete. After four seconds the kernel fails, so that an
@@ -104,15 +124,17 @@ struct RowBlock {
   int first;        // the block's first row
   int head, kv_head;
   int first_key, tiles;  // tiles of kKeys keys
+
+  __device__ __forceinline__ bool IsReal() const { return first >= 0 && first < rows; }
 };
 // Blocks with more keys come first.
 template <int kKeys>
 __device__ __forceinline__ RowBlock RowBlockOf(const AttentionShape& s, const BlockOrder& order) {
-  const BlockIndex index = IndexOf(order);
+  const BlockIndex index = IndexOf(order, s);
   RowBlock b;
   b.begin = s.begins[index.sequence];
   b.rows = s.begins[index.sequence + 1] - b.begin;
-  b.first = (order.tiles - 1 - index.tile) * kBlockRows;
+  b.first = (index.tiles - 1 - index.tile) * kBlockRows;
   b.head = index.head;
   b.kv_head = b.head / static_cast<int>(s.heads / s.kv_heads);
   b.first_key = FirstKey<kKeys>(b.first, s.window);

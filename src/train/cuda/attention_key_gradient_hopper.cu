@@ -41,7 +41,7 @@ struct KeyBlock {
 // Blocks that more rows see come first.
 template <int kRows>
 __device__ __forceinline__ KeyBlock KeyBlockOf(const AttentionShape& s, const BlockOrder& order) {
-  const BlockIndex index = IndexOf(order);
+  const BlockIndex index = IndexOf(order, s);
   KeyBlock b;
   b.begin = s.begins[index.sequence];
   b.rows = s.begins[index.sequence + 1] - b.begin;

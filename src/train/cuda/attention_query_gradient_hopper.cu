@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape, p.order);
-  if (block.first >= block.rows) return;
+  if (!block.IsReal()) return;
   if (threadIdx.x == 0) {
     ptx::BarrierInit(&shared.rows_full, 1);
     InitRing(shared, 1);

@@ -141,6 +141,8 @@ TEST_F(TrainAttention, LongSequences) {
   Compare({true, 1, 1, 64, 64, 130, {500, 128}});
   Compare({true, 1, 1, 192, 128, 0, {65, 450, 192}});
   Compare({true, 1, 1, 192, 128, 70, {290}});
+  // Most sequences are much shorter than the longest one.
+  Compare({true, 3, 3, 64, 64, 0, {0, 3, 1, 600, 0, 20, 128, 5, 129, 2, 0}});
 }
 
 // The kernels of GPUs without wgmma or TMA; on GPUs without them, the same as the tests above.
