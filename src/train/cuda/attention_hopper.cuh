@@ -41,9 +41,9 @@ inline CUtensorMap MapOfHeads(const HeadArray& a, int64_t rows, int64_t heads, i
 // The blocks of a grid and their order: `chunk` heads at a time, so that what their blocks read
 // stays in L2. Within a chunk by tile, so that the longest blocks come first.
 //
-// Blocks are counted on the host, which knows the longest sequence only. If most sequences are
-// shorter (`slots`), each sequence has rows / 128 + 1 tiles, rounded down or up: sequence i has
-// those from begins[i] / 128 + i on. Else all sequences have the tiles of the longest one.
+// Blocks are counted on the host, which knows the longest sequence only. So each sequence has as
+// many tiles as the longest one, and some are empty. If too many would be empty (`slots`), sequence
+// i has the tiles from begins[i] / 128 + i on, which leaves at most two of each sequence empty.
 struct BlockOrder {
   int tiles;         // of a sequence, or of all sequences
   int heads, pairs;  // heads of a sequence, and heads that have `tiles` tiles
