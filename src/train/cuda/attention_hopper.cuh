@@ -43,7 +43,7 @@ inline CUtensorMap MapOfHeads(const HeadArray& a, int64_t rows, int64_t heads, i
 //
 // Blocks are counted on the host, which knows the longest sequence only. So each sequence has as
 // many tiles as the longest one, and some are empty. If too many would be empty (`slots`), sequence
-// i has the tiles from begins[i] / 128 + i on, which leaves at most two of each sequence empty.
+// i has the tiles from begins[i] / 128 + i on, which leaves at most one of each sequence empty.
 struct BlockOrder {
   int tiles;         // of a sequence, or of all sequences
   int heads, pairs;  // heads of a sequence, and heads that have `tiles` tiles
