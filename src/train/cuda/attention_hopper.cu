@@ -289,6 +289,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) PrefetchMaps(q_map, k_map, v_map);
   const RowBlock block = RowBlockOf<Shared::kKeys>(p.shape, p.order);
   if (!block.IsReal()) return;
   if (threadIdx.x == 0) InitForwardBarriers(shared);

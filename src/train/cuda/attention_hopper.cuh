@@ -147,6 +147,11 @@ __device__ __forceinline__ int WindowOf(const AttentionShape& s) {
   return s.window > 0 ? s.window : 1 << 30;
 }
 
+template <typename... Maps>
+__device__ __forceinline__ void PrefetchMaps(const Maps&... maps) {
+  (ptx::PrefetchTensorMap(&maps), ...);
+}
+
 // Starts to copy rows [row, row + kRows) of all sequences' rows. `column`: of the head.
 template <int kDim, int kRows>
 __device__ __forceinline__ void LoadTile(uint8_t* to, const CUtensorMap* map, int column, int row,

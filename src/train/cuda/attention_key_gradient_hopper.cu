@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Shared) <= 227 * 1024);
   auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) PrefetchMaps(maps.q, maps.k, maps.v, maps.dout);
   const KeyBlock block = KeyBlockOf<Shared::kRows>(p.shape, p.order);
   if (block.first >= block.rows) return;
   if (threadIdx.x == 0) {
