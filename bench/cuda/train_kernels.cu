@@ -97,7 +97,8 @@ void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
 }
 
 void Attention(const char* what, int sequences, int64_t length, int64_t heads, int64_t kv_heads,
-               int64_t qk_dim, int64_t v_dim, const GpuMachine& machine, Report& report) {
+               int64_t qk_dim, int64_t v_dim, const GpuMachine& machine, Report& report,
+               gpu::AttentionTiles tiles = gpu::AttentionTiles::kHopper) {
   const std::string shape =
       Text("%s %d x %lld rows", what, sequences, static_cast<long long>(length));
   const char *const forward = "attention", *const backward = "attention-gradient";
@@ -125,7 +126,8 @@ void Attention(const char* what, int sequences, int64_t length, int64_t heads, i
                                  .rows = rows,
                                  .sequences = sequences,
                                  .begins = device_begins.data,
-                                 .longest = length};
+                                 .longest = length,
+                                 .tiles = tiles};
   const auto view = [](const DeviceArray<__nv_bfloat16>& array, int64_t width, int64_t dim) {
     return gpu::MutableHeadArray{Rounded(array), width, dim};
   };
@@ -318,6 +320,8 @@ void TrainKernelsBench(const Options&, const GpuMachine& machine, Report& report
   Products("query", 1, 16384, 2048, 2048, machine, report);
   Products("head", 1, 4096, 50304, 2048, machine, report);
   Attention("OLMoE", 4, 4096, 16, 16, 128, 128, machine, report);
+  Attention("OLMoE with older tiles", 4, 4096, 16, 16, 128, 128, machine, report,
+            gpu::AttentionTiles::kOneWarpgroup);
   Attention("Qwen3", 4, 4096, 32, 4, 128, 128, machine, report);
   Attention("heads of 64", 4, 4096, 32, 8, 64, 64, machine, report);
   Attention("DeepSeek-V2-Lite", 4, 4096, 16, 16, 192, 128, machine, report);

@@ -1,6 +1,7 @@
-// Attention forward. Tensor core kernel: FlashAttention-2 (Dao, arXiv:2307.08691). A block has 64
-// rows of one head, 16 per warp, and visits the visible keys in tiles of 64, in ascending order.
-// Two tiles of keys and values are in shared memory: one is copied while the other is used.
+// Attention forward, where the kernel of attention_hopper.cu does not run. Tensor core kernel:
+// FlashAttention-2 (Dao, arXiv:2307.08691). A block has 64 rows of one head, 16 per warp, and
+// visits the visible keys in tiles of 64, in ascending order. Two tiles of keys and values are in
+// shared memory: one is copied while the other is used.
 #include "kernels/cuda/device/launch.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/attention_tiles.cuh"
@@ -202,7 +203,9 @@ bool IsTileArray(const HeadArray& a) {
          a.head % 8 == 0;
 }
 
-bool UsesWgmma(const AttentionShape& s) { return !s.without_wgmma && switchyard::cuda::IsHopper(); }
+bool UsesWgmma(const AttentionShape& s) {
+  return s.tiles != AttentionTiles::kMmaSync && switchyard::cuda::IsHopper();
+}
 
 bool UsesAttentionTiles(const AttentionShape& s) {
   return (s.qk_dim == 64 && s.v_dim == 64) || (s.qk_dim == 128 && s.v_dim == 128) ||
@@ -224,6 +227,10 @@ void Attention(const AttentionShape& shape, HeadArray q, HeadArray k, HeadArray 
   const ForwardParams p = {shape, q, k, v, out, log_sums};
   if (UsesAttentionTiles(shape) && IsTileArray(q) && IsTileArray(k) && IsTileArray(v) &&
       IsTileArray(out)) {
+    if (UsesHopperAttention(shape) && HasTensorMap(q, shape.heads, shape.qk_dim) &&
+        HasTensorMap(k, shape.kv_heads, shape.qk_dim) &&
+        HasTensorMap(v, shape.kv_heads, shape.v_dim))
+      return StartHopperAttention(shape, q, k, v, out, log_sums, stream);
     if (shape.qk_dim == 64) return StartTiles<64, 64>(p, stream);
     if (shape.qk_dim == 128) return StartTiles<128, 128>(p, stream);
     return StartTiles<192, 128>(p, stream);

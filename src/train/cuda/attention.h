@@ -19,6 +19,9 @@ struct MutableHeadArray {
   operator HeadArray() const { return {data, row, head}; }  // NOLINT(google-explicit-constructor)
 };
 
+// Kernels for bfloat16 tiles: those of this or of a later entry that the GPU supports.
+enum class AttentionTiles { kHopper, kOneWarpgroup, kMmaSync };
+
 struct AttentionShape {
   int64_t heads = 0, kv_heads = 0;  // query head h reads key head h / (heads / kv_heads)
   int64_t qk_dim = 0, v_dim = 0;
@@ -28,16 +31,15 @@ struct AttentionShape {
   int sequences = 0;
   const int32_t* begins = nullptr;  // [sequences + 1] ascending from 0 to `rows`
   int64_t longest = 0;              // rows of the longest sequence, known on the host
-  bool without_wgmma = false;       // for tests: mma.sync on Hopper, too
+  AttentionTiles tiles = AttentionTiles::kHopper;  // others: for tests and benchmarks
 };
 
 // Two kernels:
 //
 // - All arrays bfloat16, head dimensions (qk_dim, v_dim) (64, 64), (128, 128) or (192, 128),
-// strides
-//   and addresses multiples of 8 elements: tensor cores (wgmma on Hopper, else mma.sync).
+//   strides and addresses multiples of 8 elements: tensor cores (wgmma on Hopper, else mma.sync).
 //   Probabilities and gradients of scores are rounded to bfloat16 for the products, as on CPUs with
-//   bfloat16 products.
+//   bfloat16 products. Hopper's fastest kernels also need arrays whose rows contain all heads.
 // - Everything else: float32 multiply-adds, for head dimensions up to 256. This is slow, and meant
 //   for tests and small models.
 //

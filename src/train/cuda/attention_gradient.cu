@@ -1,8 +1,8 @@
-// Attention backward. Tensor core kernels (mma.sync or wgmma): FlashAttention-2 (Dao,
-// arXiv:2307.08691), as two kernels that both compute scores and probabilities again. One owns 64
-// keys and sums dk and dv over the rows that see them; the other owns 64 rows and sums dq over the
-// keys. So no sum is shared by two blocks, and every order is fixed. This takes 7 products where
-// sums with atomics would take 5.
+// Attention backward, where the kernels of attention_hopper.cuh do not run. Tensor core kernels
+// (mma.sync or wgmma): FlashAttention-2 (Dao, arXiv:2307.08691), as two kernels that both compute
+// scores and probabilities again. One owns 64 keys and sums dk and dv over the rows that see them;
+// the other owns 64 rows and sums dq over the keys. So no sum is shared by two blocks, and every
+// order is fixed. This takes 7 products where sums with atomics would take 5.
 #include "kernels/cuda/device/launch.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/attention_tiles.cuh"
@@ -14,14 +14,22 @@ namespace {
 // along[h, t] = Σ dout · out: one warp per row and head.
 constexpr int kPlainWarps = 4;
 
+// kFours: a lane reads four adjacent elements at a time, which are aligned.
+template <bool kFours>
 __global__ void AlongKernel(const __grid_constant__ AttentionGradientParams p) {
   const int64_t t = int64_t{blockIdx.x} * kPlainWarps + threadIdx.x / kWarp, head = blockIdx.y;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (t >= p.shape.rows) return;
   float sum = 0;
-  for (int64_t i = lane; i < p.shape.v_dim; i += kWarp)
-    sum += LoadOne(p.out.data, t * p.out.row + head * p.out.head + i) *
-           LoadOne(p.dout.data, t * p.dout.row + head * p.dout.head + i);
+  const int64_t out = t * p.out.row + head * p.out.head;
+  const int64_t dout = t * p.dout.row + head * p.dout.head;
+  if constexpr (kFours) {
+    for (int64_t i = 4 * lane; i < p.shape.v_dim; i += 4 * kWarp)
+      sum += Dot4(Load4(p.out.data, out + i), Load4(p.dout.data, dout + i));
+  } else {
+    for (int64_t i = lane; i < p.shape.v_dim; i += kWarp)
+      sum += LoadOne(p.out.data, out + i) * LoadOne(p.dout.data, dout + i);
+  }
   sum = WarpSum(sum);
   if (lane == 0) p.along[head * p.shape.rows + t] = sum;
 }
@@ -322,15 +330,25 @@ bool AllTileArrays(const AttentionGradientParams& p) {
   return IsTileArray(p.q) && IsTileArray(p.k) && IsTileArray(p.v) && IsTileArray(p.dout) &&
          IsTileArray(p.dq) && IsTileArray(p.dk) && IsTileArray(p.dv);
 }
+bool AllHaveTensorMaps(const AttentionGradientParams& p) {
+  const AttentionShape& s = p.shape;
+  return HasTensorMap(p.q, s.heads, s.qk_dim) && HasTensorMap(p.k, s.kv_heads, s.qk_dim) &&
+         HasTensorMap(p.v, s.kv_heads, s.v_dim) && HasTensorMap(p.dout, s.heads, s.v_dim);
+}
 
 }  // namespace
 
 void AttentionGradient(const AttentionGradientParams& p, Stream stream) {
   const AttentionShape& s = p.shape;
   CheckAttention(s);
-  Launch("products of outputs and their gradients", AlongKernel,
+  const bool fours = IsTileArray(p.out) && IsTileArray(p.dout) && s.v_dim % 4 == 0;
+  Launch("products of outputs and their gradients", fours ? AlongKernel<true> : AlongKernel<false>,
          Grid(CeilDiv(s.rows, kPlainWarps), s.heads), kPlainWarps * kWarp, 0, stream, p);
   if (UsesAttentionTiles(s) && AllTileArrays(p)) {
+    if (UsesHopperAttention(s) && AllHaveTensorMaps(p)) {
+      StartHopperKeyGradient(p, stream);
+      return StartHopperQueryGradient(p, stream);
+    }
     if (s.qk_dim == 64) return StartTiles<64, 64, 64, 64>(p, stream);
     if (s.qk_dim == 128) return StartTiles<128, 128, 32, 64>(p, stream);
     return StartTiles<192, 128, 32, 32>(p, stream);

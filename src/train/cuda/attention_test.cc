@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include "core/error.h"
 #include "core/parallel.h"
 #include "train/cuda/testing.h"
@@ -66,7 +70,7 @@ class TrainAttention : public TrainCudaTest {
                                   .sequences = static_cast<int>(c.lengths.size()),
                                   .begins = device_begins.as<int32_t>(),
                                   .longest = longest,
-                                  .without_wgmma = without_wgmma_};
+                                  .tiles = tiles_};
     Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
 
     const train::AttentionShape<double> cpu = {.heads = c.heads,
@@ -112,7 +116,7 @@ class TrainAttention : public TrainCudaTest {
   }
 
   ThreadPool pool_{2};
-  bool without_wgmma_ = false;
+  AttentionTiles tiles_ = AttentionTiles::kHopper;
 };
 
 TEST_F(TrainAttention, TilesOfGroupedHeads) {
@@ -128,12 +132,83 @@ TEST_F(TrainAttention, TilesOfLatentHeads) {
   Compare({true, 2, 2, 192, 128, 40, {128}});
 }
 
-// The kernels of other GPUs; on those, the same as the tests above.
-TEST_F(TrainAttention, TilesWithoutWgmma) {
-  without_wgmma_ = true;
-  Compare({true, 4, 2, 64, 64, 50, {1, 70, 0, 64, 129}});
-  Compare({true, 2, 1, 128, 128, 0, {65, 130}});
-  Compare({true, 1, 1, 192, 128, 0, {65, 3, 70}});
+// More tiles than a block of Hopper has buffers, and sequences that end within or at the end of a
+// tile.
+TEST_F(TrainAttention, LongSequences) {
+  Compare({true, 2, 1, 128, 128, 0, {129, 700, 1, 256, 127}});
+  Compare({true, 1, 1, 128, 128, 300, {650}});
+  Compare({true, 2, 2, 64, 64, 0, {513, 40, 384}});
+  Compare({true, 1, 1, 64, 64, 130, {500, 128}});
+  Compare({true, 1, 1, 192, 128, 0, {65, 450, 192}});
+  Compare({true, 1, 1, 192, 128, 70, {290}});
+  // Most sequences are much shorter than the longest one.
+  Compare({true, 3, 3, 64, 64, 0, {0, 3, 1, 600, 0, 20, 128, 5, 129, 2, 0}});
+}
+
+// The kernels of GPUs without wgmma or TMA; on GPUs without them, the same as the tests above.
+TEST_F(TrainAttention, OlderTiles) {
+  for (const AttentionTiles tiles : {AttentionTiles::kOneWarpgroup, AttentionTiles::kMmaSync}) {
+    tiles_ = tiles;
+    Compare({true, 4, 2, 64, 64, 50, {1, 70, 0, 64, 129}});
+    Compare({true, 2, 1, 128, 128, 0, {65, 130}});
+    Compare({true, 1, 1, 192, 128, 0, {65, 3, 70}});
+  }
+}
+
+// A tile may contain rows of two sequences. The second sequence has values that are not finite.
+TEST_F(TrainAttention, SequencesDoNotAffectEachOther) {
+  for (const auto& [qk_dim, v_dim] :
+       {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}}) {
+    const int64_t rows = 200, first = 150;
+    const cuda::DeviceMemory begins = Upload(std::vector<int32_t>{0, first, rows});
+    std::vector<std::vector<double>> results[2];
+    for (const bool finite : {true, false}) {
+      random_.seed(5);
+      const auto tensor = [&](int64_t dim, bool input) {
+        Tensor t(true, rows, 1, dim, 0, random_);
+        if (input && !finite) {
+          std::vector<double> values = t.array.values;
+          std::fill(values.begin() + first * dim, values.end(), NAN);
+          t.array = TestArray(true, std::move(values));
+        }
+        return t;
+      };
+      const Tensor q = tensor(qk_dim, true), k = tensor(qk_dim, true), v = tensor(v_dim, true),
+                   dout = tensor(v_dim, true), out = tensor(v_dim, false),
+                   dq = tensor(qk_dim, false), dk = tensor(qk_dim, false),
+                   dv = tensor(v_dim, false);
+      const TestArray log_sums = TestArray::Filled(false, rows, 0),
+                      along = TestArray::Filled(false, rows, 0);
+      const AttentionShape shape = {.heads = 1,
+                                    .kv_heads = 1,
+                                    .qk_dim = qk_dim,
+                                    .v_dim = v_dim,
+                                    .scale = 0.1f,
+                                    .rows = rows,
+                                    .sequences = 2,
+                                    .begins = begins.as<int32_t>(),
+                                    .longest = first};
+      Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
+      AttentionGradient({.shape = shape,
+                         .q = q.view(),
+                         .k = k.view(),
+                         .v = v.view(),
+                         .out = out.view(),
+                         .dout = dout.view(),
+                         .log_sums = log_sums.floats(),
+                         .along = along.floats(),
+                         .dq = dq.view(),
+                         .dk = dk.view(),
+                         .dv = dv.view()},
+                        nullptr);
+      for (const Tensor* t : {&out, &dq, &dk, &dv}) {
+        std::vector<double> values = t->array.Read();
+        values.resize(static_cast<size_t>(first * t->dim));
+        results[finite].push_back(std::move(values));
+      }
+    }
+    EXPECT_EQ(results[0], results[1]) << "head dimension " << qk_dim;
+  }
 }
 
 TEST_F(TrainAttention, OtherFormatsAndDimensions) {
@@ -144,14 +219,14 @@ TEST_F(TrainAttention, OtherFormatsAndDimensions) {
 }
 
 TEST_F(TrainAttention, EqualCallsGiveEqualBits) {
-  const int64_t rows = 300, heads = 4, dim = 128;
+  const int64_t rows = 700, heads = 4, dim = 128;
   const Tensor q(true, rows, heads, dim, 0, random_), k(true, rows, 1, dim, 0, random_),
       v(true, rows, 1, dim, 0, random_), out(true, rows, heads, dim, 0, random_),
       dout(true, rows, heads, dim, 0, random_), dq(true, rows, heads, dim, 0, random_),
       dk(true, rows, 1, dim, 0, random_), dv(true, rows, 1, dim, 0, random_);
   const TestArray log_sums = TestArray::Filled(false, heads * rows, 0),
                   along = TestArray::Filled(false, heads * rows, 0);
-  const cuda::DeviceMemory begins = Upload(std::vector<int32_t>{0, 170, 300});
+  const cuda::DeviceMemory begins = Upload(std::vector<int32_t>{0, 570, 700});
   const AttentionShape shape = {.heads = heads,
                                 .kv_heads = 1,
                                 .qk_dim = dim,
@@ -160,7 +235,7 @@ TEST_F(TrainAttention, EqualCallsGiveEqualBits) {
                                 .rows = rows,
                                 .sequences = 2,
                                 .begins = begins.as<int32_t>(),
-                                .longest = 170};
+                                .longest = 570};
   std::vector<std::vector<double>> results[2];
   for (auto& result : results) {
     Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);

@@ -229,8 +229,19 @@ __device__ __forceinline__ int FirstKey(int row, int window) {
 // Whether the tensor core kernels support these arrays; (qk_dim, v_dim) is one of their pairs.
 bool UsesAttentionTiles(const AttentionShape& shape);
 bool IsTileArray(const HeadArray& a);
-// Whether these kernels use wgmma on the current GPU.
+// Whether the kernels of one warpgroup per block use wgmma on the current GPU.
 bool UsesWgmma(const AttentionShape& shape);
+// Whether the kernels of attention_hopper.cuh run on the current GPU, with arrays that
+// HasTensorMap.
+bool UsesHopperAttention(const AttentionShape& shape);
+bool HasTensorMap(const HeadArray& a, int64_t heads, int64_t dim);
 void CheckAttention(const AttentionShape& shape);
+
+// The kernels of attention_hopper.cuh. `along` of the gradients is complete.
+void StartHopperAttention(const AttentionShape& shape, const HeadArray& q, const HeadArray& k,
+                          const HeadArray& v, const MutableHeadArray& out, float* log_sums,
+                          Stream stream);
+void StartHopperKeyGradient(const AttentionGradientParams& p, Stream stream);
+void StartHopperQueryGradient(const AttentionGradientParams& p, Stream stream);
 
 }  // namespace switchyard::train::gpu

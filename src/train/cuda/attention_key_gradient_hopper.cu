@@ -1,0 +1,307 @@
+// The gradients of keys and values on Hopper. Blocks: attention_hopper.cuh. A block has 128 keys,
+// as in FlashAttention-3's backward pass, and visits the rows that see them, 64 at a time, for each
+// query head.
+//
+// Products in flight while the threads of a warpgroup compute: dp during the probabilities, and dv
+// during the gradients of the scores. The other warpgroup fills the gaps.
+#include "train/cuda/attention_gradient_hopper.cuh"
+#include "train/cuda/launch.cuh"
+
+namespace switchyard::train::gpu {
+namespace {
+
+// Rows of a step; fewer for large heads, whose sums need the registers.
+template <int kQk>
+constexpr int kRowsOfStep = kQk > 128 ? 32 : 64;
+
+template <int kQk, int kV>
+struct KeyShared {
+  static constexpr int kRows = kRowsOfStep<kQk>;
+  static constexpr int kStages = 4;
+
+  alignas(1024) uint8_t keys[kConsumers][TileLayout<kQk, kTileRows>::kBytes];
+  uint8_t values[kConsumers][TileLayout<kV, kTileRows>::kBytes];
+  uint8_t queries[kStages][TileLayout<kQk, kRows>::kBytes];
+  uint8_t douts[kStages][TileLayout<kV, kRows>::kBytes];
+  alignas(16) float log_sums[kStages][kRows];  // · log2 e; +∞ after the end of the sequence
+  float along[kStages][kRows];
+  uint64_t keys_full;  // keys and values
+  uint64_t full[kStages], empty[kStages];
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The 128 keys of a block and the rows that see them. Indices are relative to the sequence.
+struct KeyBlock {
+  int begin, rows;  // of the sequence
+  int first;        // the block's first key, and the first row
+  int kv_head, group;
+  int tiles;  // tiles of kRows rows, for each query head
+};
+// Blocks that more rows see come first.
+template <int kRows>
+__device__ __forceinline__ KeyBlock KeyBlockOf(const AttentionShape& s, const BlockOrder& order) {
+  const BlockIndex index = IndexOf(order, s);
+  KeyBlock b;
+  b.begin = s.begins[index.sequence];
+  b.rows = s.begins[index.sequence + 1] - b.begin;
+  b.first = index.tile * kBlockRows;
+  b.kv_head = index.head;
+  b.group = static_cast<int>(s.heads / s.kv_heads);
+  const int end = s.window > 0 ? min(b.rows, b.first + kBlockRows - 1 + s.window) : b.rows;
+  b.tiles = (end - b.first + kRows - 1) / kRows;
+  return b;
+}
+
+// One thread copies keys, values, queries and gradients of outputs.
+template <int kQk, int kV>
+__device__ __forceinline__ void ProduceRows(const HopperGradientParams& p, const KeyBlock& block,
+                                            const GradientMaps& maps, KeyShared<kQk, kV>& shared) {
+  using Shared = KeyShared<kQk, kV>;
+  ptx::BarrierExpect(&shared.keys_full, sizeof(shared.keys) + sizeof(shared.values));
+#pragma unroll
+  for (int wg = 0; wg < kConsumers; ++wg) {
+    const int row = block.begin + block.first + wg * kTileRows;
+    LoadTile<kQk, kTileRows>(shared.keys[wg], &maps.k, block.kv_head * p.k_head, row,
+                             &shared.keys_full);
+    LoadTile<kV, kTileRows>(shared.values[wg], &maps.v, block.kv_head * p.v_head, row,
+                            &shared.keys_full);
+  }
+  PipelineState ring;
+  for (int in_group = 0; in_group < block.group; ++in_group) {
+    const int head = block.kv_head * block.group + in_group;
+    const int q_column = head * p.q_head, d_column = head * p.d_head;
+    int row = block.begin + block.first;
+    for (int i = 0; i < block.tiles; ++i, row += Shared::kRows, ring.Next(Shared::kStages)) {
+      const int s = ring.stage;
+      Await(&shared.empty[s], ring.parity ^ 1);
+      ptx::BarrierExpect(&shared.full[s], sizeof(shared.queries[0]) + sizeof(shared.douts[0]));
+      LoadTile<kQk, Shared::kRows>(shared.queries[s], &maps.q, q_column, row, &shared.full[s]);
+      LoadTile<kV, Shared::kRows>(shared.douts[s], &maps.dout, d_column, row, &shared.full[s]);
+    }
+  }
+}
+
+// One warp copies the floats of the rows, in the order of ProduceRows.
+template <int kQk, int kV>
+__device__ __forceinline__ void ProduceFloats(const HopperGradientParams& p, const KeyBlock& block,
+                                              KeyShared<kQk, kV>& shared) {
+  using Shared = KeyShared<kQk, kV>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  PipelineState ring;
+  for (int in_group = 0; in_group < block.group; ++in_group) {
+    const int64_t head = block.kv_head * block.group + in_group;
+    const int64_t at = head * p.shape.rows + block.begin;
+    int row = block.first + lane;
+    for (int i = 0; i < block.tiles; ++i, row += Shared::kRows, ring.Next(Shared::kStages)) {
+      const int s = ring.stage;
+      Await(&shared.empty[s], ring.parity ^ 1);
+#pragma unroll
+      for (int c = 0; c < Shared::kRows; c += kWarp) {
+        const bool real = row + c < block.rows;
+        shared.log_sums[s][c + lane] = real ? p.log_sums[at + row + c] * kLog2E : INFINITY;
+        shared.along[s][c + lane] = real ? p.along[at + row + c] : 0.0f;
+      }
+      ptx::BarrierArriveWarp(&shared.full[s]);
+    }
+  }
+}
+
+// A consumer warpgroup. Scores are computed transposed, [keys, rows], so that the fragments of a
+// thread are the left operands of the products that sum over the rows. Thread: keys key_ and
+// key_ + 8, rows column_ + 8n and the next one of each tile.
+template <int kQk, int kV>
+class KeyConsumer {
+  using Shared = KeyShared<kQk, kV>;
+  static constexpr int kRows = Shared::kRows;
+
+ public:
+  __device__ __forceinline__ KeyConsumer(const HopperGradientParams& p, const KeyBlock& block,
+                                         Shared& shared, int warpgroup)
+      : p_(p),
+        block_(block),
+        shared_(shared),
+        base_(UniformAddress(&shared)),
+        warpgroup_(warpgroup),
+        first_(block.first + warpgroup * kTileRows),
+        key_(first_ + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 +
+             static_cast<int>(threadIdx.x) % kWarp / 4),
+        column_(static_cast<int>(threadIdx.x) % 4 * 2),
+        scale_(p.shape.scale * kLog2E) {}
+
+  __device__ __forceinline__ void Run() {
+#pragma unroll
+    for (float& sum : dkeys_) sum = 0.0f;
+#pragma unroll
+    for (float& sum : dvalues_) sum = 0.0f;
+    const int window = p_.shape.window;
+    Await(base_.After(offsetof(Shared, keys_full)), 0);
+    for (int in_group = 0; in_group < block_.group; ++in_group) {
+      int row = block_.first;
+      for (int i = 0; i < block_.tiles; ++i, row += kRows, ring_.Next(Shared::kStages)) {
+        Await(Barrier(offsetof(Shared, full)), ring_.parity);
+        // Zeros have no effect: their probabilities are zero, too.
+        if (row + kRows > block_.rows) {
+          ClearTail<kQk, kRows>(shared_.queries[ring_.stage], block_.rows - row);
+          ClearTail<kV, kRows>(shared_.douts[ring_.stage], block_.rows - row);
+          FinishClear(warpgroup_);
+        }
+        if (AllVisible(row, kRows, first_, kTileRows, window)) {
+          Step<false>(row);
+        } else if (row + kRows > first_ &&
+                   (window == 0 || row - (first_ + kTileRows - 1) < window)) {
+          Step<true>(row);
+        }
+        ptx::BarrierArriveWarp(Barrier(offsetof(Shared, empty)));
+      }
+    }
+    SyncWarpgroup(warpgroup_);  // all warps have read the keys and values
+    const float scale = p_.shape.scale;
+    StoreTile<kQk>(shared_.keys[warpgroup_], dkeys_, scale, scale, p_.dk, block_.kv_head,
+                   block_.begin, first_, block_.rows);
+    StoreTile<kV>(shared_.values[warpgroup_], dvalues_, 1.0f, 1.0f, p_.dv, block_.kv_head,
+                  block_.begin, first_, block_.rows);
+  }
+
+ private:
+  // Adds a tile of rows. No branches, because they would serialize the products in flight.
+  template <bool kMasked>
+  __device__ __forceinline__ void Step(int row) {
+    const uint32_t queries = Place(offsetof(Shared, queries), sizeof(shared_.queries[0]));
+    const uint32_t douts = Place(offsetof(Shared, douts), sizeof(shared_.douts[0]));
+    ptx::WgmmaFence();
+    StartRows<kQk, kRows>(OwnTile(offsetof(Shared, keys), sizeof(shared_.keys[0])), queries,
+                          scores_);
+    StartRows<kV, kRows>(OwnTile(offsetof(Shared, values), sizeof(shared_.values[0])), douts, dp_);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(scores_);
+    ToProbabilities<kMasked>(row);
+    probabilities_.Pack(scores_);
+    ptx::PinRegisters(dvalues_);
+    probabilities_.Pin();
+    ptx::WgmmaFence();
+    StartColumns<kV, kRows>(probabilities_, douts, dvalues_);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(dp_);
+    const float* along = shared_.along[ring_.stage] + column_;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 of_rows = *reinterpret_cast<const float2*>(along + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        dp_[4 * n + i] = ScoreGradient<kMasked>(scores_[4 * n + i], dp_[4 * n + i],
+                                                i % 2 == 0 ? of_rows.x : of_rows.y);
+    }
+    dscores_.Pack(dp_);
+    ptx::PinRegisters(dkeys_);
+    dscores_.Pin();
+    ptx::WgmmaFence();
+    StartColumns<kQk, kRows>(dscores_, queries, dkeys_);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(dvalues_);
+    ptx::PinRegisters(dkeys_);
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void ToProbabilities(int row) {
+    const float* log_sums = shared_.log_sums[ring_.stage] + column_;
+    const int first = key_ - row - column_;  // the first visible row in the tile
+    const int window = WindowOf(p_.shape);
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 of_rows = *reinterpret_cast<const float2*>(log_sums + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = scores_[4 * n + i];
+        if constexpr (kMasked) {
+          const int at = 8 * n + i % 2, first_of_key = first + i / 2 * 8;
+          if (at < first_of_key || at >= first_of_key + window) x = -INFINITY;
+        }
+        x = ptx::Exp2(fmaf(x, scale_, i % 2 == 0 ? -of_rows.x : -of_rows.y));
+      }
+    }
+  }
+
+  // The barrier of the present stage.
+  __device__ __forceinline__ ptx::SharedAddr Barrier(size_t barriers) const {
+    return base_.After(static_cast<uint32_t>(barriers + ring_.stage * sizeof(uint64_t)));
+  }
+  // The tile of the present stage.
+  __device__ __forceinline__ uint32_t Place(size_t tiles, size_t bytes) const {
+    return base_.address + static_cast<uint32_t>(tiles + ring_.stage * bytes);
+  }
+  // The tile of the warpgroup.
+  __device__ __forceinline__ uint32_t OwnTile(size_t tiles, size_t bytes) const {
+    return base_.address + static_cast<uint32_t>(tiles + warpgroup_ * bytes);
+  }
+
+  const HopperGradientParams& p_;
+  const KeyBlock& block_;
+  Shared& shared_;
+  const ptx::SharedAddr base_;
+  const int warpgroup_;
+  const int first_;  // the warpgroup's first key
+  const int key_, column_;
+  const float scale_;
+  PipelineState ring_;
+
+  float scores_[kRows / 2], dp_[kRows / 2];
+  Fragments<kRows> probabilities_, dscores_;
+  float dkeys_[kQk / 2], dvalues_[kV / 2];
+};
+
+#endif
+
+template <int kQk, int kV>
+__global__ void __launch_bounds__(kHopperThreads, 1)
+    HopperKeyGradientKernel(const __grid_constant__ HopperGradientParams p,
+                            const __grid_constant__ GradientMaps maps) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = KeyShared<kQk, kV>;
+  extern __shared__ __align__(1024) uint8_t memory[];
+  static_assert(sizeof(Shared) <= 227 * 1024);
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) PrefetchMaps(maps.q, maps.k, maps.v, maps.dout);
+  const KeyBlock block = KeyBlockOf<Shared::kRows>(p.shape, p.order);
+  if (block.first >= block.rows) return;
+  if (threadIdx.x == 0) {
+    ptx::BarrierInit(&shared.keys_full, 1);
+    InitRing(shared, 1 + ptx::kWarpArrivals);
+  }
+  __syncthreads();
+  const int warp = Uniform(static_cast<int>(threadIdx.x) / kWarp), warpgroup = warp / 4;
+  if (warpgroup == kConsumers) {
+    ptx::DeallocateRegisters<kProducerRegisters>();
+    if (threadIdx.x == kConsumers * 128) ProduceRows<kQk, kV>(p, block, maps, shared);
+    if (warp == kConsumers * 4 + 1) ProduceFloats<kQk, kV>(p, block, shared);
+  } else {
+    ptx::AllocateRegisters<kConsumerRegisters>();
+    KeyConsumer<kQk, kV>(p, block, shared, warpgroup).Run();
+  }
+#endif
+}
+
+template <int kQk, int kV>
+void StartKeyGradient(const AttentionGradientParams& p, Stream stream) {
+  using Shared = KeyShared<kQk, kV>;
+  constexpr auto kKernel = HopperKeyGradientKernel<kQk, kV>;
+  static switchyard::cuda::SharedMemoryOptIn setup;
+  int device = 0;
+  switchyard::cuda::Check(cudaGetDevice(&device), "reading the current GPU");
+  switchyard::cuda::Check(setup.On(device, kKernel, sizeof(Shared)),
+                          "shared memory of the gradient of keys");
+  const AttentionShape& s = p.shape;
+  const BlockOrder order = OrderOf(s, s.kv_heads, 2 * (kQk + kV) * (s.heads / s.kv_heads));
+  Launch("gradient of keys", kKernel, GridOf(order), kHopperThreads, sizeof(Shared), stream,
+         HopperParamsOf(p, order), MapsOf<kQk, kV>(p, Shared::kRows, kTileRows));
+}
+
+}  // namespace
+
+void StartHopperKeyGradient(const AttentionGradientParams& p, Stream stream) {
+  if (p.shape.qk_dim == 64) return StartKeyGradient<64, 64>(p, stream);
+  if (p.shape.qk_dim == 128) return StartKeyGradient<128, 128>(p, stream);
+  StartKeyGradient<192, 128>(p, stream);
+}
+
+}  // namespace switchyard::train::gpu
