@@ -134,6 +134,9 @@ class CudaRankDevice : public RankDevice {
   void Sample(const kernels::SampleParams& p) override {
     cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
   }
+  void SelectBestTokens(const kernels::BestTokensParams& p) override {
+    cuda::Check(cuda::SelectBestTokens(p, cuda_.stream()), "selection of the best tokens");
+  }
   std::unique_ptr<StageRows> MakeStageRows(MessageLane& lane) override {
     CHECK(ring_.has_value());
     return std::make_unique<CudaStageRows>(lane, *ring_, cuda_.stream());
