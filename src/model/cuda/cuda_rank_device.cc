@@ -33,6 +33,7 @@ kernels::CudaDeviceOptions DeviceOptions(const ModelOptions& options) {
           .max_sequences = std::min(options.gpu->max_sequences, options.max_tokens),
           .max_pages = CeilDiv(options.context_length, options.page_size) + 1,
           .max_branch = options.gpu->max_branch,
+          .max_page_tables = options.gpu->max_page_tables,
           .graphs = options.gpu->graphs};
 }
 
