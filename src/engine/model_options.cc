@@ -91,19 +91,20 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
     // Each row of a tree may be a branch, which is a sequence of its own.
     const int64_t sequences =
         int64_t{plan.max_running_requests} * (plan.drafts.trees() ? plan.drafts.rows() : 1);
-    options.gpu = GpuOptions{
-        .index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
-        .custom_all_reduce = !config.disable_custom_all_reduce,
-        .graphs = !config.disable_cuda_graph,
-        .packs_experts = plan.packs_experts,
-        .graph_max_tokens = recorded,
-        .max_sequences = std::max(sequences, recorded) + 1,
-        .max_branch = plan.drafts.trees() ? plan.drafts.depth : 0,
-        // One for each request, and one for the rows that pad a recorded pass.
-        .max_page_tables = plan.drafts.trees() ? int64_t{plan.max_running_requests} + 1 : 0,
-        .timeout = Milliseconds(config.dist_timeout_seconds),
-        .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
-        .stage_passes = PassesInFlight(config)};
+    // One for each request, and one for the rows that pad a recorded pass.
+    const int64_t page_tables = plan.drafts.trees() ? int64_t{plan.max_running_requests} + 1 : 0;
+    options.gpu =
+        GpuOptions{.index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
+                   .custom_all_reduce = !config.disable_custom_all_reduce,
+                   .graphs = !config.disable_cuda_graph,
+                   .packs_experts = plan.packs_experts,
+                   .graph_max_tokens = recorded,
+                   .max_sequences = std::max(sequences, recorded) + 1,
+                   .max_branch = plan.drafts.trees() ? plan.drafts.depth : 0,
+                   .max_page_tables = page_tables,
+                   .timeout = Milliseconds(config.dist_timeout_seconds),
+                   .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
+                   .stage_passes = PassesInFlight(config)};
   }
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
