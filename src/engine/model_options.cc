@@ -100,6 +100,8 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
     // Each row of a tree may be a branch, which is a sequence of its own.
     const int64_t sequences =
         int64_t{plan.max_running_requests} * (plan.drafts.trees() ? plan.drafts.rows() : 1);
+    // One for each request, and one for the rows that pad a recorded pass.
+    const int64_t page_tables = plan.drafts.trees() ? int64_t{plan.max_running_requests} + 1 : 0;
     options.gpu =
         GpuOptions{.index = config.base_gpu_id + rank % plan.ranks_of_host * config.gpu_id_step,
                    .custom_all_reduce = !config.disable_custom_all_reduce,
@@ -108,6 +110,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
                    .graph_max_tokens = recorded,
                    .max_sequences = std::max(sequences, recorded) + 1,
                    .max_branch = plan.drafts.trees() ? plan.drafts.depth : 0,
+                   .max_page_tables = page_tables,
                    .timeout = Milliseconds(config.dist_timeout_seconds),
                    .ranks_per_host = std::min(plan.ranks_of_host, config.mesh.tp),
                    .stage_passes = PassesInFlight(config)};

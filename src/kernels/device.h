@@ -167,6 +167,9 @@ struct CudaDeviceOptions {
   int64_t max_tokens = 0, max_sequences = 0, max_pages = 0;
   // Maximum keys of a branch (SequenceSpan::branch); 0: sequences have no branches.
   int64_t max_branch = 0;
+  // With branches: maximum page tables of a pass, because the branches of a tree share one. 0:
+  // max_sequences.
+  int64_t max_page_tables = 0;
   bool graphs = true;
   // Tests and benchmarks compare both settings; the results are bit-identical.
   bool fused = true;          // FusedOps, and programmatic dependent launch where supported

@@ -156,7 +156,7 @@ void Rope(const RopeParams& p, ThreadPool& pool);
 // before position branch_begin are in the pages. The slot of a later key j is branch[j −
 // branch_begin]. So several branches share the pages, and every key of a row has the index of its
 // position, as without a tree. On GPUs, CudaDeviceOptions::max_branch limits the length of
-// `branch`.
+// `branch`, and sequences that follow each other with the same `pages` share a page table.
 struct SequenceSpan {
   int32_t row_begin = 0;
   int32_t rows = 0;

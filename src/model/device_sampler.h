@@ -1,4 +1,4 @@
-// Samples tokens on the device that holds the logits.
+// Samples tokens, and selects the most probable ones, on the device that holds the logits.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/check.h"
+#include "kernels/best_tokens.h"
 #include "model/forward_batch.h"
 #include "model/layers/activations.h"
 #include "model/rank_device.h"
@@ -20,6 +21,10 @@ namespace switchyard {
 class DeviceSampler {
  public:
   static constexpr size_t kMaxPending = 2;
+  struct Result {
+    std::span<const int32_t> tokens;  // [rows] the sampled tokens
+    kernels::BestTokenRows best;      // empty: the batch has none
+  };
 
   // Tokens are elements of `ids` [vocab], not indices of logits.
   void SetIds(kernels::Device& device, std::span<const int32_t> ids) {
@@ -28,8 +33,9 @@ class DeviceSampler {
   }
 
   // Begins a batch with one row of logits for each of `sampling`. `masks`: null if there are none.
+  // `best_tokens`: of each row, selected without the mask; 0: none.
   void Begin(RankDevice& rank, std::span<const kernels::RowSampling> sampling, int64_t vocab,
-             const TokenMasks* masks = nullptr) {
+             const TokenMasks* masks = nullptr, int32_t best_tokens = 0) {
     kernels::Device& device = rank.device();
     const auto rows = static_cast<int64_t>(sampling.size());
     vocab_ = vocab;
@@ -40,6 +46,8 @@ class DeviceSampler {
       capacity_ = rows;
     }
     weights_.Reserve(device, rows * vocab);
+    best_tokens_ = best_tokens;
+    best_.Reserve(device, BestBytes());
     if (rows > 0) device.CopyIn(sampling_.get(), sampling.data(), sampling.size_bytes());
     has_masks_ = masks && !masks->words.empty();
     if (!has_masks_) return;
@@ -61,31 +69,47 @@ class DeviceSampler {
                  .weights = weights_.data(),
                  .ids = has_ids_ ? ids_.data<int32_t>() : nullptr,
                  .tokens = static_cast<int32_t*>(tokens_.get()) + first});
+    if (best_tokens_ == 0) return;
+    auto* const exp_sums = best_.data<double>();
+    auto* const best = reinterpret_cast<kernels::BestToken*>(exp_sums + rows_);
+    rank.SelectBestTokens({.logits = logits,
+                           .rows = rows,
+                           .vocab = vocab_,
+                           .count = best_tokens_,
+                           .ids = has_ids_ ? ids_.data<int32_t>() : nullptr,
+                           .exp_sums = exp_sums + first,
+                           .best = best + first * best_tokens_});
   }
 
-  // Starts the copy of the batch's tokens to the host. If Begin was never called, there are no
+  // Starts the copy of the batch's results to the host. If Begin was never called, there are no
   // tokens, and Receive waits only for the work enqueued so far.
   void Send(kernels::Device& device) {
     CHECK_LT(pending_, kMaxPending);
-    std::unique_ptr<kernels::HostCopy>& copy = copies_[(oldest_ + pending_) % kMaxPending];
-    if (!copy) copy = device.MakeHostCopy();
-    copy->Start(tokens_.get(), rows_ * sizeof(int32_t));
+    Copy& copy = copies_[(oldest_ + pending_) % kMaxPending];
+    if (!copy.tokens) copy.tokens = device.MakeHostCopy();
+    copy.tokens->Start(tokens_.get(), rows_ * sizeof(int32_t));
+    copy.rows = rows_;
+    copy.best_tokens = best_tokens_;
+    if (best_tokens_ > 0) {
+      if (!copy.best) copy.best = device.MakeHostCopy();
+      copy.best->Start(best_.data<std::byte>(), BestBytes());
+    }
     ++pending_;
   }
-  // Waits for the tokens of the oldest batch that is pending. They are valid until kMaxPending more
-  // are sent.
-  std::span<const int32_t> Receive() {
+  // Waits for the results of the oldest batch that is pending. They are valid until kMaxPending
+  // more are sent.
+  Result Receive() {
     CHECK_GT(pending_, 0u);
-    const std::span<const int32_t> tokens = Wait(oldest_);
+    const Result result = copies_[oldest_].Wait();
     oldest_ = (oldest_ + 1) % kMaxPending;
     --pending_;
-    return tokens;
+    return result;
   }
-  // Waits for the tokens of the batch that was sent last. Older ones stay pending.
-  std::span<const int32_t> ReceiveLast() {
+  // Waits for the results of the batch that was sent last. Older ones stay pending.
+  Result ReceiveLast() {
     CHECK_GT(pending_, 0u);
     --pending_;
-    return Wait((oldest_ + pending_) % kMaxPending);
+    return copies_[(oldest_ + pending_) % kMaxPending].Wait();
   }
 
   // [rows] of the last sampled batch, in device memory.
@@ -95,16 +119,19 @@ class DeviceSampler {
   // Device memory that grows with its contents.
   class Buffer {
    public:
+    // The contents are lost if it reallocates.
+    void Reserve(kernels::Device& device, size_t bytes) {
+      if (bytes <= capacity_) return;
+      capacity_ = std::max(bytes, 2 * capacity_);
+      memory_ = device.Allocate(capacity_);
+    }
     void CopyIn(kernels::Device& device, std::span<const std::byte> bytes) {
-      if (bytes.size() > capacity_) {
-        capacity_ = std::max(bytes.size(), 2 * capacity_);
-        memory_ = device.Allocate(capacity_);
-      }
+      Reserve(device, bytes.size());
       device.CopyIn(memory_.get(), bytes.data(), bytes.size());
     }
     template <typename T>
-    const T* data() const {
-      return static_cast<const T*>(memory_.get());
+    T* data() const {
+      return static_cast<T*>(memory_.get());
     }
 
    private:
@@ -112,9 +139,32 @@ class DeviceSampler {
     size_t capacity_ = 0;
   };
 
-  std::span<const int32_t> Wait(size_t copy) {
-    const std::span<const std::byte> bytes = copies_[copy]->Wait();
-    return {reinterpret_cast<const int32_t*>(bytes.data()), bytes.size() / sizeof(int32_t)};
+  // A copy of a batch's results to the host.
+  struct Copy {
+    std::unique_ptr<kernels::HostCopy> tokens, best;
+    int64_t rows = 0;
+    int32_t best_tokens = 0;
+
+    Result Wait() {
+      const std::span<const std::byte> bytes = tokens->Wait();
+      Result result;
+      result.tokens = {reinterpret_cast<const int32_t*>(bytes.data()),
+                       bytes.size() / sizeof(int32_t)};
+      if (best_tokens == 0) return result;
+      const std::byte* const found = best->Wait().data();
+      const auto* const exp_sums = reinterpret_cast<const double*>(found);
+      result.best = {.exp_sums = {exp_sums, static_cast<size_t>(rows)},
+                     .best = {reinterpret_cast<const kernels::BestToken*>(exp_sums + rows),
+                              static_cast<size_t>(rows * best_tokens)},
+                     .count = best_tokens};
+      return result;
+    }
+  };
+
+  // Bytes of the best tokens of a batch: BestTokensParams::exp_sums, then BestTokensParams::best.
+  size_t BestBytes() const {
+    if (best_tokens_ == 0) return 0;
+    return rows_ * (sizeof(double) + best_tokens_ * sizeof(kernels::BestToken));
   }
 
   int64_t capacity_ = 0, rows_ = 0, vocab_ = 0;
@@ -123,8 +173,10 @@ class DeviceSampler {
   bool has_masks_ = false;    // whether the current batch has masks
   Buffer mask_rows_, masks_;  // the members of TokenMasks on the device
   bool has_ids_ = false;
-  Buffer ids_;  // [vocab] of SetIds
-  std::array<std::unique_ptr<kernels::HostCopy>, kMaxPending> copies_;
+  Buffer ids_;               // [vocab] of SetIds
+  int32_t best_tokens_ = 0;  // of each row of the current batch
+  Buffer best_;              // BestBytes()
+  std::array<Copy, kMaxPending> copies_;
   size_t oldest_ = 0, pending_ = 0;
 };
 

@@ -44,6 +44,9 @@ struct ForwardBatch {
   bool routed_experts = false;  // whether Model::routed_experts is needed
   // [logit_rows] if the model samples the tokens itself (Model::draws); else empty.
   std::vector<kernels::RowSampling> draws;
+  // With `draws`: the number of most probable tokens of each logit row that the model selects too
+  // (Model::best), at most kernels::kMostBestTokens.
+  int32_t best_tokens = 0;
   // With `draws`: returns the masks, which the model reads before its next pass. The model calls it
   // once per pass, after the pass is enqueued and before tokens are sampled. So the host can
   // compute masks while the device computes the pass. The call may end sequences and free their

@@ -60,7 +60,7 @@ struct Model::Impl {
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
   DeviceSampler sampler;
-  std::span<const int32_t> drawn;             // tokens sampled by the last Forward
+  DeviceSampler::Result drawn;                // tokens sampled by the last Forward
   std::deque<uint64_t> launched;              // numbers of passes to collect
   size_t used_passes = 1;                     // number of passes of the last batch
   bool running = false;                       // within Forward
@@ -270,7 +270,7 @@ struct Model::Impl {
     launched.push_back(batch.pass);
   }
   std::span<const int32_t> Collect() {
-    const std::span<const int32_t> tokens = sampler.Receive();
+    const std::span<const int32_t> tokens = sampler.Receive().tokens;
     ReportRouting(launched.front());
     launched.pop_front();
     return tokens;
@@ -281,7 +281,7 @@ struct Model::Impl {
     const DeviceLogits logits = Run(batch, kv);
     CHECK_EQ(std::ssize(batch.draws), logits.rows + logits.more);
     sampler.Begin(*rank_device, batch.draws, config.output_width(),
-                  batch.masks ? &batch.masks() : nullptr);
+                  batch.masks ? &batch.masks() : nullptr, batch.best_tokens);
     sampler.Sample(*rank_device, logits.data, 0, logits.rows);
     sampler.Sample(*rank_device, logits.more_data, logits.rows, logits.more);
     sampler.Send(device);
@@ -480,14 +480,15 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->samples(); }
-std::span<const int32_t> Model::drawn() const { return impl_->drawn; }
+std::span<const int32_t> Model::drawn() const { return impl_->drawn.tokens; }
+kernels::BestTokenRows Model::best() const { return impl_->drawn.best; }
 void Model::SetTokens(std::span<const int32_t> tokens) {
   CHECK_EQ(std::ssize(tokens), config().output_width());
   if (draws()) impl_->sampler.SetIds(impl_->device, tokens);
 }
 kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
-  CHECK(!batch.routed_experts);
+  CHECK(!batch.routed_experts && batch.best_tokens == 0);
   impl_->Launch(batch, kv);
 }
 std::span<const int32_t> Model::Collect() { return impl_->Collect(); }

@@ -10,6 +10,7 @@
 
 #include "comm/device/communicator.h"
 #include "core/parallel.h"
+#include "kernels/best_tokens.h"
 #include "kernels/gpus.h"
 #include "model/config.h"
 #include "model/forward_batch.h"
@@ -49,16 +50,19 @@ class Model {
   // none; drawn() has a token for each row, −1 where a logit is not finite.
   bool draws() const;
   std::span<const int32_t> drawn() const;
-  // For a head with rows of some tokens only: the token of each row, [output_width]. drawn() and
-  // Collect give these tokens from then on, and so does ForwardBatch::token_rows. Logits keep the
-  // order of the rows.
+  // With ForwardBatch::best_tokens: the most probable tokens of each row of the last Forward, and
+  // what their probabilities need. Valid until the next call.
+  kernels::BestTokenRows best() const;
+  // For a head with rows of some tokens only: the token of each row, [output_width]. drawn(),
+  // best() and Collect give these tokens from then on, and so does ForwardBatch::token_rows. Logits
+  // keep the order of the rows.
   void SetTokens(std::span<const int32_t> tokens);
   // Launch runs a batch like Forward, but returns once the pass is enqueued. The batch needs
-  // `draws` for all logit rows, and must not request routed experts. A pipeline stage without a
-  // head takes no draws and has no tokens. It waits until the stage before has enqueued its pass.
-  // Collect waits for the oldest launched pass and returns its tokens, which are valid until two
-  // more passes are launched. At most two passes may be launched but not yet collected. Collect,
-  // and a later Forward, report the routing of launched passes to the observer.
+  // `draws` for all logit rows, and must not request routed experts or best tokens. A pipeline
+  // stage without a head takes no draws and has no tokens. It waits until the stage before has
+  // enqueued its pass. Collect waits for the oldest launched pass and returns its tokens, which are
+  // valid until two more passes are launched. At most two passes may be launched but not yet
+  // collected. Collect, and a later Forward, report the routing of launched passes to the observer.
   void Launch(const ForwardBatch& batch, KvStorage& kv);
   std::span<const int32_t> Collect();
   // [T, layers, top_k] logical experts that each row of the last batch was routed to, −1 for none

@@ -34,6 +34,7 @@ struct GpuOptions {
   int64_t graph_max_tokens = 0;                // --cuda-graph-max-bs: decode tokens of a group
   int64_t max_sequences = 0;                   // maximum sequences of one pass
   int64_t max_branch = 0;                      // CudaDeviceOptions::max_branch
+  int64_t max_page_tables = 0;                 // CudaDeviceOptions::max_page_tables
   std::chrono::milliseconds timeout{300'000};  // limit for kernels that wait for a peer
   int ranks_per_host = 0;                      // of a stage; 0: all ranks are on one host
   // With stages: passes whose hidden rows may wait at the next stage. 0: the model is whole.

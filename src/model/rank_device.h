@@ -5,6 +5,7 @@
 
 #include "comm/device/collectives.h"
 #include "comm/device/communicator.h"
+#include "kernels/best_tokens.h"
 #include "kernels/device.h"
 #include "kernels/sample_params.h"
 #include "model/options.h"
@@ -18,9 +19,10 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual kernels::Device& device() = 0;
   virtual const RankGroups& groups() = 0;
-  // Whether the device can sample tokens from logits (Sample).
+  // Whether the device can sample tokens from logits (Sample), and find the most probable ones.
   virtual bool samples() const { return false; }
   virtual void Sample(const kernels::SampleParams&) {}
+  virtual void SelectBestTokens(const kernels::BestTokensParams&) {}
   // Carries the hidden rows of a pipeline stage. `lane`: ModelOptions::stage_rows, which outlives
   // the result. The result must not outlive this object.
   virtual std::unique_ptr<StageRows> MakeStageRows(MessageLane& lane) = 0;

@@ -201,8 +201,13 @@ class PassSizes {
     constexpr double kAttention = int64_t{256} << 20;  // kernels/cuda/attention.h
     const int64_t sequences = std::min(o_.gpu->max_sequences, o_.max_tokens);
     const int64_t pages = CeilDiv(o_.context_length, o_.page_size) + 1;
-    const int64_t branch = o_.gpu->max_branch > 0 ? 1 + o_.gpu->max_branch : 0;
-    const auto table = static_cast<double>(sequences * (3 + pages + branch) + o_.max_tokens);
+    const bool trees = o_.gpu->max_branch > 0;
+    const int64_t branch = trees ? 2 + o_.gpu->max_branch : 0;
+    const int64_t tables = trees && o_.gpu->max_page_tables > 0
+                               ? std::min(o_.gpu->max_page_tables, sequences)
+                               : sequences;
+    const auto table =
+        static_cast<double>(sequences * (3 + branch) + tables * pages + o_.max_tokens);
     return kAttention + o_.moe.passes * table * sizeof(int32_t) + RoundedRowsOfGpu();
   }
 

@@ -1,4 +1,6 @@
 """Draft trees on GPUs: servers with and without trees give the same tokens. Places ranks as test_cuda.py does."""
+import json
+
 import pytest
 
 from server import FIXTURES, Server
@@ -17,10 +19,10 @@ def answer_to(server, i):
     return answer["output_ids"]
 
 
-def check_trees(model, *flags, env=None):
-    """Compares servers with and without trees from a copy of the target."""
+def check_trees(model, *flags, draft_flags=(), env=None):
+    """Compares servers with and without trees from a copy of the target. `draft_flags`: of the server with trees only."""
     trees = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", model, "--speculative-num-steps", 4,
-             "--speculative-eagle-topk", 3, "--speculative-num-draft-tokens", 12]
+             "--speculative-eagle-topk", 3, "--speculative-num-draft-tokens", 12, *draft_flags]
     outputs = []
     for drafts in [], trees:
         outputs.append([])
@@ -49,3 +51,10 @@ def test_trees_change_no_output(name, dtype, ranks, graphs):
     model, flags = MODELS[name]
     device, env = where(ranks)
     check_trees(model, *device, *flags, "--dtype", dtype, *(SHARDED if ranks == 2 else []), *GRAPHS[graphs], env=env)
+
+
+def test_trees_of_a_head_with_some_tokens(tmp_path):
+    """The GPU has the tokens of the head's rows."""
+    device, env = where(1)
+    (tmp_path / "tokens.json").write_text(json.dumps(list(range(0, 2048, 2))))
+    check_trees(YARDLING, *device, "--dtype", "float32", draft_flags=["--speculative-token-map", tmp_path / "tokens.json"], env=env)

@@ -39,6 +39,7 @@ class DraftModel : public DraftForward {
   std::span<const float> Forward(const ForwardBatch& batch) override;
   bool draws() const override { return model_.draws(); }
   std::span<const int32_t> drawn() const override { return model_.drawn(); }
+  kernels::BestTokenRows best() const override { return model_.best(); }
   bool launches() const override { return model_.draws(); }
   void Launch(const ForwardBatch& batch) override;
   std::span<const int32_t> Collect() override;

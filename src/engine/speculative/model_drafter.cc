@@ -251,25 +251,39 @@ std::span<const float> ModelDrafter::Constrained(const Sequence& sequence,
   return row_;
 }
 
+void ModelDrafter::SetDraws(int64_t pass) {
+  batch_.draws.clear();
+  batch_.best_tokens = 0;
+  if (!CanDraw()) return;
+  for (const Chain& chain : chains_)
+    batch_.draws.insert(batch_.draws.end(), chain.logit_rows(), SamplingOf(*chain.sequence, pass));
+  if (trees_.width > 1) batch_.best_tokens = static_cast<int32_t>(trees_.width);
+}
+
+void ModelDrafter::TakeDrawn(int64_t pass) {
+  const std::span<const int32_t> drawn = model_.drawn();
+  CHECK_EQ(drawn.size(), batch_.logit_rows.size());
+  int64_t first = 0;  // the chain's first logit row
+  for (Chain& chain : chains_) {
+    if (chain.width > 1) {
+      ExpandDrawn(pass, first, chain);
+    } else {
+      chain.sequence->drafts.push_back(std::max(0, drawn[first]));
+    }
+    first += chain.logit_rows();
+  }
+}
+
 void ModelDrafter::Forward(bool may_end, int64_t pass) {
   ++batch_.pass;
-  batch_.draws.clear();
-  if (CanDraw())  // all rows of the pass, or none
-    for (const Chain& chain : chains_)
-      batch_.draws.push_back(SamplingOf(*chain.sequence, std::ssize(chain.sequence->drafts)));
+  SetDraws(pass);
   const std::span<const float> logits = model_.Forward(batch_);
-  if (!batch_.draws.empty()) {
-    const std::span<const int32_t> drawn = model_.drawn();
-    CHECK_EQ(drawn.size(), chains_.size());
-    for (size_t i = 0; i < chains_.size(); ++i)
-      chains_[i].sequence->drafts.push_back(std::max(0, drawn[i]));
-    return;
-  }
+  if (!batch_.draws.empty()) return TakeDrawn(pass);
   const int64_t width = model_.logit_width();
   CHECK_EQ(std::ssize(logits), std::ssize(batch_.logit_rows) * width);
   int64_t first = 0;  // the chain's first logit row
   for (Chain& chain : chains_) {
-    const int64_t rows = chain.width > 1 ? std::ssize(chain.level) : 1;
+    const int64_t rows = chain.logit_rows();
     const std::span<const float> row = logits.subspan(first * width, rows * width);
     first += rows;
     if (chain.width > 1) {
@@ -318,16 +332,16 @@ void ModelDrafter::RunPasses(std::span<const int64_t> all, int64_t limit) {
   }
 }
 
-// A tree needs several tokens of each row, with their probabilities.
 bool ModelDrafter::CanDraw() const {
-  return model_.draws() && trees_.width == 1 &&
-         std::ranges::none_of(chains_,
-                              [](const Chain& chain) { return IsConstrained(*chain.sequence); });
+  return model_.draws() && std::ranges::none_of(chains_, [](const Chain& chain) {
+           return IsConstrained(*chain.sequence);
+         });
 }
 
 // A sequence without constraints has none after its drafts either: Penalties::Needed only becomes
-// false with the length.
-bool ModelDrafter::CanLaunch() const { return model_.launches() && CanDraw(); }
+// false with the length. The host builds the levels of a tree, so it needs the tokens of the level
+// before.
+bool ModelDrafter::CanLaunch() const { return model_.launches() && trees_.width == 1 && CanDraw(); }
 
 void ModelDrafter::LaunchPasses(std::span<const int64_t> all, int64_t limit) {
   constexpr size_t kMostLaunched = 2;
@@ -335,12 +349,9 @@ void ModelDrafter::LaunchPasses(std::span<const int64_t> all, int64_t limit) {
     if (pass > 0) Continue(pass, /*launched=*/true);
     if (!SetGroups(all, pass, limit)) break;
     ++batch_.pass;
-    batch_.draws.clear();
+    SetDraws(pass);
     std::vector<Sequence*>& sequences = launched_.emplace_back();
-    for (const Chain& chain : chains_) {
-      batch_.draws.push_back(SamplingOf(*chain.sequence, pass));
-      sequences.push_back(chain.sequence);
-    }
+    for (const Chain& chain : chains_) sequences.push_back(chain.sequence);
     model_.Launch(batch_);
     if (launched_.size() == kMostLaunched) CollectPass();
     TakeOwnHidden();

@@ -12,6 +12,7 @@
 #include "engine/sampler/sampler.h"
 #include "engine/speculative/draft_tree.h"
 #include "engine/speculative/drafter.h"
+#include "kernels/best_tokens.h"
 
 namespace switchyard {
 
@@ -28,6 +29,9 @@ class DraftForward {
   // finite.
   virtual bool draws() const { return false; }
   virtual std::span<const int32_t> drawn() const { return {}; }
+  // The most probable tokens of each logit row of the last batch with ForwardBatch::best_tokens,
+  // already converted by TokenOf. A row's sum is 0 where a logit is not finite.
+  virtual kernels::BestTokenRows best() const { return {}; }
   // Whether passes can be launched before the tokens of the previous pass are known
   // (Model::Launch). This needs draws().
   virtual bool launches() const { return false; }
@@ -90,8 +94,10 @@ struct TreeShape {
 // With trees, each pass after the first one has `width` rows for each sequence: the best drafts of
 // the last level (model_drafter_trees.cc). Their keys are in the slots after the sequence's last
 // token, and a row attends to the keys of its ancestors. The most probable token takes the first
-// place, or, if the request samples, the token that its random number selects. The host selects
-// these tokens, from logits.
+// place, or, if the request samples, the token that its random number selects. A model that samples
+// tokens itself also selects the most probable ones. Otherwise, or if a constraint applies, the
+// host selects them from logits. Both give equal tokens with equal probabilities. The sampled token
+// may differ where a sum is rounded differently.
 class ModelDrafter : public Drafter {
  public:
   // `max_rows`: of one pass. `max_saved_rows`: hidden rows that a sequence keeps while drafting is
@@ -130,6 +136,8 @@ class ModelDrafter : public Drafter {
     GrowingTree tree = {};
     std::vector<int32_t> level = {};
     int64_t slots = 0;  // cache slots in use, from position Sequence::draft_computed on
+
+    int64_t logit_rows() const { return width > 1 ? std::ssize(level) : 1; }
   };
   void AddPart(const DraftPart& part, int64_t limit);
   // Adds to the batch the rows that were saved before, and the rows of `part`, whose hidden rows
@@ -164,12 +172,20 @@ class ModelDrafter : public Drafter {
   // Runs the batch and appends a draft to each chain. `pass`: from 0. `may_end`: chains may end
   // early.
   void Forward(bool may_end, int64_t pass);
+  // Sets the parameters of the tokens that the model samples itself, for all rows of a pass.
+  void SetDraws(int64_t pass);
+  // Appends the tokens that the model has sampled.
+  void TakeDrawn(int64_t pass);
   // Trees (model_drafter_trees.cc). StartTree makes a chain a tree if it may be one. AddLevel adds
   // the rows of the next level to the batch. Expand adds the children of the last level, whose
-  // logits are [level, logit_width]. After the last pass it sets the drafts of the sequence.
+  // logits are [level, logit_width]. ExpandDrawn does so if the model has selected tokens; the
+  // level's logit rows begin at `first`. After the last pass, EndTree sets the drafts of the
+  // sequence.
   void StartTree(const DraftPart& part, Chain& chain) const;
   void AddLevel(int64_t pass, Chain& chain, BranchSpans& spans);
   void Expand(int64_t pass, std::span<const float> logits, Chain& chain);
+  void ExpandDrawn(int64_t pass, int64_t first, Chain& chain);
+  static void EndTree(int64_t pass, Chain& chain);
   // The `count` most probable tokens after `drafts`. Tokens that cannot be sampled have
   // probability 0.
   std::vector<GrowingTree::Candidate> Candidates(const Sequence& sequence,

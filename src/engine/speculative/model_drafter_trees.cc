@@ -5,20 +5,33 @@
 #include "core/check.h"
 #include "engine/sampler/softmax.h"
 #include "engine/speculative/model_drafter.h"
+#include "engine/speculative/options.h"
+#include "kernels/best_tokens.h"
 
 namespace switchyard {
 namespace {
 
-// The indices of the `count` largest values, the largest first; the lowest index among equals.
-std::vector<int32_t> Largest(std::span<const float> values, int64_t count) {
-  std::vector<int32_t> best;
-  const auto value_of = [&](int32_t index) { return values[index]; };
-  for (int32_t i = 0; i < std::ssize(values); ++i) {
-    if (std::ssize(best) == count && !(values[i] > values[best.back()])) continue;
-    best.insert(std::ranges::upper_bound(best, values[i], std::ranges::greater(), value_of), i);
-    if (std::ssize(best) > count) best.pop_back();
+static_assert(kMostTreeWidth <= kernels::kMostBestTokens);
+
+// The children of a node, from the best tokens of its row. `exp_sum`: the result of
+// SelectBestTokens. `sampled`: the token of the first place; −1: the most probable one.
+std::vector<GrowingTree::Candidate> CandidatesOf(std::span<const kernels::BestToken> best,
+                                                 double exp_sum, int32_t sampled) {
+  std::vector<GrowingTree::Candidate> candidates(best.size());
+  if (!(exp_sum > 0)) return candidates;  // the number of rows stays as planned
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < best.size(); ++i) {
+    const double below_max = double{best[i].logit} - double{best.front().logit};
+    candidates[i].probability = std::exp(below_max) / exp_sum;
+    tokens.push_back(best[i].token);
   }
-  return best;
+  if (sampled >= 0) {
+    const auto place = std::ranges::find(tokens, sampled);
+    tokens.erase(place == tokens.end() ? tokens.end() - 1 : place);
+    tokens.insert(tokens.begin(), sampled);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) candidates[i].token = tokens[i];
+  return candidates;
 }
 
 }  // namespace
@@ -59,40 +72,49 @@ std::vector<GrowingTree::Candidate> ModelDrafter::Candidates(const Sequence& seq
                                                              std::span<const int32_t> drafts,
                                                              std::span<const float> logits,
                                                              int64_t count) {
-  std::vector<GrowingTree::Candidate> candidates(count);
-  if (!AllFinite(logits)) return candidates;  // the number of rows stays as planned
+  std::vector<kernels::BestToken> best(count);
+  if (!AllFinite(logits)) return CandidatesOf(best, 0, -1);
   const bool constrained = IsConstrained(sequence);
   if (constrained) logits = Constrained(sequence, drafts, logits);
-  std::vector<int32_t> best = Largest(logits, count);
-  const float max = logits[best.front()];
-  if (!std::isfinite(max)) return candidates;
-  const double sum = ExpSum(logits, max);
-  for (int64_t i = 0; i < count; ++i)
-    candidates[i].probability = std::exp(double{logits[best[i]]} - max) / sum;
+  const auto token_of = [&](int32_t index) { return constrained ? index : model_.TokenOf(index); };
+  const double exp_sum = kernels::SelectBestTokens(logits, best);
+  for (kernels::BestToken& found : best) found.token = token_of(found.token);
+  int32_t sampled = -1;
   const kernels::RowSampling sampling = SamplingOf(sequence, std::ssize(drafts));
-  if (sampling.temperature > 0) {
-    const int32_t sampled = sampler_.SampleRow(logits, sampling).value_or(best.front());
-    const auto place = std::ranges::find(best, sampled);
-    best.erase(place == best.end() ? best.end() - 1 : place);
-    best.insert(best.begin(), sampled);
-  }
-  for (int64_t i = 0; i < count; ++i)
-    candidates[i].token = constrained ? best[i] : model_.TokenOf(best[i]);
-  return candidates;
+  if (sampling.temperature > 0)
+    if (const auto index = sampler_.SampleRow(logits, sampling)) sampled = token_of(*index);
+  return CandidatesOf(best, exp_sum, sampled);
 }
 
 void ModelDrafter::Expand(int64_t pass, std::span<const float> logits, Chain& chain) {
-  Sequence& sequence = *chain.sequence;
+  const Sequence& sequence = *chain.sequence;
   const int64_t width = model_.logit_width();
   for (size_t i = 0; i < chain.level.size(); ++i) {
     const std::vector<int32_t> drafts = chain.tree.TokensTo(chain.level[i]);
     const auto row = logits.subspan(i * width, width);
     chain.tree.AddChildren(chain.level[i], Candidates(sequence, drafts, row, chain.width));
   }
+  EndTree(pass, chain);
+}
+
+void ModelDrafter::ExpandDrawn(int64_t pass, int64_t first, Chain& chain) {
+  const kernels::BestTokenRows best = model_.best();
+  CHECK_EQ(best.count, chain.width);
+  const bool samples = SamplingOf(*chain.sequence, pass).temperature > 0;
+  for (size_t i = 0; i < chain.level.size(); ++i) {
+    const int64_t row = first + static_cast<int64_t>(i);
+    const int32_t sampled = samples ? model_.drawn()[row] : -1;
+    chain.tree.AddChildren(chain.level[i],
+                           CandidatesOf(best.Row(row), best.exp_sums[row], sampled));
+  }
+  EndTree(pass, chain);
+}
+
+void ModelDrafter::EndTree(int64_t pass, Chain& chain) {
   if (pass + 1 < chain.wanted) return;
   DraftTree tree = chain.tree.Best(chain.drafts);
-  sequence.drafts = std::move(tree.tokens);
-  sequence.draft_parents = std::move(tree.parents);
+  chain.sequence->drafts = std::move(tree.tokens);
+  chain.sequence->draft_parents = std::move(tree.parents);
 }
 
 }  // namespace switchyard

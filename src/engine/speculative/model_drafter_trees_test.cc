@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <future>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -37,7 +38,7 @@ class HistoryDraft : public DraftForward {
 
   std::span<const float> Forward(const ForwardBatch& batch) override {
     ++passes;
-    EXPECT_TRUE(batch.draws.empty());
+    EXPECT_TRUE(draws_ || batch.draws.empty());
     EXPECT_EQ(batch.only_logit_rows, !draws_);
     rows.push_back(batch.num_tokens());
     for (int64_t row = 0; row < batch.num_tokens(); ++row)
@@ -55,15 +56,22 @@ class HistoryDraft : public DraftForward {
           hidden.insert(hidden.end(), {static_cast<float>(length - 1), Short(HashOf(history))});
         if (!has_logits) continue;
         ++next;
-        const std::vector<float> own = LogitsAfter(history);
+        std::vector<float> own = LogitsAfter(history);
+        if (history.back() == fault) own.back() = std::numeric_limits<float>::quiet_NaN();
         logits_.insert(logits_.end(), own.begin(), own.end());
       }
     }
     EXPECT_EQ(next, batch.logit_rows.size());
     hidden_ = hidden;
-    return logits_;
+    if (batch.draws.empty()) return logits_;
+    Draw(batch);
+    return {};
   }
   bool draws() const override { return draws_; }
+  std::span<const int32_t> drawn() const override { return drawn_; }
+  kernels::BestTokenRows best() const override {
+    return {.exp_sums = exp_sums_, .best = best_, .count = count_};
+  }
   bool launches() const override { return draws_; }
   int64_t vocab_size() const override { return kVocab; }
   bool takes_hidden() const override { return mtp_; }
@@ -77,8 +85,9 @@ class HistoryDraft : public DraftForward {
     return all;
   }
 
-  int passes = 0;
-  std::vector<int64_t> rows;  // of each pass
+  int passes = 0, drawing_passes = 0;  // drawing: the model selected tokens itself
+  int32_t fault = -1;                  // a logit after this token is not finite
+  std::vector<int64_t> rows;           // of each pass
   std::vector<float> target;
 
  private:
@@ -91,6 +100,21 @@ class HistoryDraft : public DraftForward {
     return hash;
   }
   static float Short(uint64_t hash) { return static_cast<float>(hash % 10007); }
+  // As a GPU does.
+  void Draw(const ForwardBatch& batch) {
+    ++drawing_passes;
+    EXPECT_EQ(batch.draws.size(), batch.logit_rows.size());
+    count_ = batch.best_tokens;
+    drawn_.assign(batch.draws.size(), -1);
+    exp_sums_.assign(batch.draws.size(), 0);
+    best_.assign(batch.draws.size() * count_, {});
+    for (size_t i = 0; i < batch.draws.size(); ++i) {
+      const auto row = std::span(logits_).subspan(i * kVocab, kVocab);
+      if (std::ranges::any_of(row, [](float x) { return !std::isfinite(x); })) continue;
+      drawn_[i] = *sampler_.SampleRow(row, batch.draws[i]);
+      exp_sums_[i] = kernels::SelectBestTokens(row, std::span(best_).subspan(i * count_, count_));
+    }
+  }
   std::vector<int32_t> History(const kernels::SequenceSpan& span, int32_t length) {
     std::vector<int32_t> history;
     for (int32_t key = 0; key < length; ++key) {
@@ -117,6 +141,11 @@ class HistoryDraft : public DraftForward {
   const bool draws_;  // as on a GPU
   std::map<int32_t, Entry> store_;
   std::vector<float> hidden_, logits_;
+  Sampler sampler_{kVocab, {}};
+  int32_t count_ = 0;
+  std::vector<int32_t> drawn_;
+  std::vector<double> exp_sums_;
+  std::vector<kernels::BestToken> best_;
 };
 
 using Path = std::vector<int32_t>;
@@ -223,7 +252,8 @@ class ModelDrafterTreesTest : public ::testing::Test {
 };
 
 TEST_F(ModelDrafterTreesTest, ProposesTheBestDrafts) {
-  for (const bool mtp : {false, true}) {
+  for (const auto& [mtp, draws] :
+       {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
     for (const auto& [width, depth, drafts, slots] : {std::tuple{2, 1, 2, 8},
                                                       {2, 3, 5, 8},
                                                       {3, 2, 7, 12},
@@ -232,7 +262,7 @@ TEST_F(ModelDrafterTreesTest, ProposesTheBestDrafts) {
                                                       {2, 4, 6, 3},
                                                       {4, 4, 10, 3}}) {
       for (const float temperature : {0.0f, 0.9f}) {
-        Make(mtp, {.width = width, .drafts = drafts});
+        Make(mtp, {.width = width, .drafts = drafts}, 1, draws);
         const auto s = Started(3, {3, 5, 1, 7, 2, 6}, temperature);
         const auto t = Started(9, {4, 0, 8, 9, 10, 11}, temperature);
         SetTarget({0, 1, 2, 0, 1, 2});
@@ -241,6 +271,7 @@ TEST_F(ModelDrafterTreesTest, ProposesTheBestDrafts) {
                        depth);
         const int64_t levels = std::min(depth, 1 + slots / width);
         EXPECT_EQ(model->passes, levels);
+        EXPECT_EQ(model->drawing_passes, draws ? levels : 0);
         for (const Sequence* sequence : {s.get(), t.get()}) {
           EXPECT_EQ(PathsOf(*sequence), BestPaths(*sequence, HistoryOf(*sequence, mtp),
                                                   {width, drafts}, levels, std::min(drafts, slots)))
@@ -252,7 +283,7 @@ TEST_F(ModelDrafterTreesTest, ProposesTheBestDrafts) {
 }
 
 // After a verification the rows of the accepted path, which need not be the first ones, replace the
-// rows of the tree. A model on a GPU has hidden rows of all rows, and the host reads its logits.
+// rows of the tree. A model on a GPU has hidden rows of all rows.
 TEST_F(ModelDrafterTreesTest, TheNextTreeFollowsTheAcceptedPath) {
   for (const auto& [mtp, draws] :
        {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
@@ -274,9 +305,42 @@ TEST_F(ModelDrafterTreesTest, TheNextTreeFollowsTheAcceptedPath) {
   }
 }
 
-TEST_F(ModelDrafterTreesTest, PenaltiesAndBiasesApply) {
+TEST_F(ModelDrafterTreesTest, RowsThatAreNotFiniteGiveNoDrafts) {
+  std::vector<Path> want;
+  for (const bool draws : {false, true}) {
+    Make(/*mtp=*/false, {.width = 3, .drafts = 30}, 1, draws);
+    const auto s = Started(3, {3, 5, 1, 7, 2, 6}, 0);
+    model->fault = BestPaths(*s, HistoryOf(*s, false), {3, 1}, 1, 1)[0][0];
+    drafter->Draft(std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3, 9}}, 3);
+    const std::vector<Path> paths = PathsOf(*s);
+    for (const Path& path : paths)
+      for (size_t i = 0; i + 1 < path.size(); ++i) EXPECT_NE(path[i], model->fault);
+    EXPECT_THAT(paths, ::testing::Contains(Path{model->fault}));
+    if (draws) EXPECT_EQ(paths, want);
+    want = paths;
+  }
+}
+
+// The host selects the tokens of a pass in which a sequence has a constraint.
+TEST_F(ModelDrafterTreesTest, TheModelSelectsTokensWhereNoConstraintApplies) {
   for (const float temperature : {0.0f, 0.9f}) {
-    Make(/*mtp=*/true, {.width = 3, .drafts = 9}, /*groups=*/2);
+    Make(/*mtp=*/false, {.width = 3, .drafts = 9}, 1, /*draws=*/true);
+    const auto s = Started(3, {3, 5, 1, 7, 2, 6}, temperature);
+    const auto t = Started(9, {4, 0, 8, 9, 10, 11}, temperature);
+    t->request.sampling.logit_bias = {{2, 3.0f}};
+    drafter->Draft(
+        std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3, 9}, {t.get(), 3, 0, 3, false, 1, 9}},
+        3);
+    EXPECT_EQ(model->passes, 3);
+    EXPECT_EQ(model->drawing_passes, 2);
+    EXPECT_EQ(PathsOf(*s), BestPaths(*s, HistoryOf(*s, false), {3, 9}, 3, 9));
+    EXPECT_EQ(PathsOf(*t), BestPaths(*t, HistoryOf(*t, false), {3, 9}, 1, 9));
+  }
+}
+
+TEST_F(ModelDrafterTreesTest, PenaltiesAndBiasesApply) {
+  for (const auto& [temperature, draws] : {std::pair{0.0f, false}, {0.9f, false}, {0.9f, true}}) {
+    Make(/*mtp=*/true, {.width = 3, .drafts = 9}, /*groups=*/2, draws);
     const auto s = Started(3, {3, 5, 1, 7, 2, 6}, temperature);
     const auto t = Started(9, {4, 0, 8, 9, 10, 11}, temperature);
     s->request.sampling.frequency_penalty = 1.5f;
@@ -287,6 +351,7 @@ TEST_F(ModelDrafterTreesTest, PenaltiesAndBiasesApply) {
         std::vector<DraftPart>{{s.get(), 0, 0, 3, false, 3, 9}, {t.get(), 3, 0, 3, false, 2, 9}},
         3);
     EXPECT_THAT(model->rows, ::testing::ElementsAre(6, 6, 3));
+    EXPECT_EQ(model->drawing_passes, 0);
     EXPECT_EQ(PathsOf(*s), BestPaths(*s, HistoryOf(*s, true), {3, 9}, 3, 9));
     EXPECT_EQ(PathsOf(*t), BestPaths(*t, HistoryOf(*t, true), {3, 9}, 2, 9));
     EXPECT_EQ(t->drafts.size(), 6u);  // two tokens, and two after each of them

@@ -33,6 +33,7 @@ kernels::CudaDeviceOptions DeviceOptions(const ModelOptions& options) {
           .max_sequences = std::min(options.gpu->max_sequences, options.max_tokens),
           .max_pages = CeilDiv(options.context_length, options.page_size) + 1,
           .max_branch = options.gpu->max_branch,
+          .max_page_tables = options.gpu->max_page_tables,
           .graphs = options.gpu->graphs};
 }
 
@@ -133,6 +134,9 @@ class CudaRankDevice : public RankDevice {
   bool samples() const override { return true; }
   void Sample(const kernels::SampleParams& p) override {
     cuda::Check(cuda::SampleTokens(p, cuda_.stream()), "drawing of tokens");
+  }
+  void SelectBestTokens(const kernels::BestTokensParams& p) override {
+    cuda::Check(cuda::SelectBestTokens(p, cuda_.stream()), "selection of the best tokens");
   }
   std::unique_ptr<StageRows> MakeStageRows(MessageLane& lane) override {
     CHECK(ring_.has_value());

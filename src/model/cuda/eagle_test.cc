@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/best_tokens.h"
 #include "kernels/device.h"
 #include "model/config_eagle.h"
 #include "model/model.h"
@@ -177,6 +178,51 @@ TEST(CudaEagle, HeadsEqualThoseOnACpu) {
       }
     }
   }
+}
+
+// A model that samples tokens itself selects the best ones of the logits that it would return.
+TEST(CudaEagle, BestTokensAreThoseOfTheLogits) {
+  if (kernels::CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  constexpr int32_t kCount = 5;
+  const ModelConfig config = LoadModelConfig(Fixture("qwen3"));
+  ModelOptions options{.dtype = DType::kF32,
+                       .max_tokens = 16,
+                       .context_length = std::ssize(kPages) * kPageSize,
+                       .page_size = kPageSize};
+  const MeshShape one{.tp = 1};
+  const size_t bytes = SymmetricBytesPerRank(config, options, one);
+  options.gpu = GpuOptions{.max_sequences = 9, .timeout = std::chrono::seconds(20)};
+  RunRankThreads(1, bytes, [&](int rank, std::shared_ptr<SharedArena> arena) {
+    const auto comm = RankComm::Create(std::move(arena), one, rank);
+    ThreadPool pool(1);
+    Model model(Fixture("qwen3"), config, options, *comm, pool);
+    KvStorage kv = model.MakeCache(std::size(kPages), kPageSize, DType::kF32);
+    ForwardBatch batch = BatchOf({5, 17, 200, 31}, 0, /*decodes=*/false);
+    batch.logit_rows = {1, 2, 3};
+    batch.pass = 1;
+    const std::span<const float> found = model.Forward(batch, kv);
+    const std::vector<float> logits(found.begin(), found.end());
+    const int64_t width = config.output_width();
+    std::vector<int32_t> ids(width);
+    for (int64_t i = 0; i < width; ++i) ids[i] = static_cast<int32_t>(width - i);
+    model.SetTokens(ids);
+    batch.pass = 2;
+    batch.draws.resize(batch.logit_rows.size());
+    batch.best_tokens = kCount;
+    EXPECT_TRUE(model.Forward(batch, kv).empty());
+    const kernels::BestTokenRows best = model.best();
+    ASSERT_EQ(best.exp_sums.size(), batch.draws.size());
+    for (int64_t row = 0; row < std::ssize(batch.draws); ++row) {
+      std::vector<kernels::BestToken> want(kCount);
+      const auto of_row = std::span(logits).subspan(row * width, width);
+      EXPECT_EQ(best.exp_sums[row], kernels::SelectBestTokens(of_row, want));
+      for (int32_t i = 0; i < kCount; ++i) {
+        EXPECT_EQ(best.Row(row)[i].token, ids[want[i].token]);
+        EXPECT_EQ(best.Row(row)[i].logit, want[i].logit);
+      }
+      EXPECT_EQ(model.drawn()[row], best.Row(row)[0].token);  // the sampling is greedy
+    }
+  });
 }
 
 }  // namespace

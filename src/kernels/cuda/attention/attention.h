@@ -17,20 +17,25 @@ namespace switchyard::cuda {
 // num_sequences, num_rows and max_pages, which are part of the graph's key, but never on KV
 // lengths. Empty sequences (rows 0) are allowed.
 struct SequenceTable {
-  const int32_t* row_begin = nullptr;     // [num_sequences]
-  const int32_t* rows = nullptr;          // [num_sequences]
-  const int32_t* kv_len = nullptr;        // [num_sequences]
-  const int32_t* pages = nullptr;         // [num_sequences, max_pages]; 0 after the last page
+  static constexpr int32_t kBranchHeader = 2;  // elements of a row of `branches` before the slots
+
+  const int32_t* row_begin = nullptr;  // [num_sequences]
+  const int32_t* rows = nullptr;       // [num_sequences]
+  const int32_t* kv_len = nullptr;     // [num_sequences]
+  // [page tables, max_pages]; 0 after the last page. Without branches, the page table of a sequence
+  // has its number.
+  const int32_t* pages = nullptr;
   const int32_t* row_sequence = nullptr;  // [num_rows]; −1: a row of no sequence
   // [num_sequences, branch_stride] for each sequence, SequenceSpan::branch_begin (INT32_MAX: it has
-  // no branch), then SequenceSpan::branch. Null: no batch has branches.
+  // no branch), the number of its page table, then SequenceSpan::branch. Null: no batch has
+  // branches.
   const int32_t* branches = nullptr;
   int32_t num_sequences = 0;
   int32_t num_rows = 0;  // end of the last sequence's rows
   int32_t max_pages =
       0;  // stride of `pages`, CudaDeviceOptions::max_pages: the same in all batches
   int32_t page_size = 1;
-  int32_t branch_stride = 0;  // 1 + CudaDeviceOptions::max_branch
+  int32_t branch_stride = 0;  // kBranchHeader + CudaDeviceOptions::max_branch
   // Host-side facts about this batch. Captured launches must not depend on them unless they are
   // part of the graph's key.
   int32_t max_rows = 0;    // largest number of rows of a sequence

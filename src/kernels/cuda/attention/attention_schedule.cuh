@@ -20,12 +20,14 @@ __device__ __forceinline__ int BranchBegin(const SequenceTable& table, int seque
 
 // The cache slot of a key (SequenceSpan::SlotOf).
 __device__ __forceinline__ int SlotOfKey(const SequenceTable& table, int sequence, int key) {
+  int page_table = sequence;
   if (table.branches != nullptr) {
     const int32_t* const branch = table.branches + int64_t{sequence} * table.branch_stride;
-    if (key >= branch[0]) return branch[1 + key - branch[0]];
+    if (key >= branch[0]) return branch[SequenceTable::kBranchHeader + key - branch[0]];
+    page_table = branch[1];
   }
   const int page = static_cast<unsigned>(key) / static_cast<unsigned>(table.page_size);
-  return table.pages[int64_t{sequence} * table.max_pages + page] * table.page_size +
+  return table.pages[int64_t{page_table} * table.max_pages + page] * table.page_size +
          (key - page * table.page_size);
 }
 

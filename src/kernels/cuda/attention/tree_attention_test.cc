@@ -168,18 +168,26 @@ class TreeBatch {
 class TreeAttentionTest : public ::testing::Test {
  protected:
   static constexpr int64_t kRows = 256, kMaxPages = 1400;
+  static constexpr int64_t kMaxTables = 7;  // six trees, and the rows that pad a batch
 
   void SetUp() override {
     if (cuda::DeviceCount() == 0) GTEST_SKIP() << "no GPU";
-    exact_ = Make(DType::kF32);
-    fast_ = Make(DType::kBF16);
+    exact_ = Make(DType::kF32, kMaxTables);
+    fast_ = Make(DType::kBF16, kMaxTables);
+    plain_exact_ = Make(DType::kF32, kRows);
+    plain_fast_ = Make(DType::kBF16, kRows);
   }
-  static std::unique_ptr<Device> Make(DType dtype) {
+  static std::unique_ptr<Device> Make(DType dtype, int64_t page_tables) {
     return MakeCudaDevice({.dtype = dtype,
                            .max_tokens = kRows,
                            .max_sequences = kRows,
                            .max_pages = kMaxPages,
-                           .max_branch = kMaxBranch});
+                           .max_branch = kMaxBranch,
+                           .max_page_tables = page_tables});
+  }
+  // The device of plain sequences, which has a page table for each row.
+  Device& Plain(const Device& device) {
+    return &device == exact_.get() ? *plain_exact_ : *plain_fast_;
   }
   static AttentionParams Grouped(const TreeShape& shape) {
     return {.ldq = shape.q_width(),
@@ -214,8 +222,9 @@ class TreeAttentionTest : public ::testing::Test {
     p.q = q, p.k_cache = k, p.v_cache = v, p.out = out;
     device.Attention(p, sequences);
   }
-  static std::vector<float> Run(Device& device, const TreeShape& shape, const TreeBatch& batch,
-                                bool branches) {
+  std::vector<float> Run(Device& of_trees, const TreeShape& shape, const TreeBatch& batch,
+                         bool branches) {
+    Device& device = branches ? of_trees : Plain(of_trees);
     const DeviceVector q(device, batch.queries());
     const DeviceVector k(device, branches ? batch.keys() : batch.plain_keys());
     const DeviceVector v(device, branches ? batch.values() : batch.plain_values());
@@ -254,7 +263,7 @@ class TreeAttentionTest : public ::testing::Test {
   }
 
   Random random_{1};
-  std::unique_ptr<Device> exact_, fast_;
+  std::unique_ptr<Device> exact_, fast_, plain_exact_, plain_fast_;
 };
 
 std::string Describe(const TreeShape& s) {
@@ -347,23 +356,24 @@ TEST_F(TreeAttentionTest, BranchesSelectTheKeysOfTheirPositions) {
     const TreeBatch batch(random_, index, RandomTrees(4, 500));
     const std::vector<float> weights = random_.Normal(batch.rows() * kIndexHeads);
     const auto positions = [&](bool branches) {
-      const DeviceVector q(*device, batch.queries()), w(*device, weights);
-      const DeviceVector k(*device, branches ? batch.keys() : batch.plain_keys());
-      const DeviceVector selected(*device, std::vector<int32_t>(batch.rows() * kTopK, -1));
+      Device& used = branches ? *device : Plain(*device);
+      const DeviceVector q(used, batch.queries()), w(used, weights);
+      const DeviceVector k(used, branches ? batch.keys() : batch.plain_keys());
+      const DeviceVector selected(used, std::vector<int32_t>(batch.rows() * kTopK, -1));
       const std::vector<SequenceSpan>& spans = branches ? batch.branches() : batch.plain();
-      const auto sequences = device->MakeSequences();
+      const auto sequences = used.MakeSequences();
       sequences->Set(spans, index.page_size);
-      device->SelectKeys({.q = q.data(),
-                          .ldq = index.q_width(),
-                          .weights = w.data(),
-                          .cache = k.data(),
-                          .kv_dtype = index.dtype,
-                          .heads = kIndexHeads,
-                          .head_dim = index.head_dim,
-                          .topk = kTopK,
-                          .page_size = index.page_size,
-                          .selected = selected.data()},
-                         *sequences);
+      used.SelectKeys({.q = q.data(),
+                       .ldq = index.q_width(),
+                       .weights = w.data(),
+                       .cache = k.data(),
+                       .kv_dtype = index.dtype,
+                       .heads = kIndexHeads,
+                       .head_dim = index.head_dim,
+                       .topk = kTopK,
+                       .page_size = index.page_size,
+                       .selected = selected.data()},
+                      *sequences);
       std::vector<int32_t> found = selected.Read();
       for (const SequenceSpan& span : spans) {
         for (int32_t row = 0; row < span.rows; ++row) {

@@ -253,6 +253,7 @@ class Gpu final : public CudaDevice,
   }
   void AttendToEntries(const kernels::EntryAttentionParams& p,
                        const kernels::PassSequences& sequences) override {
+    CHECK(TableOf(sequences).branches == nullptr);  // it does not know branches
     cuda::AttendToEntries(p, TableOf(sequences), stream_.get());
   }
   void Collapse(const kernels::CollapseStreamsParams& p) override {

@@ -87,11 +87,14 @@ Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
       max_sequences_(limits.max_sequences),
       max_pages_(limits.max_pages),
       max_branch_(limits.max_branch),
+      max_page_tables_(limits.max_branch > 0 && limits.max_page_tables > 0
+                           ? std::min(limits.max_page_tables, limits.max_sequences)
+                           : limits.max_sequences),
       staging_(staging),
       graphs_(graphs),
       stream_(stream),
       columns_((3 * max_sequences_ + max_tokens_) * kInt),
-      pages_(max_sequences_ * max_pages_ * kInt) {
+      pages_(max_page_tables_ * max_pages_ * kInt) {
   auto* columns = columns_.as<int32_t>();
   table_.row_begin = columns;
   table_.rows = columns + max_sequences_;
@@ -100,9 +103,9 @@ Sequences::Sequences(const kernels::CudaDeviceOptions& limits, Staging& staging,
   table_.pages = pages_.as<int32_t>();
   table_.max_pages = static_cast<int32_t>(max_pages_);
   if (max_branch_ == 0) return;
-  branches_ = DeviceMemory(max_sequences_ * (1 + max_branch_) * kInt);
+  table_.branch_stride = SequenceTable::kBranchHeader + static_cast<int32_t>(max_branch_);
+  branches_ = DeviceMemory(max_sequences_ * table_.branch_stride * kInt);
   table_.branches = branches_.as<int32_t>();
-  table_.branch_stride = static_cast<int32_t>(1 + max_branch_);
 }
 
 int32_t* Sequences::HostMemory(size_t bytes) {
@@ -149,23 +152,40 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
     std::fill_n(row_sequence + s.row_begin, s.rows, static_cast<int32_t>(i));
   }
   Upload(columns_.as<int32_t>(), columns, bytes);
+  FindPageTables(sequences, page_size);
   if (max_branch_ > 0) SetBranches(sequences);
+  SetPages(CeilDiv(t.max_kv_len, page_size));
+}
 
-  // Page tables are copied with the width of the longest one in this batch. One copy has as many of
-  // them as fit a staging segment.
-  const int64_t width = CeilDiv(t.max_kv_len, page_size);
+void Sequences::FindPageTables(std::span<const kernels::SequenceSpan> sequences,
+                               int32_t page_size) {
+  page_tables_.clear();
+  table_of_.clear();
+  for (const kernels::SequenceSpan& s : sequences) {
+    const int64_t count = CeilDiv(KeysInPages(s), page_size);
+    const bool shares =
+        max_branch_ > 0 && !page_tables_.empty() && page_tables_.back().pages == s.pages;
+    if (!shares) page_tables_.push_back({.pages = s.pages});
+    page_tables_.back().count = std::max(page_tables_.back().count, count);
+    table_of_.push_back(static_cast<int32_t>(page_tables_.size() - 1));
+  }
+  CHECK_LE(std::ssize(page_tables_), max_page_tables_);
+}
+
+// Page tables are copied with the width of the longest one in this batch. One copy has as many of
+// them as fit a staging segment.
+void Sequences::SetPages(int64_t width) {
   if (width == 0) return;
-  const int64_t row_bytes = width * kInt;
+  const int64_t row_bytes = width * kInt, count = std::ssize(page_tables_);
   const auto segment = static_cast<int64_t>(Staging::kSegmentBytes);
   const int64_t at_once = std::max<int64_t>(1, segment / row_bytes);
   for (int64_t begin = 0; begin < count; begin += at_once) {
     const int64_t rows = std::min(at_once, count - begin);
     int32_t* const pages = HostMemory(rows * row_bytes);
     for (int64_t i = 0; i < rows; ++i) {
-      const kernels::SequenceSpan& s = sequences[begin + i];
-      const int64_t own = CeilDiv(KeysInPages(s), page_size);
-      if (own > 0) std::memcpy(pages + i * width, s.pages, own * kInt);
-      std::fill(pages + i * width + own, pages + (i + 1) * width, 0);
+      const PageTable& table = page_tables_[begin + i];
+      if (table.count > 0) std::memcpy(pages + i * width, table.pages, table.count * kInt);
+      std::fill(pages + i * width + table.count, pages + (i + 1) * width, 0);
     }
     int32_t* const to = pages_.as<int32_t>() + begin * max_pages_;
     if (rows == 1) {
@@ -180,7 +200,7 @@ void Sequences::Set(std::span<const kernels::SequenceSpan> sequences, int32_t pa
 
 void Sequences::SetBranches(std::span<const kernels::SequenceSpan> sequences) {
   const auto count = std::ssize(sequences);
-  const int64_t stride = 1 + max_branch_;
+  const int64_t stride = table_.branch_stride;
   const auto at_once = static_cast<int64_t>(Staging::kSegmentBytes / (stride * kInt));
   for (int64_t begin = 0; begin < count; begin += at_once) {
     const int64_t rows = std::min(at_once, count - begin);
@@ -191,7 +211,8 @@ void Sequences::SetBranches(std::span<const kernels::SequenceSpan> sequences) {
       const kernels::SequenceSpan& s = sequences[begin + i];
       int32_t* const to = branches + i * stride;
       to[0] = s.branch == nullptr ? std::numeric_limits<int32_t>::max() : s.branch_begin;
-      std::copy_n(s.branch, s.kv_len - KeysInPages(s), to + 1);
+      to[1] = table_of_[begin + i];
+      std::copy_n(s.branch, s.kv_len - KeysInPages(s), to + SequenceTable::kBranchHeader);
     }
     Check(cudaMemcpyAsync(branches_.as<int32_t>() + begin * stride, branches, bytes,
                           cudaMemcpyHostToDevice, stream_),

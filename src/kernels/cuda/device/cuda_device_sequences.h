@@ -70,19 +70,30 @@ class Sequences final : public kernels::PassSequences {
   int32_t* HostMemory(size_t bytes);
   // Enqueues the upload of all `bytes` bytes of the last HostMemory.
   void Upload(int32_t* to, const int32_t* from, size_t bytes);
-  // Enqueues the upload of the branches.
+  // Finds the page tables of a batch.
+  void FindPageTables(std::span<const kernels::SequenceSpan> sequences, int32_t page_size);
+  // Enqueue the uploads of the branches and of the page tables.
   void SetBranches(std::span<const kernels::SequenceSpan> sequences);
+  void SetPages(int64_t width);
 
-  const int64_t max_tokens_, max_sequences_, max_pages_, max_branch_;
+  struct PageTable {
+    const int32_t* pages = nullptr;  // [count]
+    int64_t count = 0;
+  };
+
+  const int64_t max_tokens_, max_sequences_, max_pages_, max_branch_, max_page_tables_;
   Staging& staging_;
   const Graphs& graphs_;
   const cudaStream_t stream_;
   DeviceMemory columns_;  // row_begin, rows, kv_len [max_sequences], row_sequence [max_tokens]
-  DeviceMemory pages_;    // [max_sequences, max_pages]
-  // [max_sequences, 1 + max_branch], SequenceTable::branches; empty if max_branch is 0.
+  DeviceMemory pages_;    // [max_page_tables, max_pages]
+  // [max_sequences, kBranchHeader + max_branch], SequenceTable::branches; empty if max_branch is 0.
   DeviceMemory branches_;
   std::vector<int32_t> large_;
   SequenceTable table_;
+  // Of the batch that is being set: its page tables, and the number of each sequence's table.
+  std::vector<PageTable> page_tables_;
+  std::vector<int32_t> table_of_;  // [sequences]
 };
 
 }  // namespace switchyard::cuda

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,10 +13,12 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
+#include "kernels/best_tokens.h"
 
 namespace switchyard::cuda {
 namespace {
 
+using kernels::BestToken;
 using kernels::RowSampling;
 
 // Samples as engine/sampler does: all filters apply to the probabilities of the whole row.
@@ -215,6 +219,133 @@ TEST_F(SampleTest, TokensDoNotDependOnOtherRows) {
   const std::vector<int32_t> alone = OnDevice({row}, {row_sampling});
   EXPECT_EQ(OnDevice({row, row, row}, {row_sampling, row_sampling, row_sampling}),
             std::vector<int32_t>(3, alone[0]));
+}
+
+// The best tokens of some rows, with the sums of their exponentials.
+struct BestRows {
+  std::vector<double> exp_sums;  // [rows]
+  std::vector<BestToken> best;   // [rows, count]
+};
+
+BestRows BestOnDevice(const std::vector<std::vector<float>>& rows, int32_t count,
+                      const std::vector<int32_t>& ids = {}) {
+  const auto rows_count = static_cast<int64_t>(rows.size());
+  const auto vocab = static_cast<int64_t>(rows[0].size());
+  DeviceMemory logits(rows_count * vocab * sizeof(float)), exp_sums(rows_count * sizeof(double));
+  DeviceMemory best(rows_count * count * sizeof(BestToken));
+  DeviceMemory device_ids(ids.size() * sizeof(int32_t) + 4);
+  for (int64_t r = 0; r < rows_count; ++r)
+    CopyToDevice(logits.as<float>() + r * vocab, rows[r].data(), vocab * sizeof(float), "logits");
+  if (!ids.empty())
+    CopyToDevice(device_ids.data(), ids.data(), ids.size() * sizeof(int32_t), "ids");
+  Check(SelectBestTokens({.logits = logits.as<float>(),
+                          .rows = rows_count,
+                          .vocab = vocab,
+                          .count = count,
+                          .ids = ids.empty() ? nullptr : device_ids.as<int32_t>(),
+                          .exp_sums = exp_sums.as<double>(),
+                          .best = best.as<BestToken>()},
+                         nullptr),
+        "best tokens");
+  BestRows result{std::vector<double>(rows_count), std::vector<BestToken>(rows_count * count)};
+  Check(
+      cudaMemcpy(result.exp_sums.data(), exp_sums.data(), exp_sums.bytes(), cudaMemcpyDeviceToHost),
+      "sums");
+  Check(cudaMemcpy(result.best.data(), best.data(), best.bytes(), cudaMemcpyDeviceToHost), "best");
+  return result;
+}
+
+// All bits are those of the CPU: tokens, logits, and sums.
+void ExpectBestOfCpu(const std::vector<std::vector<float>>& rows, int32_t count) {
+  const BestRows found = BestOnDevice(rows, count);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::vector<BestToken> want(count);
+    const double exp_sum = kernels::SelectBestTokens(rows[r], want);
+    EXPECT_EQ(std::bit_cast<uint64_t>(found.exp_sums[r]), std::bit_cast<uint64_t>(exp_sum))
+        << rows[r].size() << " logits, row " << r << ": " << found.exp_sums[r] << " " << exp_sum;
+    for (int32_t i = 0; i < count; ++i) {
+      const BestToken& token = found.best[r * count + i];
+      EXPECT_TRUE(token.token == want[i].token &&
+                  std::bit_cast<uint32_t>(token.logit) == std::bit_cast<uint32_t>(want[i].logit))
+          << rows[r].size() << " logits, row " << r << ", place " << i << ": " << token.token << " "
+          << token.logit << ", want " << want[i].token << " " << want[i].logit;
+    }
+  }
+}
+
+// Sizes around the ends of columns of the kernel, and of blocks and chunks of the sum. With 64
+// chunks or more, the sum takes two rounds.
+TEST_F(SampleTest, BestTokensHaveTheBitsOfTheCpu) {
+  for (const int64_t vocab :
+       {1,    2,    15,   17,   63,    64,    65,     1023,   1024,   1025,
+        4032, 4095, 4096, 4097, 32000, 61000, 151936, 262143, 262144, 300001}) {
+    std::vector<std::vector<float>> rows = {Row(vocab, 0.1f), Row(vocab, 3), Row(vocab, 60)};
+    std::vector<float>& column = rows.emplace_back(Row(vocab, 1));  // the best are in one column
+    for (int64_t i = std::min<int64_t>(37, vocab - 1); i < vocab; i += 1024) column[i] += 20;
+    for (const int32_t count : {1, 2, 5, 16}) ExpectBestOfCpu(rows, count);
+  }
+}
+
+TEST_F(SampleTest, EqualBestTokensAreInTheOrderOfIds) {
+  for (const int64_t vocab : {3, 40, 5000, 151936}) {
+    std::vector<std::vector<float>> rows = {std::vector<float>(vocab, -2.5f)};
+    // Zeros of both signs are equal.
+    for (const auto& values : {std::vector<float>{-0.0f, 0.0f}, {-1.0f, 0.0f, -0.0f}, {-4, 2, 7}}) {
+      std::vector<float>& row = rows.emplace_back(vocab);
+      for (float& x : row) x = values[random_() % values.size()];
+    }
+    for (const int32_t count : {1, 4, 16}) ExpectBestOfCpu(rows, count);
+  }
+}
+
+TEST_F(SampleTest, BestTokensOfExtremeLogits) {
+  const std::vector<float> values = {FLT_MAX, -FLT_MAX, FLT_MIN, -1e-40f, 1e-40f, 0.0f, -87.5f};
+  std::vector<std::vector<float>> rows;
+  for (int i = 0; i < 6; ++i) {
+    std::vector<float>& row = rows.emplace_back(3000);
+    for (float& x : row) x = values[(i % 2) + random_() % (values.size() - i % 2)];
+  }
+  ExpectBestOfCpu(rows, 16);
+}
+
+TEST_F(SampleTest, BestTokensOfRowsThatAreNotFiniteAreMissing) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  std::vector<std::vector<float>> rows(5, Row(2000, 1));
+  rows[1][1999] = std::numeric_limits<float>::quiet_NaN();
+  rows[2][0] = kInfinity;
+  rows[4][1024] = -kInfinity;
+  const BestRows found = BestOnDevice(rows, 3);
+  for (const int row : {0, 3}) {
+    std::vector<BestToken> want(3);
+    EXPECT_EQ(found.exp_sums[row], kernels::SelectBestTokens(rows[row], want));
+    EXPECT_EQ(found.best[3 * row].token, want[0].token);
+  }
+  for (const int row : {1, 2, 4}) {
+    EXPECT_EQ(found.exp_sums[row], 0);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(found.best[3 * row + i].token, -1);
+      EXPECT_EQ(found.best[3 * row + i].logit, -kInfinity);
+    }
+  }
+}
+
+TEST_F(SampleTest, IdsReplaceTheIndicesOfBestTokens) {
+  const std::vector<std::vector<float>> rows = {Row(300, 3.0f), std::vector<float>(300, 1.0f)};
+  std::vector<int32_t> ids(300);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(5000 - 7 * i);
+  const BestRows plain = BestOnDevice(rows, 16), mapped = BestOnDevice(rows, 16, ids);
+  EXPECT_EQ(mapped.exp_sums, plain.exp_sums);
+  for (size_t i = 0; i < plain.best.size(); ++i) {
+    EXPECT_EQ(mapped.best[i].token, ids[plain.best[i].token]);
+    EXPECT_EQ(mapped.best[i].logit, plain.best[i].logit);
+  }
+}
+
+TEST_F(SampleTest, BestTokensOutOfRangeAreRefused) {
+  for (const int32_t count : {0, kernels::kMostBestTokens + 1})
+    EXPECT_EQ(SelectBestTokens({.rows = 1, .vocab = 5, .count = count}, nullptr),
+              cudaErrorInvalidValue);
+  EXPECT_EQ(SelectBestTokens({.rows = 0, .vocab = 5, .count = 3}, nullptr), cudaSuccess);
 }
 
 }  // namespace
