@@ -383,7 +383,7 @@ int RunDrafts(const OneBatchArgs& args) {
                    profile::Profiler profiler(rank, comm->mesh.Title());
                    options.profiler = &profiler;
                    options.keeps_hidden = plan.draft->takes_hidden();
-                   if (plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
+                   options.kept_inputs = InputsReadBy(*plan.draft, plan.model);
                    Model model(config.model_path, plan.model, std::move(options), *comm, pool);
                    KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
                    kv.SetStates(model.MakeStates(plan.num_states));

@@ -225,11 +225,16 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
   mtp.first_layer = target.num_layers();
   mtp.is_mtp = true;
   if (family->names(target).mtp.empty()) return mtp;
-  // Apart from the layers: attention with experts, whatever the last layer has.
-  mtp.first_layer = 0;
+  mtp.first_layer = 0;  // apart from the layers
+  mtp.linear.reset();
+  if (target.mtp_layer) {
+    mtp.layers = {*target.mtp_layer};
+    if (!mtp.layers[0].moe) mtp.moe.reset();
+    return mtp;
+  }
+  // Attention with experts, whatever the last layer has.
   mtp.layers[0].linear = false;
   mtp.layers[0].moe = target.has_moe();
-  mtp.linear.reset();
   return mtp;
 }
 

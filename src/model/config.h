@@ -221,6 +221,10 @@ struct ModelConfig {
   // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
   // They are not in `layers`.
   int64_t mtp_layers = 0;
+  std::optional<LayerConfig> mtp_layer;  // the kind of an MTP layer; unset: that of the last layer
+  // MTP layers read rows before the final norm: those of the target, and their own for later
+  // drafts.
+  bool mtp_before_norm = false;
   // Set by MtpConfigOf and StageConfigOf. is_mtp: the model is an MTP layer. first_layer: the
   // number of its first layer in the checkpoint.
   bool is_mtp = false;
