@@ -238,6 +238,12 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
   return mtp;
 }
 
+std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target) {
+  if (draft.eagle) return draft.eagle->target_layers;
+  if (draft.is_mtp && draft.mtp_before_norm) return {target.num_layers()};
+  return {};
+}
+
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,
                             const QuantizationFlags& flags, const PoolingFlags& pooling) {
   if (const auto gguf = FindGguf(dir)) return LoadGguf(*gguf, overrides, flags, pooling);

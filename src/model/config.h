@@ -343,6 +343,9 @@ inline int64_t ModelConfig::head_rows() const {
 // of the target, or of itself, and the next token (ForwardBatch::hidden). Error kInvalid if the
 // target has none.
 ModelConfig MtpConfigOf(const ModelConfig& target);
+// The inputs of layers that `draft` reads (ModelOptions::kept_inputs). Empty: it reads rows after
+// the final norm, or none. `target`: the part of the target that ends with its last layer.
+std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target);
 
 // Reads DIR/config.json (and generation_config.json if it exists), with the reader of its family
 // (families/). If FindGguf(dir) finds a GGUF file, its metadata replaces both (gguf/gguf_config.h),

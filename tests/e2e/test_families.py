@@ -163,6 +163,22 @@ def add_mtp_layer(model, layers):
     write_safetensors(model / "model.safetensors", {**stored, **own})
 
 
+def add_mimo_mtp_layer(model):
+    """Gives a copy of mimo_v2_flash an MTP layer: the attention of layer 1, which has a window, and the feed-forward of the
+    dense layer 0."""
+    stored, prefix = read_safetensors(model), "model.mtp.layers.0."
+    width = stored["lm_head.weight"][1][1]
+    of_layer = {"model.layers.1.self_attn.": "self_attn.", "model.layers.1.input_layernorm.": "input_layernorm.",
+                "model.layers.1.post_attention_layernorm.": "pre_mlp_layernorm.", "model.layers.0.mlp.": "mlp."}
+    own = {prefix + new + name.removeprefix(old): tensor for name, tensor in stored.items()
+           for old, new in of_layer.items() if name.startswith(old)}
+    halves = [0.5 * (j % width == i) for i in range(width) for j in range(2 * width)]
+    own[prefix + "eh_proj.weight"] = ("BF16", [width, 2 * width], as_bfloat16(halves))
+    for name in ("enorm", "hnorm", "final_layernorm"):
+        own[prefix + name + ".weight"] = ("BF16", [width], as_bfloat16([1.0] * width))
+    write_safetensors(model / "model.safetensors", {**stored, **own})
+
+
 NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
 DRAFTS = {
     "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
@@ -171,14 +187,25 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
-def test_drafts_for_recurrent_states_equal_transformers(tmp_path, name):
-    model, (layers, flags) = copied(name, tmp_path), DRAFTS[name]
-    if layers:
-        add_mtp_layer(model, layers)
+def check_drafts(model, *flags):
+    """Serves a checkpoint with drafts and compares it with its reference."""
     prompt = {"input_ids": [3, 1, 4, 1, 5], "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
     with Server(model, *FLAGS, *flags) as server:
         assert server.request("/generate", prompt)[0] == 200
         states = server.request("/get_server_info")[1]["internal_states"]
         assert sum(state["draft_tokens"] for state in states) > 0
         check_reference.check(server, model)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_drafts_for_recurrent_states_equal_transformers(tmp_path, name):
+    model, (layers, flags) = copied(name, tmp_path), DRAFTS[name]
+    if layers:
+        add_mtp_layer(model, layers)
+    check_drafts(model, *flags)
+
+
+def test_drafts_of_a_layer_with_a_window_equal_transformers(tmp_path):
+    model = copied("mimo_v2_flash", tmp_path)
+    add_mimo_mtp_layer(model)
+    check_drafts(model, *NEXTN, *MORE["stages"])

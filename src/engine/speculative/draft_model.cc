@@ -124,12 +124,6 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
   return draft;
 }
 
-std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target) {
-  if (draft.eagle) return draft.eagle->target_layers;
-  if (draft.is_mtp && draft.mtp_before_norm) return {target.num_layers()};
-  return {};
-}
-
 std::filesystem::path DraftPath(const EngineConfig& config) {
   const std::string& path = config.speculative.draft_model_path;
   return path.empty() ? config.model_path : std::filesystem::path(path);

@@ -17,9 +17,6 @@ class StageLinks;
 // Error kInvalid if the draft model does not fit the target.
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda);
-// The inputs of layers that `draft` reads (ModelOptions::kept_inputs). Empty: it reads rows after
-// the final norm, or none. `target`: the part of the target that ends with its last layer.
-std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target);
 // The directory of the draft model's checkpoint.
 std::filesystem::path DraftPath(const EngineConfig& config);
 // Options of the draft model. `target`: the result of MakeModelOptions. The draft's MoE layers have

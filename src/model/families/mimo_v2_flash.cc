@@ -2,8 +2,9 @@
 // with a sliding window have attention sinks, more KV heads and another rotary embedding. The
 // settings have the names of transformers, or those of the published files.
 //
-// The MTP layers have a sliding window and a dense feed-forward. Each reads the target's rows before
-// the final norm, as in SGLang (models/mimo_v2_nextn.py, speculative/multi_layer_eagle_worker_v2.py).
+// The MTP layers have a sliding window and a dense feed-forward. Each reads the target's rows
+// before the final norm, as in SGLang (models/mimo_v2_nextn.py,
+// speculative/multi_layer_eagle_worker_v2.py).
 #include <algorithm>
 
 #include "core/error.h"
@@ -77,9 +78,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
     layer.sinks = layer.window > 0 ? sinks : full_sinks;
     if (layer.window > 0) layer.kv_heads = kv_heads;
   }
-  config->mtp_layer = LayerConfig{.sinks = sinks,
-                                  .window = static_cast<int32_t>(ReadWindow(reader)),
-                                  .kv_heads = kv_heads};
+  config->mtp_layer = LayerConfig{
+      .sinks = sinks, .window = static_cast<int32_t>(ReadWindow(reader)), .kv_heads = kv_heads};
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {

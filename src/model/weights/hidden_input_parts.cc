@@ -70,10 +70,10 @@ HiddenInputWeights BuildHiddenInput(Parts& parts) {
   };
   const TensorNames& names = parts.names();
   if (config.is_mtp && !names.mtp.empty())
-    return {
-        .embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
-        .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
-        .projection = projection(names.mtp + names.mtp_projection, 2 * hidden, false, "hidden_size")};
+    return {.embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
+            .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
+            .projection =
+                projection(names.mtp + names.mtp_projection, 2 * hidden, false, "hidden_size")};
   if (config.is_mtp)
     return {.embedding_norm = norm("enorm"),
             .hidden_norm = norm("hnorm"),
