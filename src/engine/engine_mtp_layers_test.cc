@@ -114,7 +114,7 @@ class Ring {
   // Angles that are odd multiples of a full circle divided by the vocabulary. They are far enough
   // from regular that no two tokens are near each other in most planes.
   double Angle(int64_t plane) const {
-    const auto multiple = static_cast<double>((7 * plane * plane + 3 * plane + 5) % 256 | 1);
+    const auto multiple = static_cast<double>(((7 * plane * plane + 3 * plane + 5) % 256) | 1);
     return 2 * std::numbers::pi * multiple / static_cast<double>(config_.vocab_size);
   }
   double Point(int64_t token, int64_t i) const {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "model/forward_batch.h"
-#include "model/test_layouts.h"
 #include "model/weights/testing.h"
 
 namespace switchyard::testing {
