@@ -375,7 +375,7 @@ int RunDrafts(const OneBatchArgs& args) {
   const auto run = [&](int r, std::shared_ptr<SharedArena> arena) {
     Rank rank(config, plan, r, std::move(arena));
     rank.options().keeps_hidden = plan.draft->takes_hidden();
-    if (plan.draft->eagle) rank.options().kept_inputs = plan.draft->eagle->target_layers;
+    rank.options().kept_inputs = InputsReadBy(*plan.draft, plan.model);
     Model& model = rank.Load();
     KvStorage kv = rank.MakeCache();
     const ExpertServices::Attached attached(rank.experts(), model);

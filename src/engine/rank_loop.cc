@@ -173,7 +173,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   profile::Profiler profiler(rank, comm->mesh.Title());
   options.profiler = &profiler;
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
-  if (plan.draft && plan.draft->eagle) options.kept_inputs = plan.draft->eagle->target_layers;
+  if (plan.draft) options.kept_inputs = InputsReadBy(*plan.draft, plan.model);
   options.weights = std::move(weights.model);
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   if (links) links->AddTo(&options);

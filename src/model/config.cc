@@ -226,12 +226,23 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
   mtp.first_layer = target.num_layers();
   mtp.is_mtp = true;
   if (family->names(target).mtp.empty()) return mtp;
-  // Apart from the layers: attention with experts, whatever the last layer has.
-  mtp.first_layer = 0;
+  mtp.first_layer = 0;  // apart from the layers
+  mtp.linear.reset();
+  if (target.mtp_layer) {
+    mtp.layers = {*target.mtp_layer};
+    if (!mtp.layers[0].moe) mtp.moe.reset();
+    return mtp;
+  }
+  // Attention with experts, whatever the last layer has.
   mtp.layers[0].linear = false;
   mtp.layers[0].moe = target.has_moe();
-  mtp.linear.reset();
   return mtp;
+}
+
+std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target) {
+  if (draft.eagle) return draft.eagle->target_layers;
+  if (draft.is_mtp && draft.mtp_before_norm) return {target.num_layers()};
+  return {};
 }
 
 ModelConfig LoadModelConfig(const std::filesystem::path& dir, std::string_view overrides,

@@ -230,6 +230,10 @@ struct ModelConfig {
   // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
   // They are not in `layers`.
   int64_t mtp_layers = 0;
+  std::optional<LayerConfig> mtp_layer;  // the kind of an MTP layer; unset: that of the last layer
+  // MTP layers read rows before the final norm: those of the target, and their own for later
+  // drafts.
+  bool mtp_before_norm = false;
   // Set by MtpConfigOf and StageConfigOf. is_mtp: the model is an MTP layer. first_layer: the
   // number of its first layer in the checkpoint.
   bool is_mtp = false;
@@ -351,6 +355,9 @@ inline int64_t ModelConfig::head_rows() const {
 // of the target, or of itself, and the next token (ForwardBatch::hidden). Error kInvalid if the
 // target has none.
 ModelConfig MtpConfigOf(const ModelConfig& target);
+// The inputs of layers that `draft` reads (ModelOptions::kept_inputs). Empty: it reads rows after
+// the final norm, or none. `target`: the part of the target that ends with its last layer.
+std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target);
 
 // Reads DIR/config.json (and generation_config.json if it exists), with the reader of its family
 // (families/). If FindGguf(dir) finds a GGUF file, its metadata replaces both (gguf/gguf_config.h),

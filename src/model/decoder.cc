@@ -427,8 +427,12 @@ void Decoder::KeepInput(Pass& p, int64_t layer) const {
                       .n = hidden});
 }
 
-// EAGLE heads have no final norm, or their next pass reads the rows before the norm.
-bool Decoder::KeepsNormed(const Pass& p) const { return p.hidden_out && !c_.config.eagle; }
+// EAGLE heads have no final norm, or their next pass reads the rows before the norm. So does that
+// of some MTP layers.
+bool Decoder::KeepsNormed(const Pass& p) const {
+  const ModelConfig& config = c_.config;
+  return p.hidden_out && !config.eagle && !(config.is_mtp && config.mtp_before_norm);
+}
 
 void Decoder::SelectRows(Pass& p, float* to) const {
   if (p.branch_pending) AddPendingBranch(p);

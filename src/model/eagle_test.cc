@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "model/config_eagle.h"
 #include "model/test_eagle.h"
 #include "model/test_layouts.h"
+#include "model/test_plain_rows.h"
 #include "model/weights/draft_vocabulary.h"
 
 namespace switchyard {
@@ -16,22 +18,17 @@ namespace {
 using testing::EagleHead;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::PlainLinears;
 using testing::RawTensors;
-using Row = std::vector<double>;
-
-// A matrix or vector of a checkpoint.
-Row ValuesOf(const testing::RawTensor& t) {
-  const Tensor f =
-      Tensor::View(t.bytes.data(), *ParseSafetensorsDType(t.dtype), t.shape).ToFloat32();
-  return {f.span<float>().begin(), f.span<float>().end()};
-}
+using testing::Row;
+using testing::ValuesOf;
 
 // The head by its published code (SafeAILab/EAGLE: cnets1.py for EAGLE, cnets.py for EAGLE3), in
 // double precision, one row after another.
 class PlainHead {
  public:
   PlainHead(const EagleHead& head, const RawTensors& own, const RawTensors& target)
-      : head_(head), tensors_(own) {
+      : head_(head), linears_(own) {
     const bool has_embedding = own.contains("embed_tokens.weight");
     embedding_ = ValuesOf(has_embedding ? own.at("embed_tokens.weight")
                                         : target.at("model.embed_tokens.weight"));
@@ -48,52 +45,24 @@ class PlainHead {
     Row x;
     if (head_.inner_rows) {
       e = Norm(e, head_.layer + "input_layernorm");
-      row = own ? hidden : Project("fc", hidden);
+      row = own ? hidden : linears_.Project("fc", hidden);
       const Row normed = Norm(row, head_.layer + "hidden_norm");
       if (head_.norm_before_residual) row = normed;
-      x = Join(e, normed);
+      x = testing::JoinRows(e, normed);
     } else {
-      x = row = Project("fc", Join(e, hidden));
+      x = row = linears_.Project("fc", testing::JoinRows(e, hidden));
     }
-    AddTo(row, Project(head_.layer + "self_attn.o_proj", Attend(x)));
-    AddTo(row, FeedForward(Norm(row, head_.layer + "post_attention_layernorm")));
-    logits = Multiply(lm_head_, head_.inner_rows ? Norm(row, "norm") : row);
+    testing::AddTo(row, linears_.Project(head_.layer + "self_attn.o_proj", Attend(x)));
+    testing::AddTo(row, linears_.FeedForward(head_.layer + "mlp.",
+                                             Norm(row, head_.layer + "post_attention_layernorm")));
+    logits = testing::Multiply(lm_head_, head_.inner_rows ? Norm(row, "norm") : row);
   }
 
   Row row, logits;  // row and logits of the last position
 
  private:
-  static Row Join(Row a, const Row& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-  }
-  static void AddTo(Row& to, const Row& x) {
-    for (size_t i = 0; i < to.size(); ++i) to[i] += x[i];
-  }
-  static Row Multiply(const Row& w, const Row& x) {
-    Row y(w.size() / x.size());
-    for (size_t i = 0; i < y.size(); ++i)
-      for (size_t j = 0; j < x.size(); ++j) y[i] += w[i * x.size() + j] * x[j];
-    return y;
-  }
-  Row Project(const std::string& name, const Row& x) const {
-    Row y = Multiply(ValuesOf(tensors_.at(name + ".weight")), x);
-    if (tensors_.contains(name + ".bias")) AddTo(y, ValuesOf(tensors_.at(name + ".bias")));
-    return y;
-  }
   Row Norm(Row x, const std::string& name) const {
-    const Row w = ValuesOf(tensors_.at(name + ".weight"));
-    double squares = 0;
-    for (const double value : x) squares += value * value;
-    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + EagleHead::kEps);
-    for (size_t i = 0; i < x.size(); ++i) x[i] *= scale * w[i];
-    return x;
-  }
-  Row FeedForward(const Row& x) const {
-    Row gate = Project(head_.layer + "mlp.gate_proj", x);
-    const Row up = Project(head_.layer + "mlp.up_proj", x);
-    for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
-    return Project(head_.layer + "mlp.down_proj", gate);
+    return linears_.Norm(std::move(x), name, EagleHead::kEps);
   }
   Row Rotated(Row x) const {
     constexpr int64_t kDim = EagleHead::kHeadDim, kHalf = kDim / 2;
@@ -110,10 +79,10 @@ class PlainHead {
   }
   Row Attend(const Row& x) {
     constexpr int64_t kDim = EagleHead::kHeadDim;
-    const Row q = Rotated(Project(head_.layer + "self_attn.q_proj", x));
-    Row k = Rotated(Project(head_.layer + "self_attn.k_proj", x));
+    const Row q = Rotated(linears_.Project(head_.layer + "self_attn.q_proj", x));
+    Row k = Rotated(linears_.Project(head_.layer + "self_attn.k_proj", x));
     keys_.push_back(std::move(k));
-    values_.push_back(Project(head_.layer + "self_attn.v_proj", x));
+    values_.push_back(linears_.Project(head_.layer + "self_attn.v_proj", x));
     Row out(q.size());
     for (int64_t h = 0; h < EagleHead::kHeads; ++h) {
       const int64_t kv = h / (EagleHead::kHeads / EagleHead::kKvHeads) * kDim;
@@ -133,34 +102,11 @@ class PlainHead {
   }
 
   const EagleHead& head_;
-  const RawTensors& tensors_;
+  const PlainLinears linears_;
   Row embedding_, lm_head_;
   int64_t hidden_ = 0;
   std::vector<Row> keys_, values_;
 };
-
-constexpr int32_t kPages[] = {0, 1, 2, 3};
-
-// Rows of one sequence from position `first` on, with the logits of the last one.
-ForwardBatch BatchOf(const std::vector<int32_t>& tokens, int32_t first) {
-  ForwardBatch batch;
-  batch.tokens = tokens;
-  const auto rows = static_cast<int32_t>(tokens.size());
-  for (int32_t i = 0; i < rows; ++i) {
-    batch.positions.push_back(first + i);
-    batch.slots.push_back(first + i);
-    batch.hidden_rows.push_back(i);
-  }
-  batch.sequences.push_back(
-      {.row_begin = 0, .rows = rows, .kv_len = first + rows, .pages = kPages});
-  batch.logit_rows = {rows - 1};
-  return batch;
-}
-
-void ExpectNear(const float* got, const Row& want, const char* what) {
-  for (size_t i = 0; i < want.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], 2e-4 * (1 + std::fabs(want[i]))) << what << " " << i;
-}
 
 const char* const kTarget = "qwen3";
 
@@ -175,16 +121,17 @@ void CompareOnRank(const EagleHead& head, const ModelConfig& target_config,
   options.kept_inputs.clear();
   options.target = &target;
   Model model(dir, config, options, comm, pool);
-  KvStorage target_kv(target_config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
-  KvStorage kv(config, comm.mesh, std::size(kPages), kPageSize, DType::kF32);
+  KvStorage target_kv(target_config, comm.mesh, std::size(testing::kPlainPages), kPageSize,
+                      DType::kF32);
+  KvStorage kv(config, comm.mesh, std::size(testing::kPlainPages), kPageSize, DType::kF32);
 
   const auto tokens = config.reduced_head ? config.reduced_head->tokens : std::vector<int32_t>();
   const RawTensors own = TensorsOf(head, target_config, 1);
   const RawTensors of_target = testing::ReadSafetensors(Fixture(kTarget));
   PlainHead plain(head, own, of_target);
-  target.Forward(BatchOf({5, 400, 17, 99, 256, 3}, 0), target_kv);
+  target.Forward(testing::PlainBatchOf({5, 400, 17, 99, 256, 3}, 0), target_kv);
   const int64_t width = config.target_row_width();
-  ForwardBatch batch = BatchOf({400, 17, 99, 256, 3, 42}, 0);
+  ForwardBatch batch = testing::PlainBatchOf({400, 17, 99, 256, 3, 42}, 0);
   batch.hidden = target.hidden();
   for (size_t i = 0; i < batch.tokens.size(); ++i) {
     const float* const row = target.hidden() + static_cast<int64_t>(i) * width;
@@ -197,10 +144,10 @@ void CompareOnRank(const EagleHead& head, const ModelConfig& target_config,
     for (size_t i = 0; i < tokens.size(); ++i) want[i] = plain.logits[tokens[i]];
     if (!tokens.empty()) want.resize(tokens.size());
     ASSERT_EQ(logits.size(), want.size());
-    ExpectNear(logits.data(), want, "logit");
-    ExpectNear(model.hidden(), plain.row, "hidden");
+    testing::ExpectNear(logits.data(), want, "logit");
+    testing::ExpectNear(model.hidden(), plain.row, "hidden");
     if (next < 0) return;
-    batch = BatchOf({next}, batch.positions.back() + 1);
+    batch = testing::PlainBatchOf({next}, batch.positions.back() + 1);
     batch.hidden = model.hidden();
     batch.own_hidden = true;
     plain.Add(next, Row(plain.row), /*own=*/true);

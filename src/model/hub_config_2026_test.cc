@@ -338,6 +338,10 @@ TEST(HubConfig, LongcatFlash) {
   EXPECT_EQ(LayerPrefix(names, 55), "model.layers.27.");
   EXPECT_EQ(NamesOfLayer(names, 55).q_b, "self_attn.1.q_b_proj");
   EXPECT_EQ(NamesOfLayer(names, 54).mlp, "mlps.0");
+  const ModelConfig mtp = MtpConfigOf(c);
+  const TensorNames of_mtp = NamesOf(mtp);
+  EXPECT_EQ(LayerPrefix(of_mtp, mtp.first_layer), "model.mtp.layers.0.");
+  EXPECT_EQ(NamesOfLayer(of_mtp, mtp.first_layer).q_b, "self_attn.q_b_proj");
 }
 
 TEST(HubConfig, LongcatFlashRefusesWhatItDoesNotCompute) {

@@ -56,6 +56,11 @@ TEST(HubConfig, MiMoV2Flash) {
     EXPECT_EQ(c.rope_of(i).theta, full ? 5e6 : 1e4) << i;
     EXPECT_EQ(c.rope_of(i).rotary_dim, 64) << i;
   }
+  const ModelConfig mtp = MtpConfigOf(c);
+  EXPECT_EQ(mtp.layers[0].window, 129);
+  EXPECT_TRUE(mtp.layers[0].sinks);
+  EXPECT_EQ(mtp.rope_of(0).theta, 1e4);
+  EXPECT_EQ(LayerPrefix(NamesOf(mtp), mtp.first_layer), "model.mtp.layers.0.");
 
   const auto error_with = [](std::string_view setting, std::string_view other) {
     std::string text(kMimo);

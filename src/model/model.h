@@ -69,9 +69,10 @@ class Model {
   // (always in dense layers). Empty if the batch did not request them.
   std::span<const int32_t> routed_experts() const;
   // With ModelOptions::keeps_hidden: the rows of the last batch after the final norm, [T, H], in
-  // the device's memory; with ForwardBatch::only_logit_rows [logit rows, H]. For EAGLE heads, these
-  // are the rows before the norm. With ModelOptions::kept_inputs, they are rows of inner layers,
-  // [T, layers · H]. Valid until the next call of Forward.
+  // the device's memory; with ForwardBatch::only_logit_rows [logit rows, H]. For EAGLE heads and
+  // MTP layers with mtp_before_norm, these are the rows before the norm. With
+  // ModelOptions::kept_inputs, they are rows of inner layers, [T, layers · H]. Valid until the next
+  // call of Forward.
   const float* hidden() const;
   // The device that runs the passes.
   kernels::Device& device();

@@ -1,12 +1,10 @@
 // For tests: checkpoints of EAGLE heads with random weights.
 #pragma once
 
-#include <cmath>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -63,23 +61,12 @@ inline nlohmann::json ConfigOf(const EagleHead& head, const ModelConfig& target)
 
 // Tensors that a test may modify. d2t gives row i the token ⌊i · vocab / draft_vocab⌋.
 inline RawTensors TensorsOf(const EagleHead& head, const ModelConfig& target, uint32_t seed) {
-  std::mt19937 random(seed);
-  RawTensors tensors;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape, float mean,
-                       double deviation) {
-    std::normal_distribution<float> normal(mean, static_cast<float>(deviation));
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
-    tensors[name] = {"F32", std::move(shape),
-                     std::string(reinterpret_cast<const char*>(values.data()), count * 4)};
-  };
+  RandomTensors random(seed);
   const int64_t hidden = head.hidden > 0 ? head.hidden : target.hidden;
   const auto matrix = [&](const std::string& name, int64_t n, int64_t k) {
-    add(name + ".weight", {n, k}, 0, 1 / std::sqrt(static_cast<double>(k)));
+    random.Matrix(name, n, k);
   };
-  const auto norm = [&](const std::string& name) { add(name + ".weight", {hidden}, 1, 0.2); };
+  const auto norm = [&](const std::string& name) { random.Norm(name, hidden); };
   const int64_t input = head.inner_rows ? 2 * hidden : hidden;
   const int64_t q = EagleHead::kHeads * EagleHead::kHeadDim;
   const int64_t kv = EagleHead::kKvHeads * EagleHead::kHeadDim;
@@ -94,21 +81,22 @@ inline RawTensors TensorsOf(const EagleHead& head, const ModelConfig& target, ui
   norm(head.layer + "post_attention_layernorm");
   const auto rows = static_cast<int64_t>(head.layers.size());
   matrix("fc", hidden, head.inner_rows ? rows * target.hidden : 2 * hidden);
-  if (head.bias) add("fc.bias", {hidden}, 0, 0.2);
-  if (!head.inner_rows) return tensors;
+  if (head.bias) random.Add("fc.bias", {hidden}, 0, 0.2);
+  if (!head.inner_rows) return random.tensors;
   norm(head.layer + "input_layernorm");
   norm(head.layer + "hidden_norm");
   norm("norm");
   if (head.hidden > 0) matrix("embed_tokens", target.vocab_size, hidden);
-  if (head.draft_vocab == 0) return tensors;
+  if (head.draft_vocab == 0) return random.tensors;
   matrix("lm_head", head.draft_vocab, hidden);
   std::vector<int64_t> table(head.draft_vocab);
   for (int64_t i = 0; i < head.draft_vocab; ++i)
     table[i] = i * target.vocab_size / head.draft_vocab - i;
-  tensors["d2t"] = {"I64",
-                    {head.draft_vocab},
-                    std::string(reinterpret_cast<const char*>(table.data()), table.size() * 8)};
-  return tensors;
+  random.tensors["d2t"] = {
+      "I64",
+      {head.draft_vocab},
+      std::string(reinterpret_cast<const char*>(table.data()), table.size() * 8)};
+  return random.tensors;
 }
 
 // A reduced head with every fifth token's row of the target in `dir`.

@@ -169,6 +169,22 @@ def add_sparse_mtp_layer(model, copied_layer, **settings):
     (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1, **settings}))
 
 
+def add_mimo_mtp_layer(model):
+    """Gives a copy of mimo_v2_flash an MTP layer: the attention of layer 1, which has a window, and the feed-forward of the
+    dense layer 0."""
+    stored, prefix = read_safetensors(model), "model.mtp.layers.0."
+    width = stored["lm_head.weight"][1][1]
+    of_layer = {"model.layers.1.self_attn.": "self_attn.", "model.layers.1.input_layernorm.": "input_layernorm.",
+                "model.layers.1.post_attention_layernorm.": "pre_mlp_layernorm.", "model.layers.0.mlp.": "mlp."}
+    own = {prefix + new + name.removeprefix(old): tensor for name, tensor in stored.items()
+           for old, new in of_layer.items() if name.startswith(old)}
+    halves = [0.5 * (j % width == i) for i in range(width) for j in range(2 * width)]
+    own[prefix + "eh_proj.weight"] = ("BF16", [width, 2 * width], as_bfloat16(halves))
+    for name in ("enorm", "hnorm", "final_layernorm"):
+        own[prefix + name + ".weight"] = ("BF16", [width], as_bfloat16([1.0] * width))
+    write_safetensors(model / "model.safetensors", {**stored, **own})
+
+
 NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
 DRAFTS = {
     "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
@@ -210,3 +226,9 @@ def check_sparse_drafts(name, folder, *flags, env=None):
 @pytest.mark.parametrize("name, layout", [("deepseek_v32", "low_latency"), ("glm_moe_dsa_shared", "one")])
 def test_drafts_with_sparse_attention_equal_transformers(tmp_path, name, layout):
     check_sparse_drafts(name, tmp_path, *LAYOUTS[layout])
+
+
+def test_drafts_of_a_layer_with_a_window_equal_transformers(tmp_path):
+    model = copied("mimo_v2_flash", tmp_path)
+    add_mimo_mtp_layer(model)
+    check_drafts(model, *NEXTN, *MORE["stages"])

@@ -1,5 +1,6 @@
-// EAGLE heads on a GPU equal those on a CPU, whose computation model/eagle_test.cc checks. Passes
-// of one size are repeated, so that they run directly, are captured, and are replayed.
+// EAGLE heads and MTP layers on a GPU equal those on a CPU, whose computation model/eagle_test.cc
+// and model/mtp_layers_test.cc check. Passes of one size are repeated, so that they run directly,
+// are captured, and are replayed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "model/model.h"
 #include "model/test_eagle.h"
 #include "model/test_layouts.h"
+#include "model/test_mtp.h"
 
 namespace switchyard {
 namespace {
@@ -43,7 +45,7 @@ class Side {
   Side(const std::string& fixture, const ModelConfig& target, const ModelConfig& head,
        const std::filesystem::path& dir, const ModelOptions& options, RankComm& comm,
        ThreadPool& pool)
-      : target_(Fixture(fixture), target, TargetOptions(options, head), comm, pool),
+      : target_(Fixture(fixture), target, TargetOptions(options, head, target), comm, pool),
         head_(dir, head, HeadOptions(options, target_), comm, pool),
         target_kv_(target_.MakeCache(std::size(kPages), kPageSize, DType::kF32)),
         head_kv_(head_.MakeCache(std::size(kPages), kPageSize, DType::kF32)) {}
@@ -66,9 +68,10 @@ class Side {
   }
 
  private:
-  static ModelOptions TargetOptions(ModelOptions options, const ModelConfig& head) {
+  static ModelOptions TargetOptions(ModelOptions options, const ModelConfig& head,
+                                    const ModelConfig& target) {
     options.keeps_hidden = true;
-    options.kept_inputs = head.eagle->target_layers;
+    options.kept_inputs = InputsReadBy(head, target);
     return options;
   }
   static ModelOptions HeadOptions(ModelOptions options, const Model& target) {
@@ -133,13 +136,9 @@ void CompareSides(Side& gpu, Side& cpu) {
   }
 }
 
-// `reduced`: the head has every fifth row of the target's.
-void Compare(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
-  const ModelConfig target = LoadModelConfig(Fixture(fixture));
-  const testing::TempDir dir;
-  testing::WriteEagleHead(dir.path(), head, target);
-  ModelConfig config = LoadEagleConfig(dir.path(), target, head.inner_rows);
-  if (reduced) config.reduced_head = testing::EveryFifthRow(target, Fixture(fixture));
+// `config`: of a head in `dir`.
+void CompareHeads(const std::string& fixture, const ModelConfig& target, const ModelConfig& config,
+                  const std::filesystem::path& dir, bool graphs) {
   ModelOptions options{.dtype = DType::kF32,
                        .max_tokens = 16,
                        .context_length = std::ssize(kPages) * kPageSize,
@@ -150,15 +149,25 @@ void Compare(const std::string& fixture, const EagleHead& head, bool graphs, boo
       [&](int rank, std::shared_ptr<SharedArena> arena) {
         const auto comm = RankComm::Create(std::move(arena), one, rank);
         ThreadPool pool(1);
-        Side cpu(fixture, target, config, dir.path(), options, *comm, pool);
+        Side cpu(fixture, target, config, dir, options, *comm, pool);
         ModelOptions on_gpu = options;
         on_gpu.gpu = GpuOptions{.graphs = graphs,
                                 .graph_max_tokens = 8,
                                 .max_sequences = 9,
                                 .timeout = std::chrono::seconds(20)};
-        Side gpu(fixture, target, config, dir.path(), on_gpu, *comm, pool);
+        Side gpu(fixture, target, config, dir, on_gpu, *comm, pool);
         CompareSides(gpu, cpu);
       });
+}
+
+// `reduced`: the head has every fifth row of the target's.
+void Compare(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
+  const ModelConfig target = LoadModelConfig(Fixture(fixture));
+  const testing::TempDir dir;
+  testing::WriteEagleHead(dir.path(), head, target);
+  ModelConfig config = LoadEagleConfig(dir.path(), target, head.inner_rows);
+  if (reduced) config.reduced_head = testing::EveryFifthRow(target, Fixture(fixture));
+  CompareHeads(fixture, target, config, dir.path(), graphs);
 }
 
 TEST(CudaEagle, HeadsEqualThoseOnACpu) {
@@ -223,6 +232,20 @@ TEST(CudaEagle, BestTokensAreThoseOfTheLogits) {
       EXPECT_EQ(model.drawn()[row], best.Row(row)[0].token);  // the sampling is greedy
     }
   });
+}
+
+TEST(CudaMtpLayers, EqualThoseOnACpu) {
+  if (kernels::CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  for (const char* family : {"mimo_v2_flash", "longcat_flash"}) {
+    const auto from = Fixture(std::string("../families/") + family);
+    const testing::TempDir dir;
+    testing::WriteModel(from, testing::WithMtpLayer(from), dir.path());
+    const ModelConfig target = LoadModelConfig(dir.path());
+    for (const bool graphs : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << family << " graphs " << graphs);
+      CompareHeads(dir.path().string(), target, MtpConfigOf(target), dir.path(), graphs);
+    }
+  }
 }
 
 }  // namespace

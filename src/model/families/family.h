@@ -24,6 +24,10 @@ struct TensorNames {
   // Prefix of the MTP layer, if it is not a further layer of `layers`: "mtp." of "mtp.fc",
   // "mtp.layers.0." and "mtp.norm".
   std::string mtp;
+  // After this prefix: norms of the embedding and of the hidden row, their projection, and the
+  // final norm.
+  std::string mtp_embedding_norm = "pre_fc_norm_embedding", mtp_hidden_norm = "pre_fc_norm_hidden";
+  std::string mtp_projection = "fc", mtp_final_norm = "norm";
 
   // Norms of the input of attention and of the feed-forward, and of their output. Empty: none.
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";
@@ -112,7 +116,8 @@ struct Family {
   // Fills everything but architecture, end-of-sequence ids and quantization.
   void (*read_config)(const ConfigReader& reader, ModelConfig* config);
   TensorNames (*names)(const ModelConfig& config);
-  // MTP layers have the tensor names of DeepSeek-V3's or, with TensorNames::mtp, of Qwen3-Next's.
+  // MTP layers have the tensor names of DeepSeek-V3's or, with TensorNames::mtp, those that `names`
+  // gives for a config with is_mtp.
   bool mtp = false;
   // Formats of tool calls and reasoning that the chat templates of published checkpoints use (names
   // of text/output). For the table of models; serving detects them from the template.

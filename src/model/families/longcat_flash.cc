@@ -2,6 +2,9 @@
 // layers here. A MoE with experts without computation reads the rows of the first feed-forward, and
 // its output is added after the second one (shortcut-connected MoE). Meituan, "LongCat-Flash
 // Technical Report" (https://arxiv.org/abs/2509.01322).
+//
+// The MTP layer is one block of latent attention and dense feed-forward. Its tensors have other
+// names than those of the layers.
 #include <cmath>
 
 #include "core/error.h"
@@ -48,6 +51,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-5, config, "num_layers");
   ReadLayers(reader, config);
+  config->mtp_layers = 1;  // the published config.json does not tell
+  config->mtp_layer = LayerConfig{};
   config->intermediate = reader.Int({"ffn_hidden_size"}, 1, kMaxWidth);
   ReadAttention(reader, config);
 
@@ -65,8 +70,16 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
       static_cast<float>(reader.DoubleOr({"routed_scaling_factor"}, 6.0, 0.0, 1e6));
 }
 
-TensorNames Names(const ModelConfig&) {
+TensorNames Names(const ModelConfig& config) {
   TensorNames names;
+  names.mtp = "model.mtp.";
+  names.mtp_embedding_norm = "layers.0.enorm.m";
+  names.mtp_hidden_norm = "layers.0.hnorm.m";
+  names.mtp_projection = "layers.0.eh_proj";
+  if (config.is_mtp) {
+    names.mlp = "transformer_layer.mlp";
+    return names;
+  }
   names.blocks = kBlocks;
   names.input_norm = "input_layernorm.#";
   names.post_attention_norm = "post_attention_layernorm.#";
@@ -87,7 +100,8 @@ TensorNames Names(const ModelConfig&) {
 constexpr Family kFamilies[] = {{.architecture = "LongcatFlashForCausalLM",
                                  .model_type = "longcat_flash",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .mtp = true}};
 
 }  // namespace
 

@@ -1,6 +1,10 @@
 // MiMo-V2-Flash: DeepSeek-V3's router without shared experts. Values are narrower than keys. Layers
 // with a sliding window have attention sinks, more KV heads and another rotary embedding. The
 // settings have the names of transformers, or those of the published files.
+//
+// The MTP layers have a sliding window and a dense feed-forward. Each reads the target's rows
+// before the final norm, as in SGLang (models/mimo_v2_nextn.py,
+// speculative/multi_layer_eagle_worker_v2.py).
 #include <algorithm>
 
 #include "core/error.h"
@@ -74,6 +78,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
     layer.sinks = layer.window > 0 ? sinks : full_sinks;
     if (layer.window > 0) layer.kv_heads = kv_heads;
   }
+  config->mtp_layer = LayerConfig{
+      .sinks = sinks, .window = static_cast<int32_t>(ReadWindow(reader)), .kv_heads = kv_heads};
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
@@ -81,6 +87,8 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   config->norm_eps = static_cast<float>(
       reader.DoubleOr({"layernorm_epsilon"}, static_cast<double>(config->norm_eps), 0.0, 1.0));
   ReadDenseIntermediate(reader, config);
+  config->mtp_layers = 3;  // the published config.json does not tell
+  config->mtp_before_norm = true;
   ReadAttention(reader, config);
   const std::vector<int64_t> sparse = ReadFlags(reader, "moe_layer_freq", config->num_layers());
   if (!ReadMlpLayerTypes(reader, config))
@@ -95,13 +103,20 @@ TensorNames Names(const ModelConfig& config) {
   TensorNames names = NamesWithCorrectionBias(config);
   names.sinks = "self_attn.attention_sink_bias";
   names.sinks_alternative = "self_attn.sinks";  // transformers' own modules
+  names.mtp = "model.mtp.";
+  names.mtp_embedding_norm = "layers.0.enorm";
+  names.mtp_hidden_norm = "layers.0.hnorm";
+  names.mtp_projection = "layers.0.eh_proj";
+  names.mtp_final_norm = "layers.0.final_layernorm";
+  if (config.is_mtp) names.post_attention_norm = "pre_mlp_layernorm";
   return names;
 }
 
 constexpr Family kFamilies[] = {{.architecture = "MiMoV2FlashForCausalLM",
                                  .model_type = "mimo_v2_flash",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .mtp = true}};
 
 }  // namespace
 

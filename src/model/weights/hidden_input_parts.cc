@@ -22,7 +22,7 @@ void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* nam
   };
   if (!names->mtp.empty()) {
     replace(names->embedding, names->mtp + "embed_tokens.weight");
-    names->final_norm = names->mtp + "norm.weight";
+    names->final_norm = names->mtp + names->mtp_final_norm + ".weight";
     return;
   }
   replace(names->embedding, prefix + "embed_tokens.weight");
@@ -68,10 +68,12 @@ HiddenInputWeights BuildHiddenInput(Parts& parts) {
                               std::string_view keys) {
     return parts.Rows(name, hidden, width, {0, hidden}, bias, keys);
   };
-  if (const std::string& apart = parts.names().mtp; config.is_mtp && !apart.empty())
-    return {.embedding_norm = norm_of(apart + "pre_fc_norm_embedding"),
-            .hidden_norm = norm_of(apart + "pre_fc_norm_hidden"),
-            .projection = projection(apart + "fc", 2 * hidden, false, "hidden_size")};
+  const TensorNames& names = parts.names();
+  if (config.is_mtp && !names.mtp.empty())
+    return {.embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
+            .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
+            .projection =
+                projection(names.mtp + names.mtp_projection, 2 * hidden, false, "hidden_size")};
   if (config.is_mtp)
     return {.embedding_norm = norm("enorm"),
             .hidden_norm = norm("hnorm"),

@@ -1,6 +1,7 @@
 // For tests: writes small checkpoints.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/temporary_directory.h"
@@ -42,6 +44,11 @@ struct RawTensor {
 };
 using RawTensors = std::map<std::string, RawTensor>;
 
+inline RawTensor FloatTensor(std::vector<int64_t> shape, const std::vector<float>& values) {
+  return {"F32", std::move(shape),
+          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float))};
+}
+
 inline void WriteSafetensors(const std::filesystem::path& path, const RawTensors& tensors) {
   nlohmann::json header;
   std::string data;
@@ -67,6 +74,30 @@ inline RawTensors ReadSafetensors(const std::filesystem::path& dir) {
   }
   return out;
 }
+
+// Float32 tensors with normally distributed values.
+class RandomTensors {
+ public:
+  explicit RandomTensors(uint32_t seed) : random_(seed) {}
+
+  void Add(const std::string& name, std::vector<int64_t> shape, float mean, double deviation) {
+    std::normal_distribution<float> normal(mean, static_cast<float>(deviation));
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random_);
+    tensors[name] = FloatTensor(std::move(shape), values);
+  }
+  void Matrix(const std::string& name, int64_t n, int64_t k) {
+    Add(name + ".weight", {n, k}, 0, 1 / std::sqrt(static_cast<double>(k)));
+  }
+  void Norm(const std::string& name, int64_t n) { Add(name + ".weight", {n}, 1, 0.2); }
+
+  RawTensors tensors;
+
+ private:
+  std::mt19937 random_;
+};
 
 // Copies a fixture's config, which the caller may then modify.
 inline void CopyConfig(const std::filesystem::path& from, const std::filesystem::path& to) {
