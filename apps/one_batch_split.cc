@@ -7,7 +7,7 @@
 
 #include "apps/one_batch.h"
 #include "engine/memory_plan.h"
-#include "eplb/rank_flags.h"
+#include "eplb/replica_choice.h"
 #include "model/complete_options.h"
 #include "model/model.h"
 #include "moe/placement/placement.h"
@@ -36,7 +36,7 @@ int Attending(const MeshShape& mesh) { return mesh.tp - mesh.expert_ranks; }
 plan::SplitReads ReadsOf(const EngineConfig& config, const EnginePlan& plan, const Result& result,
                          const Ceilings& ceilings) {
   const MeshShape& mesh = config.mesh;
-  const WeightBytes& weights = PlanRankMemory(config, plan).weights;
+  const WeightBytes weights = PlanRankMemory(config, plan).weights;
   const int64_t layers = std::ranges::count_if(plan.model.layers, &LayerConfig::moe);
   const auto expert = [&](double bytes, int first, int last) {
     return bytes / static_cast<double>(SlotsOf(config, plan, first, last) * layers);
