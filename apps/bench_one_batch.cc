@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <utility>
 
 #include "apps/commands.h"
 #include "apps/one_batch.h"
@@ -22,6 +23,7 @@
 #include "model/attention_flops.h"
 #include "model/model.h"
 #include "model/weights/expert_formats.h"
+#include "model/weights/routers.h"
 #include "plan/uniform_routing.h"
 #include "profile/profiler.h"
 
@@ -59,14 +61,28 @@ double ExpectedExperts(const ModelConfig& config, double rows) {
 }
 
 Ceilings Measure(const EngineConfig& config, const EnginePlan& plan) {
-  if (!plan.cuda)
-    return {.bandwidth = kernels::MeasureReadBandwidth(plan.threads_per_rank * config.mesh.tp)};
+  const int others = config.mesh.expert_ranks, attending = config.mesh.tp - others;
+  const auto reads = [&](int ranks) {
+    return ranks > 0 ? kernels::MeasureReadBandwidth(plan.threads_per_rank * ranks) : 0.0;
+  };
+  if (!plan.cuda) {
+    Ceilings all{.bandwidth = reads(config.mesh.tp)};
+    if (others > 0) {
+      all.attending = reads(attending);
+      all.others = reads(others);
+    }
+    return all;
+  }
   const kernels::GpuCeilings gpu = kernels::MeasureGpu(config.base_gpu_id);
-  const int gpus = config.gpu_id_step == 0 ? 1 : config.mesh.tp;
+  const int gpus = config.gpu_id_step == 0 ? 1 : attending;
   fmt::print(
       "each GPU, measured in this run: copies {:.2f} TB/s, multiplies bfloat16 at {:.0f} TFLOP/s\n",
       gpu.copy_bandwidth / 1e12, gpu.bf16_flops / 1e12);
-  return {.bandwidth = gpu.copy_bandwidth * gpus, .flops = gpu.bf16_flops * gpus};
+  const double bandwidth = gpu.copy_bandwidth * gpus;
+  return {.bandwidth = bandwidth,
+          .flops = gpu.bf16_flops * gpus,
+          .attending = bandwidth,
+          .others = reads(others)};
 }
 
 }  // namespace one_batch
@@ -102,8 +118,9 @@ class Sequences {
     for (int32_t s = 0; s < c.batch; ++s) {
       for (int32_t p = 0; p < per; ++p) pages_[s].push_back(s * per + p);
     }
-    token_ =
-        std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(plan.model.vocab_size) - 1);
+    const int64_t ids = plan.model.expert_skew ? std::min(kSkewedTokens, plan.model.vocab_size)
+                                               : plan.model.vocab_size;
+    token_ = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(ids) - 1);
   }
 
   // Rows [begin, begin + rows) of sequences [first, last). `draw`: the model samples the tokens.
@@ -154,15 +171,38 @@ class Sequences {
   std::vector<bool> odd_slots_;  // [batch] whether the last pass wrote slot 2 s + 1
 };
 
+// This rank's batch of a pass. The ranks with attention are one attention group, which has all
+// rows; ranks with experts only have none.
+ForwardBatch OfRank(ForwardBatch all, const Mesh& mesh) {
+  if (mesh.dp() == 1) return all;
+  const auto counts = [&](int64_t of_first) {
+    std::vector<int64_t> groups(mesh.dp());
+    groups.front() = of_first;
+    return groups;
+  };
+  ForwardBatch own;
+  own.groups_want_routed_experts = all.groups_want_routed_experts;
+  own.group_tokens = counts(all.num_tokens());
+  own.group_decode_tokens = counts(all.decode_tokens);
+  own.group_logit_rows = counts(std::ssize(all.logit_rows));
+  if (!mesh.attends()) return own;
+  all.group_tokens = own.group_tokens;
+  all.group_decode_tokens = own.group_decode_tokens;
+  all.group_logit_rows = own.group_logit_rows;
+  return all;
+}
+
 // One step. `profiler`: this rank's profiler; null: no profile.
-void Forward(ForwardFunction& model, const ForwardBatch& batch, profile::Profiler* profiler) {
+void Forward(ForwardFunction& model, ForwardBatch all, const Mesh& mesh,
+             profile::Profiler* profiler) {
+  const bool decodes = all.decode_tokens > 0;
+  const ForwardBatch batch = OfRank(std::move(all), mesh);
   profile::Step step(profiler);
   {
     const profile::Span span(profiler, {.name = "forward", .rows = batch.num_tokens()});
     model.Forward(batch);
   }
-  step.End(batch.decode_tokens > 0 ? profile::Stage::kDecode : profile::Stage::kPrefill,
-           batch.num_tokens());
+  step.End(decodes ? profile::Stage::kDecode : profile::Stage::kPrefill, batch.num_tokens());
 }
 
 // One prefill step takes as many prompts as fit; longer prompts run in chunks. A decode step takes
@@ -180,15 +220,15 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
     for (int32_t begin = 0; begin < c.input; begin += chunk) {
       const int32_t rows = std::min(chunk, c.input - begin);
       Forward(model, sequences.Rows(s, last, begin, rows, begin + rows == c.input, model.draws()),
-              profiler);
+              comm.mesh, profiler);
     }
   }
   result.prefill.push_back(Seconds(start));
   std::vector<double> steps;
   for (int32_t i = 1; i < args.output_length; ++i) {
-    const ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
+    ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
     start = Clock::now();
-    Forward(model, batch, profiler);
+    Forward(model, std::move(batch), comm.mesh, profiler);
     steps.push_back(Seconds(start));
   }
   result.decode.push_back(Median(steps));
@@ -196,24 +236,44 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
 
 // The correlation of the experts that the tokens of one prompt choose, in a pass that is not timed.
 double CountCorrelation(const OneBatchArgs& args, const EnginePlan& plan, Case c,
-                        ForwardFunction& model) {
+                        ForwardFunction& model, const Mesh& mesh) {
   if (!plan.model.has_moe()) return 0;
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan);
   const int32_t rows = std::min(one_batch::PrefillRows(plan, c), c.input);
   ForwardBatch batch = sequences.Rows(0, 1, 0, rows, /*logits=*/true, model.draws());
   batch.routed_experts = batch.groups_want_routed_experts = true;
-  Forward(model, batch, /*profiler=*/nullptr);
+  Forward(model, std::move(batch), mesh, /*profiler=*/nullptr);
+  if (!mesh.attends()) return 0;
   const RouterConfig& router = plan.model.moe->router;
   return plan::TokenCorrelation(model.routed_experts(), plan.model.num_layers(), router.top_k,
                                 router.num_experts);
 }
 
+// With ranks with experts only: the experts of decode steps that are not timed, by the ranks that
+// hold them.
+void CountExperts(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
+                  const RankComm& comm, const ExpertServices& experts, Result& result) {
+  constexpr int32_t kSteps = 8;
+  const EngineConfig& config = args.server.engine;
+  if (config.mesh.expert_ranks == 0) return;
+  const std::vector<bool> held = one_batch::HeldByAttending(config, plan, experts);
+  const RouterConfig& router = plan.model.moe->router;
+  result.chosen = {plan.model.num_layers(), router.num_experts};
+  Sequences sequences(c, args.output_length, config.page_size, plan);
+  for (int32_t i = 0; i < std::min(kSteps, args.output_length - 1); ++i) {
+    ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i, 1, true, model.draws());
+    batch.routed_experts = batch.groups_want_routed_experts = true;
+    Forward(model, std::move(batch), comm.mesh, /*profiler=*/nullptr);
+    if (comm.mesh.attends()) result.chosen.Add(model.routed_experts(), router.top_k, held);
+  }
+}
+
 void CheckCases(const OneBatchArgs& args, const EnginePlan& plan, const std::vector<Case>& cases) {
-  if (args.server.engine.mesh.dp > 1)
+  if (const int groups = args.server.engine.mesh.attention_groups(); groups > 1)
     throw Invalid(
         "--dp-size {}: bench one-batch runs a single attention group; omit --dp-size or set it to "
         "1",
-        args.server.engine.mesh.dp);
+        groups);
   for (const Case& c : cases) {
     if (c.batch > plan.max_running_requests)
       throw Invalid(
@@ -252,26 +312,40 @@ void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePl
             const std::vector<Case>& cases, const std::vector<Result>& results,
             const Ceilings& ceilings) {
   const double bandwidth = ceilings.bandwidth;
-  fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n", bandwidth / 1e9);
+  const bool split = config.mesh.expert_ranks > 0;
+  if (split) {
+    one_batch::PrintRates(config, plan, ceilings);
+  } else {
+    fmt::print("memory bandwidth of all ranks, measured in this run: {:.1f} GB/s\n",
+               bandwidth / 1e9);
+  }
   // Prefill's fraction of the roofline needs the peak FLOP rate. It is measured on GPUs only, and
   // for bfloat16 only, so quantized models have no such figure.
-  const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty();
+  const bool of_prefill =
+      ceilings.flops > 0.0 && plan.model.quantization.method.empty() && !split;
   fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
              "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (size_t i = 0; i < cases.size(); ++i) {
     const double prefill = Median(results[i].prefill), step = Median(results[i].decode);
-    const double bytes = DecodeBytes(plan.model, cases[i].batch);
-    const double fraction = Fraction(
-        ceilings, bytes, of_prefill ? PrefillFlops(plan.model, {cases[i].batch, 1}) : 0.0, step);
+    const auto bound = one_batch::SplitBoundOf(config, plan, results[i], ceilings);
+    const double bytes = bound ? bound->attending_bytes + bound->other_bytes
+                               : DecodeBytes(plan.model, cases[i].batch);
+    const double flops = of_prefill ? PrefillFlops(plan.model, {cases[i].batch, 1}) : 0.0;
+    const double fraction = bound   ? bound->seconds / step
+                            : split ? 0.0
+                                    : Fraction(ceilings, bytes, flops, step);
     const double prefill_fraction =
         of_prefill ? Fraction(ceilings, DecodeBytes(plan.model, cases[i].batch * cases[i].input),
                               PrefillFlops(plan.model, cases[i]), prefill)
                    : 0.0;
-    fmt::print("{:6} {:7} {:15.1f} {:>10} {:14.2f} {:13.2f} {:13.2f} {:9.0f}%\n", cases[i].batch,
+    const auto percent = [](bool known, double of) {
+      return known ? fmt::format("{:.0f}%", 100 * of) : "-";
+    };
+    fmt::print("{:6} {:7} {:15.1f} {:>10} {:14.2f} {:13.2f} {:13.2f} {:>10}\n", cases[i].batch,
                cases[i].input, cases[i].batch * cases[i].input / prefill,
-               of_prefill ? fmt::format("{:.0f}%", 100 * prefill_fraction) : "-",
-               cases[i].batch / step, step * 1e3, bytes / 1e9, 100 * fraction);
+               percent(of_prefill, prefill_fraction), cases[i].batch / step, step * 1e3,
+               bytes / 1e9, percent(!split || bound, fraction));
     rows.push_back({{"batch_size", cases[i].batch},
                     {"input_len", cases[i].input},
                     {"prefill_tokens_per_second", cases[i].batch * cases[i].input / prefill},
@@ -281,6 +355,7 @@ void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePl
                     {"prefill_roofline_fraction", prefill_fraction},
                     {"decode_roofline_fraction", fraction}});
   }
+  if (split) one_batch::ReportSplit(args, config, plan, cases, results, ceilings, rows);
   one_batch::ReportPredictions(args, config, plan, cases, results, rows);
   if (args.json.empty()) return;
   std::ofstream out(args.json);
@@ -297,6 +372,8 @@ profile::Options ProfileOptions(const OneBatchArgs& args) {
 int RunOneBatch(const OneBatchArgs& args) {
   if (!args.server.engine.speculative.algorithm.empty()) return one_batch::RunDrafts(args);
   if (args.same_experts) throw Invalid("--same-experts: needs --speculative-algorithm");
+  if (args.expert_skew && args.server.engine.load_format != "dummy")
+    throw Invalid("--expert-skew: needs --load-format dummy");
   std::vector<Case> cases;
   int64_t most = 0;
   for (int32_t batch : args.batch_sizes) {
@@ -311,7 +388,8 @@ int RunOneBatch(const OneBatchArgs& args) {
     throw Invalid("--pp-size {}: this benchmark runs one pipeline stage only", config.mesh.pp);
   config.max_total_tokens = std::max(config.max_total_tokens, most);
   if (config.load_format != "dummy") CheckCheckpoint(config.model_path, ReadModelConfig(config));
-  const EnginePlan plan = MakePlan(config);
+  EnginePlan plan = MakePlan(config);
+  if (args.expert_skew) SkewRouting(*args.expert_skew, &plan.model);
   CheckCases(args, plan, cases);
   one_batch::CheckCostTable(args, plan);
   kernels::SelectIsa(config.cpu_isa);
@@ -341,8 +419,13 @@ int RunOneBatch(const OneBatchArgs& args) {
         results[i].prefill.push_back(result.prefill[0]);
         results[i].decode.push_back(result.decode[0]);
       }
-      const double correlation = CountCorrelation(args, plan, cases[i], forward);
-      if (r == 0) results[i].correlation = correlation;
+      Result counted;
+      counted.correlation = CountCorrelation(args, plan, cases[i], forward, rank.comm().mesh);
+      CountExperts(args, plan, cases[i], forward, rank.comm(), rank.experts(), counted);
+      if (r == 0) {
+        results[i].correlation = counted.correlation;
+        results[i].chosen = std::move(counted.chosen);
+      }
       if (r == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
     }
     memory.Ended(MemoryWatch::kSteps, r, world);

@@ -5,11 +5,14 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/device/communicator.h"
 #include "engine/config.h"
+#include "engine/expert_services.h"
+#include "plan/decode_bound.h"
 #include "server/args/args.h"
 
 namespace switchyard::one_batch {
@@ -23,13 +26,17 @@ struct Result {
   std::vector<double> prefill, decode;
   // Of the experts of two tokens of a prompt (plan::TokenCorrelation), counted in one prompt.
   double correlation = 0;
+  plan::ChosenExperts chosen;  // with --expert-ranks: of decode steps
 };
 
 double Median(std::vector<double> v);
 
-// Peak rates of all ranks together, measured in this run; 0: unknown.
+// Peak rates of all ranks together, measured in this run; 0: unknown. On GPUs `bandwidth` and
+// `flops` are those of the GPUs. With --expert-ranks, `attending` and `others` are the rates at
+// which ranks with attention and ranks with experts only read memory, each measured alone.
 struct Ceilings {
   double bandwidth = 0.0, flops = 0.0;
+  double attending = 0.0, others = 0.0;
 };
 Ceilings Measure(const EngineConfig& config, const EnginePlan& plan);
 
@@ -55,6 +62,24 @@ void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan);
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows);
+
+// Ranks with attention and ranks with experts only (--expert-ranks), which read weights at once.
+// Functions of one_batch_split.cc.
+
+// [layers, experts] whether a rank with attention holds the expert now (plan::HeldByAttending).
+std::vector<bool> HeldByAttending(const EngineConfig& config, const EnginePlan& plan,
+                                  const ExpertServices& experts);
+// The bound of a decode step of this case. Empty without --expert-ranks, and if the experts that
+// the ranks read are not known, because another --ep-dispatch-algorithm than static chooses copies.
+std::optional<plan::SplitBound> SplitBoundOf(const EngineConfig& config, const EnginePlan& plan,
+                                             const Result& result, const Ceilings& ceilings);
+void PrintRates(const EngineConfig& config, const EnginePlan& plan, const Ceilings& ceilings);
+// Prints the bound of each case, the fraction of it that the measured steps reach, and the bounds
+// of this placement and of whole layers if layers run one after another. Adds them to the objects
+// of `rows`, one for each case.
+void ReportSplit(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
+                 const std::vector<Case>& cases, const std::vector<Result>& results,
+                 const Ceilings& ceilings, nlohmann::ordered_json& rows);
 
 // `bench one-batch --speculative-algorithm`: times decode steps with and without drafts.
 int RunDrafts(const OneBatchArgs& args);

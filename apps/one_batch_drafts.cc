@@ -187,6 +187,7 @@ void CheckFlags(const OneBatchArgs& args) {
   refuse(flags.eagle_topk > 1, "--speculative-eagle-topk");
   refuse(args.profile, "--profile");
   refuse(!args.cost_table.empty(), "--cost-table");
+  refuse(args.expert_skew.has_value(), "--expert-skew");
   if (SourceOf(flags) == DraftSource::kNgram)
     throw Invalid(
         "bench one-batch: --speculative-algorithm {} drafts from the text, but prompts are random; "

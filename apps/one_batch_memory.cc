@@ -32,9 +32,9 @@ MemoryWatch::MemoryWatch(const EngineConfig& config, const EnginePlan& plan)
 
 void MemoryWatch::Ended(Stage stage, int rank, Communicator& world) {
   world.Barrier("bench memory");
-  if (plan_.cuda) {
+  if (plan_.OnGpu(config_.mesh, rank)) {
     bytes_[rank][stage] = FreeGpuBytes(GpuOf(config_, rank));
-  } else if (rank == 0 && stage != kStart) {
+  } else if (!plan_.cuda && rank == 0 && stage != kStart) {
     bytes_[0][stage] = ResidentBytes();
   }
   world.Barrier("bench memory");
@@ -47,11 +47,12 @@ void MemoryWatch::Report() const { plan_.cuda ? ReportGpus() : ReportHost(); }
 void MemoryWatch::ReportHost() const {
   const RankMemory memory = PlanRankMemory(config_, plan_);
   const int ranks = config_.mesh.tp;
-  double weights = memory.weights.total() * ranks;
+  double weights = WeightsOfRanks(config_, plan_, memory, ranks);
   if (!CopiesWeights(config_, plan_))
     weights = std::min(weights, static_cast<double>(WeightBytesPerRank(plan_.model, Mesh())));
-  const double planned = weights + ranks * (memory.fixed() - memory.weights.total() +
-                                            static_cast<double>(plan_.kv_bytes_per_rank));
+  const double caches = static_cast<double>(plan_.kv_bytes_per_rank) *
+                        (ranks - config_.mesh.expert_ranks);
+  const double planned = weights + ranks * (memory.fixed() - memory.weights.total()) + caches;
   fmt::print("memory: planned {:.1f} MiB, resident {:.1f} MiB more than before loading\n",
              planned / kMiB, static_cast<double>(bytes_[0][kSteps] - bytes_[0][kStart]) / kMiB);
 }
@@ -60,7 +61,9 @@ void MemoryWatch::ReportHost() const {
 // the maximum number of logit rows. Captured graphs are not planned.
 void MemoryWatch::ReportGpus() const {
   const RankMemory memory = PlanRankMemory(config_, plan_);
-  const int sharing = config_.gpu_id_step == 0 ? config_.mesh.tp : 1;
+  const int ranks = plan_.host_experts ? config_.mesh.tp - config_.mesh.expert_ranks
+                                       : config_.mesh.tp;  // those on GPUs
+  const int sharing = config_.gpu_id_step == 0 ? ranks : 1;
   const auto cache = static_cast<double>(plan_.kv_bytes_per_rank);
   const double steps = memory.logits + memory.scratch;
   const double loading = memory.fixed() - steps;
@@ -71,7 +74,7 @@ void MemoryWatch::ReportGpus() const {
   fmt::print("{:>4} {:>21} {:>21} {:>21} {:>21} {:>7} {:>15}\n", "GPU", "loading", "cache", "steps",
              "sum", "error", "before loading");
   std::set<int> printed;
-  for (int rank = 0; rank < config_.mesh.tp; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     const int gpu = GpuOf(config_, rank);
     if (!printed.insert(gpu).second) continue;
     const auto used = [&](Stage from, Stage to) {

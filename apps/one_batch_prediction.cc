@@ -19,8 +19,6 @@ struct Step {
   double error() const { return predicted / measured - 1; }
 };
 
-constexpr const char* kLayersWithStates = "layers with recurrent states";
-
 std::optional<plan::CostTable> TableOf(const OneBatchArgs& args, const EngineConfig& config,
                                        const EnginePlan& plan) {
   if (!args.cost_table.empty()) return plan::ReadCostTable(args.cost_table);
@@ -28,13 +26,21 @@ std::optional<plan::CostTable> TableOf(const OneBatchArgs& args, const EngineCon
   return plan::ShippedTableOf(SmallestGpu(config, plan.ranks_of_host).name);
 }
 
+// What the cost model does not know of this run; null: nothing.
+const char* WithoutCosts(const OneBatchArgs& args, const EnginePlan& plan) {
+  if (plan.model.has_linear()) return "layers with recurrent states";
+  if (args.server.engine.mesh.expert_ranks > 0) return "ranks with experts only (--expert-ranks)";
+  if (args.expert_skew.value_or(0) > 0) return "experts of unequal popularity (--expert-skew)";
+  return nullptr;
+}
+
 }  // namespace
 
 void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
   if (args.cost_table.empty()) return;
-  if (plan.model.has_linear())
+  if (const char* what = WithoutCosts(args, plan))
     throw Invalid("--cost-table {}: there are no costs of {}; leave the flag out", args.cost_table,
-                  kLayersWithStates);
+                  what);
   const plan::CostTable table = plan::ReadCostTable(args.cost_table);
   if (table.cuda != plan.cuda)
     throw Invalid("--cost-table {}: measured for {}, but this run is on {}", args.cost_table,
@@ -44,8 +50,8 @@ void CheckCostTable(const OneBatchArgs& args, const EnginePlan& plan) {
 void ReportPredictions(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                        const std::vector<Case>& cases, const std::vector<Result>& results,
                        nlohmann::ordered_json& rows) {
-  if (plan.model.has_linear()) {
-    fmt::print("no predicted times: there are no costs of {}\n", kLayersWithStates);
+  if (const char* what = WithoutCosts(args, plan)) {
+    fmt::print("no predicted times: there are no costs of {}\n", what);
     return;
   }
   const auto table = TableOf(args, config, plan);

@@ -42,7 +42,8 @@ class Rank {
   ModelOptions& options() { return options_; }
   // Loads the model. Called once.
   Model& Load() {
-    return model_.emplace(config_.model_path, plan_.model, std::move(options_), *comm_, pool_);
+    return model_.emplace(config_.model_path, plan_.ModelOf(config_.mesh, comm_->mesh.rank()),
+                          std::move(options_), *comm_, pool_);
   }
   // The cache and the recurrent states of the loaded model.
   KvStorage MakeCache() {

@@ -265,6 +265,8 @@ struct ModelConfig {
   // For benchmarks with dummy weights: the routers of a layer choose the same experts for all rows
   // (FinishRouters).
   bool same_experts = false;
+  // Set by SkewRouting (model/weights/routers.h): the exponent of the popularity of experts.
+  std::optional<double> expert_skew;
   bool causal = true;  // false: attention in both directions
   // Set: the model embeds or classifies prompts, and has no vocabulary head.
   std::optional<PoolingConfig> pooling;

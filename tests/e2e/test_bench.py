@@ -194,6 +194,53 @@ def test_one_batch_takes_a_cost_table(tmp_path):
     assert done.returncode == 2 and "none.json" in done.stderr
 
 
+SPLIT = re.compile(r"^ *(\d+) +(\d+) +([\d.]+)%" + r" +([\d.]+)" * 4 + r" +(\d+)% +([\d.]+) +(\d+)% +([\d.]+)$", re.MULTILINE)
+
+
+# With exponent 4, nearly all rows go to the first experts, which the rank with attention holds.
+@pytest.mark.parametrize("skew, words", [
+    ([], "those that the routers choose"),
+    (["--load-format", "dummy", "--expert-skew", 0], "uniform"),
+    (["--load-format", "dummy", "--expert-skew", 4], "Zipf-like, with exponent 4"),
+])
+def test_one_batch_compares_ranks_of_experts_with_their_bound(skew, words, tmp_path):
+    file = tmp_path / "figures.json"
+    done = one_batch("--tp", 2, "--expert-ranks", 1, "--expert-slots", "8,8", "--batch-size", 1, 8, "--input-len", 8, 24,
+                     "--output-len", 6, "--json", file, *skew)
+    assert done.returncode == 0, done.stderr
+    assert f"Experts are counted in 5 steps; they are {words}" in done.stdout
+    assert "no predicted times: there are no costs of ranks with experts only" in done.stdout
+    figures = json.loads(file.read_text())
+    lines = [list(map(float, line)) for line in SPLIT.findall(done.stdout)]
+    assert [line[:2] for line in lines] == [[1, 8], [1, 24], [8, 8], [8, 24]]
+    for line, case in zip(lines, figures, strict=True):
+        _, _, rows, here, there, step, bound, of_bound, in_order, _, by_layers = line
+        assert rows == pytest.approx(100 * case["attending_rows"], abs=0.06)
+        assert here == pytest.approx(case["attending_bytes"] / 1e9, abs=0.0006)
+        assert there == pytest.approx(case["other_bytes"] / 1e9, abs=0.0006)
+        slower = max(case["attending_bytes"] / case["attending_bandwidth"], case["other_bytes"] / case["other_bandwidth"])
+        assert case["decode_bound_seconds"] == pytest.approx(slower)
+        assert case["decode_roofline_fraction"] == pytest.approx(slower / (case["batch_size"] / case["decode_tokens_per_second"]))
+        assert of_bound == pytest.approx(100 * case["decode_roofline_fraction"], abs=0.51)
+        assert case["in_order_bound_seconds"] >= slower * (1 - 1e-9) and case["by_layers_bound_seconds"] > 0
+        assert 1e3 * slower == pytest.approx(bound, abs=0.0006) and step > 0 and in_order > 0 and by_layers > 0
+    if skew and skew[-1] == 0:
+        assert all(0.25 < case["attending_rows"] < 0.75 for case in figures)
+    elif skew:
+        assert all(case["attending_rows"] > 0.75 for case in figures)
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--expert-skew", 1], "--expert-skew: needs --load-format dummy"),
+    (["--expert-skew", 5], "--expert-skew"),
+    (["--tp", 3, "--expert-ranks", 1, "--dp-size", 2, "--enable-dp-attention"], "--dp-size 2: bench one-batch runs a single"),
+    (["--tp", 2, "--expert-ranks", 1, "--cost-table", "t.json"], "there are no costs of ranks with experts only"),
+])
+def test_one_batch_refuses_with_ranks_of_experts(flags, words):
+    done = one_batch("--input-len", 8, *flags)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("which", ["one-batch", *BENCHES])
 def test_help_of_each(which):
     done = bench(which, "--help")

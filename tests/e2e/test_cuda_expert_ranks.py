@@ -137,6 +137,23 @@ def test_experts_go_to_cpus_if_the_model_does_not_fit():
     assert dry.returncode == 0 and f"chosen   same as with {placed[1]}" in dry.stdout, dry.stdout + dry.stderr
 
 
+@pytest.mark.parametrize("skew", [[], ["--expert-skew", 0], ["--expert-skew", 2]])
+def test_one_batch_measures_decode_against_the_bound_of_both_sides(skew, tmp_path):
+    file = tmp_path / "figures.json"
+    done = subprocess.run([PROGRAM, "bench", "one-batch", "--model-path", FIXTURES / "deepseek_v3", "--load-format", "dummy",
+                           *map(str, MIXED), "--expert-slots", "6,10", "--batch-size", "1", "8", "--input-len", "24",
+                           "--output-len", "8", "--repeat", "1", "--json", file, *map(str, skew)],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bound of decode: the larger of bytes of the GPU" in done.stdout and "by layers" in done.stdout
+    for case in json.loads(file.read_text()):
+        sides = [(case[f"{side}_bytes"], case[f"{side}_bandwidth"]) for side in ("attending", "other")]
+        assert all(bytes_ > 0 and rate > 0 for bytes_, rate in sides), case
+        assert case["decode_bound_seconds"] == pytest.approx(max(bytes_ / rate for bytes_, rate in sides))
+        assert 0 < case["decode_roofline_fraction"] <= 1 and 0 < case["attending_rows"] < 1
+    assert "memory of each GPU in MiB" in done.stdout
+
+
 @pytest.mark.parametrize("flags, expected", [
     (["--cpu-experts", "off"], "not enough memory: needed"),
     (["--cpu-experts", "off"], "put experts on CPUs (--device cuda,cpu)"),

@@ -79,11 +79,12 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   const TensorNames& names = parts.names();
   const LayerConfig& kind = config.layers[index];
   const std::string prefix = LayerPrefix(parts, index);
+  const bool stored_by_token = kind.by_token && !config.expert_skew;  // FinishRouters makes others
   LayerWeights layer;
   Meter meter(parts);
   if (!parts.mesh().attends()) {
     if (!kind.moe) return layer;
-    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), kind.by_token, &layer.owned);
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), stored_by_token, &layer.owned);
     bytes.experts += meter.Next();
     return layer;
   }
@@ -111,7 +112,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   }
   bytes.attention += meter.Next();
   if (kind.moe) {
-    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), kind.by_token, &layer.owned);
+    layer.moe = BuildMoe(parts, prefix, parts.PlacementOf(index), stored_by_token, &layer.owned);
     const double router = StoredBytes(layer.moe.router.w);
     const double shared = layer.moe.has_shared ? BytesOf(layer.moe.shared, config.activation) +
                                                      StoredBytes(layer.moe.shared_gate)

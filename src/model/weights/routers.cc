@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace switchyard {
 namespace {
@@ -75,7 +78,61 @@ void CheckTokenExperts(const RouterConfig& config, size_t layer, const RouterWei
   }
 }
 
+// [rows, top_k] the experts of each token id (SkewRouting). Draws without replacement are the
+// experts with the smallest exponential variables of their weights' rates (Efraimidis and Spirakis,
+// "Weighted random sampling with a reservoir", 2006).
+Tensor DrawTokenExperts(const RouterConfig& config, double exponent, size_t layer, int64_t rows) {
+  const auto experts = static_cast<size_t>(config.num_experts);
+  std::vector<double> inverse(experts), time(experts);
+  for (size_t e = 0; e < experts; ++e)
+    inverse[e] = std::pow(static_cast<double>(e) + 1, exponent);
+  Tensor table = Tensor::Empty(DType::kI32, {rows, config.top_k});
+  auto* out = table.data<int32_t>();
+  std::vector<int32_t> order(experts);
+  uint64_t state = MixBits(layer + 1);
+  for (int64_t row = 0; row < rows; ++row, out += config.top_k) {
+    for (size_t e = 0; e < experts; ++e) {
+      state += kSplitMixStep;
+      // in (0, 1], so that the logarithm is finite
+      const double uniform = (static_cast<double>(MixBits(state) >> 11) + 1) * 0x1p-53;
+      time[e] = -std::log(uniform) * inverse[e];
+    }
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::partial_sort(order, order.begin() + config.top_k, {},
+                              [&](int32_t e) { return time[static_cast<size_t>(e)]; });
+    std::copy_n(order.begin(), config.top_k, out);
+  }
+  return table;
+}
+
+// Replaces the choice of a router by experts that follow from token ids.
+void DrawExperts(const ModelConfig& config, size_t number, LayerWeights* layer) {
+  RouterWeights& router = layer->moe.router;
+  if (router.w.n == 0) return;  // a rank with experts only
+  const int64_t rows = std::min<int64_t>(kSkewedTokens, config.vocab_size);
+  layer->owned.push_back(
+      DrawTokenExperts(config.moe->router, *config.expert_skew, number, rows));
+  router.token_experts = std::as_const(layer->owned.back()).data<int32_t>();
+  router.token_rows = rows;
+  router.correction_bias = nullptr;
+}
+
 }  // namespace
+
+void SkewRouting(double exponent, ModelConfig* config) {
+  if (!config->has_moe()) throw Invalid("--expert-skew {}: the model has no experts", exponent);
+  if (config->moe->router.zero_experts > 0)
+    throw Invalid("--expert-skew {}: not supported for {}, which has experts without computation",
+                  exponent, config->architecture);
+  if (config->moe->latent > 0)
+    throw Invalid("--expert-skew {}: not supported for {}, whose experts have narrower rows",
+                  exponent, config->architecture);
+  RouterConfig& router = config->moe->router;
+  router.scoring = RouterConfig::Scoring::kSqrtSoftplus;  // the only one with experts by token id
+  router.num_groups = router.topk_groups = 1;
+  for (LayerConfig& layer : config->layers) layer.by_token = layer.moe;
+  config->expert_skew = exponent;
+}
 
 void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
   for (size_t i = 0; i < weights->layers.size(); ++i) {
@@ -84,6 +141,7 @@ void FinishRouters(const ModelConfig& config, ModelWeights* weights) {
     if (!IsPlainFormat(router.w.format)) router.w = Dequantized(router.w);
     if (config.same_experts) router.w = Zeros(router.w);
     const size_t number = static_cast<size_t>(config.first_layer) + i;
+    if (config.expert_skew) DrawExperts(config, number, &weights->layers[i]);
     Check(number, router);
     if (config.layers[i].by_token) CheckTokenExperts(config.moe->router, number, router);
   }

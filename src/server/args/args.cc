@@ -468,29 +468,8 @@ std::optional<BackendsArgs> ParseBackends(const std::vector<std::string>& args) 
 
 std::optional<OneBatchArgs> ParseOneBatch(const std::vector<std::string>& args) {
   OneBatchArgs a;
-  constexpr const char* kBench = "Benchmark";
   CommandLine app("Time steps of one batch of equal requests", "switchyard bench one-batch");
-  app.Option("--batch-size,--batch", a.batch_sizes, "Requests per batch; a run for each value")
-      .Group(kBench)
-      .ShowDefault()
-      .Positive();
-  app.Option("--input-len,--input", a.input_lengths, "Prompt tokens of each request")
-      .Group(kBench)
-      .ShowDefault()
-      .Positive();
-  app.Flag("--output-len,--output", a.output_length, kBench, "Tokens decoded after the prompt")
-      .Range(2, 1 << 20);
-  app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
-  app.Flag("--json", a.json, kBench, "Also write the figures to this file");
-  app.Flag("--cost-table", a.cost_table, kBench,
-           "JSON of `bench calibrate`, to predict steps; default: that of `plan` for this device");
-  app.Option("--profile", a.profile_dir,
-             "Write a Chrome trace of the measured runs of each rank to this directory; without a "
-             "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
-      .Group(kBench)
-      .OptionalValue();
-  app.Switch("--same-experts", a.same_experts, kBench,
-             "With drafts and dummy weights: all rows of a layer choose the same experts");
+  AddOneBatchFlags(app, a);
   AddEngineFlags(app, a.server);
   if (!Parse(app, args, a.server)) return std::nullopt;
   a.profile = app.Given("--profile");

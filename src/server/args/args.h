@@ -96,6 +96,7 @@ struct OneBatchArgs {
   bool profile = false;       // --profile: write traces of the measured runs
   std::string profile_dir;    // --profile DIR; empty: profile::DefaultDirectory()
   bool same_experts = false;  // --same-experts
+  std::optional<double> expert_skew;  // --expert-skew
 };
 
 // Arguments of `bench kernels`, `moe-layer`, `exchange` and `roofline`. Each command uses some of

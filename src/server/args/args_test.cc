@@ -236,6 +236,9 @@ TEST(ArgsTest, OneBatchTakesLists) {
   ASSERT_TRUE(a);
   EXPECT_EQ(a->batch_sizes, (std::vector<int32_t>{1, 8}));
   EXPECT_EQ(a->input_lengths, std::vector<int32_t>{128});
+  EXPECT_FALSE(a->expert_skew);
+  EXPECT_EQ(ParseOneBatch({"--model-path", "/m", "--expert-skew", "0"})->expert_skew, 0.0);
+  EXPECT_THROW(ParseOneBatch({"--model-path", "/m", "--expert-skew", "-1"}), Error);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "server/args/args.h"
 #include "server/args/command_words.h"
+#include "server/args/feature_args.h"
 
 namespace switchyard {
 namespace {
@@ -77,6 +78,36 @@ void AddBenchFlags(CommandLine& app, BenchArgs& a) {
 }
 
 }  // namespace
+
+void AddOneBatchFlags(CommandLine& app, OneBatchArgs& a) {
+  constexpr const char* kBench = "Benchmark";
+  app.Option("--batch-size,--batch", a.batch_sizes, "Requests per batch; a run for each value")
+      .Group(kBench)
+      .ShowDefault()
+      .Positive();
+  app.Option("--input-len,--input", a.input_lengths, "Prompt tokens of each request")
+      .Group(kBench)
+      .ShowDefault()
+      .Positive();
+  app.Flag("--output-len,--output", a.output_length, kBench, "Tokens decoded after the prompt")
+      .Range(2, 1 << 20);
+  app.Flag("--repeat", a.repeat, kBench, "Runs of each case; medians are printed").Positive();
+  app.Flag("--json", a.json, kBench, "Also write the figures to this file");
+  app.Flag("--cost-table", a.cost_table, kBench,
+           "JSON of `bench calibrate`, to predict steps; default: that of `plan` for this device");
+  app.Option("--profile", a.profile_dir,
+             "Write a Chrome trace of the measured runs of each rank to this directory; without a "
+             "value: SWITCHYARD_TORCH_PROFILER_DIR, SGLANG_TORCH_PROFILER_DIR or /tmp")
+      .Group(kBench)
+      .OptionalValue();
+  app.Switch("--same-experts", a.same_experts, kBench,
+             "With drafts and dummy weights: all rows of a layer choose the same experts");
+  app.Option("--expert-skew", a.expert_skew,
+             "With dummy weights: random experts for each token and layer, in place of the router's "
+             "choice. 0: uniform; else Zipf-like, expert e with the weight (e + 1)^-SKEW")
+      .Group(kBench)
+      .Range(0.0, 4.0);
+}
 
 std::optional<BenchArgs> ParseBench(const std::string& which,
                                     const std::vector<std::string>& args) {

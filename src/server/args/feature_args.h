@@ -1,5 +1,5 @@
 // Flags of single features: pipeline stages, speculative decoding, prefill and decode workers,
-// parsers of outputs.
+// parsers of outputs, batches of a benchmark.
 #pragma once
 
 #include <span>
@@ -47,5 +47,8 @@ void AddParserFlags(CommandLine& app, ServerArgs& args, const char* group);
 
 // Throws kInvalid for an unknown name of a parser, with the list of names.
 void CheckParserFlags(const ServerArgs& args);
+
+// The flags of `bench one-batch` that are no flags of the engine.
+void AddOneBatchFlags(CommandLine& app, OneBatchArgs& args);
 
 }  // namespace switchyard
