@@ -44,7 +44,8 @@ plan::SplitReads ReadsOf(const EngineConfig& config, const EnginePlan& plan, con
   double others = 0;
   for (int rank = Attending(mesh); rank < mesh.tp; ++rank)
     others += static_cast<double>(
-        WeightBytesPerRank(plan.model, MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
+        WeightBytesPerRank(plan.ModelOf(mesh, rank), MakeModelOptions(config, plan, rank),
+                           Mesh(mesh, rank)));
   // A step reads some rows of the embedding. A tied one is read as the head.
   const double embedding = weights.head > 0 ? weights.embedding : 0;
   return {.dense = weights.total() - weights.experts - weights.shared - embedding,
