@@ -155,7 +155,7 @@ void CompareOnRank(const EagleHead& head, const ModelConfig& target_config,
 }
 
 // `reduced`: the head has every fifth row of the target's.
-void Compare(const EagleHead& head, const MeshShape& shape, bool reduced = false) {
+void CompareHead(const EagleHead& head, const MeshShape& shape, bool reduced = false) {
   const ModelConfig target = LoadModelConfig(Fixture(kTarget));
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);
@@ -181,9 +181,9 @@ TEST(EagleTest, HeadsComputeWhatTheirPublishedCodeDoes) {
   };
   for (size_t i = 0; i < std::size(heads); ++i) {
     SCOPED_TRACE(i);
-    Compare(heads[i], {.tp = 1});
-    Compare(heads[i], {.tp = 2});
-    if (heads[i].draft_vocab == 0) Compare(heads[i], {.tp = 2}, /*reduced=*/true);
+    CompareHead(heads[i], {.tp = 1});
+    CompareHead(heads[i], {.tp = 2});
+    if (heads[i].draft_vocab == 0) CompareHead(heads[i], {.tp = 2}, /*reduced=*/true);
   }
 }
 

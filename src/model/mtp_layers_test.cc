@@ -230,7 +230,7 @@ void CompareOnRank(const ModelConfig& config, const std::filesystem::path& dir,
 }
 
 template <typename Plain>
-void Compare(const std::string& fixture, const MeshShape& shape) {
+void CompareLayers(const std::string& fixture, const MeshShape& shape) {
   SCOPED_TRACE(::testing::Message() << fixture << " tp " << shape.tp << " ep " << shape.ep);
   const std::filesystem::path from = Fixture("../families/" + fixture);
   const RawTensors tensors = testing::WithMtpLayer(from);

@@ -161,7 +161,7 @@ void CompareHeads(const std::string& fixture, const ModelConfig& target, const M
 }
 
 // `reduced`: the head has every fifth row of the target's.
-void Compare(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
+void CompareHead(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
   const ModelConfig target = LoadModelConfig(Fixture(fixture));
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);
@@ -182,8 +182,8 @@ TEST(CudaEagle, HeadsEqualThoseOnACpu) {
     for (size_t i = 0; i < std::size(heads); ++i) {
       for (const bool graphs : {true, false}) {
         SCOPED_TRACE(::testing::Message() << fixture << " head " << i << " graphs " << graphs);
-        Compare(fixture, heads[i], graphs);
-        if (heads[i].draft_vocab == 0) Compare(fixture, heads[i], graphs, /*reduced=*/true);
+        CompareHead(fixture, heads[i], graphs);
+        if (heads[i].draft_vocab == 0) CompareHead(fixture, heads[i], graphs, /*reduced=*/true);
       }
     }
   }
