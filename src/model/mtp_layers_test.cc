@@ -248,8 +248,8 @@ void CompareLayers(const std::string& fixture, const MeshShape& shape) {
 
 TEST(MtpLayersTest, ComputeWhatTheirPublishedCodeDoes) {
   for (const MeshShape& shape : {MeshShape{.tp = 1}, {.tp = 2}, {.tp = 2, .ep = 2}}) {
-    Compare<PlainMimo>("mimo_v2_flash", shape);
-    Compare<PlainLongcat>("longcat_flash", shape);
+    CompareLayers<PlainMimo>("mimo_v2_flash", shape);
+    CompareLayers<PlainLongcat>("longcat_flash", shape);
   }
 }
 
