@@ -1,4 +1,5 @@
-// The sub-commands of switchyard_tools in a program without them (SWITCHYARD_TOOLS=OFF). Each names the way to build it.
+// The sub-commands of switchyard_tools in a program without them (SWITCHYARD_TOOLS=OFF). Each names
+// the way to build it.
 #include <memory>
 #include <string>
 #include <string_view>

@@ -321,8 +321,7 @@ void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePl
   }
   // Prefill's fraction of the roofline needs the peak FLOP rate. It is measured on GPUs only, and
   // for bfloat16 only, so quantized models have no such figure.
-  const bool of_prefill =
-      ceilings.flops > 0.0 && plan.model.quantization.method.empty() && !split;
+  const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty() && !split;
   fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
              "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -43,9 +43,8 @@ plan::SplitReads ReadsOf(const EngineConfig& config, const EnginePlan& plan, con
   };
   double others = 0;
   for (int rank = Attending(mesh); rank < mesh.tp; ++rank)
-    others += static_cast<double>(
-        WeightBytesPerRank(plan.ModelOf(mesh, rank), MakeModelOptions(config, plan, rank),
-                           Mesh(mesh, rank)));
+    others += static_cast<double>(WeightBytesPerRank(
+        plan.ModelOf(mesh, rank), MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
   // A step reads some rows of the embedding. A tied one is read as the head.
   const double embedding = weights.head > 0 ? weights.embedding : 0;
   return {.dense = weights.total() - weights.experts - weights.shared - embedding,
@@ -93,10 +92,11 @@ std::optional<plan::SplitBound> SplitBoundOf(const EngineConfig& config, const E
 }
 
 void PrintRates(const EngineConfig& config, const EnginePlan& plan, const Ceilings& ceilings) {
-  fmt::print("memory bandwidth, measured in this run: {} {:.1f} GB/s, CPUs of {} {:.1f} GB/s\n",
-             NameOfAttending(plan), ceilings.attending / 1e9,
-             config.mesh.expert_ranks > 1 ? "ranks with experts only" : "the rank with experts only",
-             ceilings.others / 1e9);
+  fmt::print(
+      "memory bandwidth, measured in this run: {} {:.1f} GB/s, CPUs of {} {:.1f} GB/s\n",
+      NameOfAttending(plan), ceilings.attending / 1e9,
+      config.mesh.expert_ranks > 1 ? "ranks with experts only" : "the rank with experts only",
+      ceilings.others / 1e9);
 }
 
 void ReportSplit(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,

@@ -135,11 +135,12 @@ struct EnginePlan {
   std::optional<ModelConfig> draft;
   DraftExperts draft_experts;
   DraftLimits drafts;
-  int32_t max_forced = 0;        // RankEngine::Options::max_forced
-  bool cuda = false;             // ranks with attention compute on GPUs
-  bool host_experts = false;     // ranks with experts only compute on CPUs, the others on GPUs
-  bool packs_experts = false;    // GPUs keep 4-bit experts packed
-  // Beside GPUs: int8_group_rows and fp8_bfloat16_rows of ranks on CPUs. Those of `model` are false.
+  int32_t max_forced = 0;      // RankEngine::Options::max_forced
+  bool cuda = false;           // ranks with attention compute on GPUs
+  bool host_experts = false;   // ranks with experts only compute on CPUs, the others on GPUs
+  bool packs_experts = false;  // GPUs keep 4-bit experts packed
+  // Beside GPUs: int8_group_rows and fp8_bfloat16_rows of ranks on CPUs. Those of `model` are
+  // false.
   bool host_int8_rows = false, host_bfloat16_rows = false;
   int32_t ranks_of_host = 1;     // ranks that share this host's memory, cores and GPUs
   DType dtype = DType::kBF16;    // format of exchanged token rows

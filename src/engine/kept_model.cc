@@ -75,8 +75,12 @@ ModelShard::ModelShard(std::filesystem::path path, ModelConfig model, const Mode
 }
 
 ModelShard TargetShard(const EngineConfig& config, const EnginePlan& plan, int rank) {
-  return {config.model_path, plan.ModelOf(config.mesh, rank), MakeModelOptions(config, plan, rank),
-          config, plan, rank};
+  return {config.model_path,
+          plan.ModelOf(config.mesh, rank),
+          MakeModelOptions(config, plan, rank),
+          config,
+          plan,
+          rank};
 }
 
 void KeptModel::Load(const ModelShard& shard, std::function<void(size_t, size_t)> progress,

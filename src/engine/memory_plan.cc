@@ -121,12 +121,10 @@ HostExpertBytes PlanHostExperts(const EngineConfig& config, const EnginePlan& pl
   const MeshShape& mesh = config.mesh;
   HostExpertBytes bytes;
   for (int rank = mesh.token_ranks(); rank < mesh.tp; ++rank)
-    bytes.weights += static_cast<double>(
-        WeightBytesPerRank(plan.ModelOf(mesh, rank), MakeModelOptions(config, plan, rank),
-                           Mesh(mesh, rank)));
-  const RankMemory of_rank =
-      MemoryOfRank(plan.ModelOf(mesh, mesh.tp - 1), MakeModelOptions(config, plan, mesh.tp - 1),
-                   mesh, {});
+    bytes.weights += static_cast<double>(WeightBytesPerRank(
+        plan.ModelOf(mesh, rank), MakeModelOptions(config, plan, rank), Mesh(mesh, rank)));
+  const RankMemory of_rank = MemoryOfRank(plan.ModelOf(mesh, mesh.tp - 1),
+                                          MakeModelOptions(config, plan, mesh.tp - 1), mesh, {});
   bytes.rows = of_rank.moe * mesh.expert_ranks;
   bytes.arena = static_cast<double>(plan.symmetric_bytes_per_rank) * mesh.tp;
   return bytes;

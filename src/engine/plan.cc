@@ -450,11 +450,10 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   // Of unequal ranks, the largest one.
   if (config.mesh.expert_ranks > 0 || !config.mesh.expert_slots.empty())
     for (int rank = 0; rank < config.mesh.tp; ++rank)
-      plan.weight_bytes_per_rank =
-          std::max(plan.weight_bytes_per_rank,
-                   WeightBytesPerRank(plan.ModelOf(config.mesh, rank),
-                                      MakeModelOptions(config, plan, rank),
-                                      Mesh(config.mesh, rank)));
+      plan.weight_bytes_per_rank = std::max(
+          plan.weight_bytes_per_rank,
+          WeightBytesPerRank(plan.ModelOf(config.mesh, rank), MakeModelOptions(config, plan, rank),
+                             Mesh(config.mesh, rank)));
   plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=

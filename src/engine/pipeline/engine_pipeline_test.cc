@@ -269,7 +269,8 @@ TEST(Pipeline, ProfilesDoNotChangeOutputs) {
   Engine engine(ConfigOf("qwen3_moe", {.tp = 2, .ep = 2, .pp = 3}));
   const Outputs want = RunAll(engine, kRequests);
   const auto request = [&](uint64_t i, int32_t vocab) {
-    if (i == 4) engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "run"}});
+    if (i == 4)
+      engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "run"}});
     if (i == 8) engine.Tell(StopProfile{});
     return RequestOf(i, vocab);
   };
@@ -426,13 +427,12 @@ TEST(PipelinePlan, MemoryIsThatOfTheStages) {
 
 // Stages send all residual streams of a token.
 TEST(PipelinePlan, LinksHoldTheStreamsOfTheLargestBatch) {
-  for (const auto& [fixture, width] :
-       {std::pair("qwen3_moe", 1), {"../families/deepseek_v4", 4}}) {
+  for (const auto& [fixture, width] : {std::pair("qwen3_moe", 1), {"../families/deepseek_v4", 4}}) {
     const EngineConfig config = ConfigOf(fixture, {.pp = 2});
     const EnginePlan plan = MakePlan(config);
-    EXPECT_EQ(StageLinkSizesOf(config, plan).rows_bytes,
-              static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden * width) *
-                  sizeof(float));
+    EXPECT_EQ(
+        StageLinkSizesOf(config, plan).rows_bytes,
+        static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden * width) * sizeof(float));
   }
 }
 

@@ -161,7 +161,8 @@ void CompareHeads(const std::string& fixture, const ModelConfig& target, const M
 }
 
 // `reduced`: the head has every fifth row of the target's.
-void CompareHead(const std::string& fixture, const EagleHead& head, bool graphs, bool reduced = false) {
+void CompareHead(const std::string& fixture, const EagleHead& head, bool graphs,
+                 bool reduced = false) {
   const ModelConfig target = LoadModelConfig(Fixture(fixture));
   const testing::TempDir dir;
   testing::WriteEagleHead(dir.path(), head, target);
