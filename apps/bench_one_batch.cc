@@ -256,13 +256,14 @@ void CountExperts(const OneBatchArgs& args, const EnginePlan& plan, Case c, Forw
   constexpr int32_t kSteps = 8;
   const EngineConfig& config = args.server.engine;
   if (config.mesh.expert_ranks == 0) return;
-  const std::vector<bool> held = one_batch::HeldByAttending(config, plan, experts);
   const RouterConfig& router = plan.model.moe->router;
   result.chosen = {plan.model.num_layers(), router.num_experts};
   Sequences sequences(c, args.output_length, config.page_size, plan);
   for (int32_t i = 0; i < std::min(kSteps, args.output_length - 1); ++i) {
     ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i, 1, true, model.draws());
     batch.routed_experts = batch.groups_want_routed_experts = true;
+    // EPLB may move experts between the steps.
+    const std::vector<bool> held = one_batch::HeldByAttending(config, plan, experts);
     Forward(model, std::move(batch), comm.mesh, /*profiler=*/nullptr);
     if (comm.mesh.attends()) result.chosen.Add(model.routed_experts(), router.top_k, held);
   }

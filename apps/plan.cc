@@ -150,8 +150,6 @@ int RunCpuExperts(const PlanArgs& args, const plan::Question& q) {
   on_cpus.card.clear();
   on_cpus.cost_table = args.cpu_cost_table;
   heat.cpu_model = ReadModel(on_cpus);
-  heat.cpu_model.quantization.int8_group_rows = false;  // as MakePlanOn
-  heat.cpu_model.quantization.fp8_bfloat16_rows = false;
   heat.cpu = TableOf(on_cpus, q.cluster.cpus, "--cpu-cost-table");
   heat.host_memory = args.host_memory_gib > 0 ? args.host_memory_gib * (int64_t{1} << 30)
                                               : static_cast<double>(ReadHostMemory().available);

@@ -114,7 +114,7 @@ EngineConfig DecodeConfig(std::string_view bytes);
 
 // Reads config.json and applies the flags. `--quantize-activations auto` selects bfloat16 rows if
 // this CPU has bfloat16 multiply instructions (for FP8 weights if HasFp8Products), and int8 rows
-// for 4-bit weights. On GPUs, MakePlanOn disables the rows of FP8 and 4-bit weights.
+// for 4-bit weights. With GPUs, MakePlanOn applies these rows to ranks on CPUs beside them only.
 // `--cpu-weight-layout auto` keeps the stored layout for elastic ranks and spares, which take over
 // mapped weights within milliseconds.
 ModelConfig ReadModelConfig(const EngineConfig& config);

@@ -41,6 +41,7 @@ class DeviceSampler {
     vocab_ = vocab;
     rows_ = rows;
     if (rows > capacity_) {
+      if (sampling_) device.Synchronize();
       sampling_ = device.Allocate(sampling.size_bytes());
       tokens_ = device.Allocate(rows * sizeof(int32_t));
       capacity_ = rows;
@@ -123,6 +124,7 @@ class DeviceSampler {
     void Reserve(kernels::Device& device, size_t bytes) {
       if (bytes <= capacity_) return;
       capacity_ = std::max(bytes, 2 * capacity_);
+      if (memory_) device.Synchronize();  // freeing waits for the GPU, without a deadline
       memory_ = device.Allocate(capacity_);
     }
     void CopyIn(kernels::Device& device, std::span<const std::byte> bytes) {

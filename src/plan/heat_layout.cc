@@ -48,7 +48,10 @@ void HeatLayout::PlanMemory() {
                         .hopper = q_.packs_experts,
                         .memory = MemoryOf(q_.gpu_memory),
                         .host = MemoryOf(q_.host_memory)};
-  const ExpertSplit split = SplitExperts(machine, q_.model, q_.config, q_.cache_tokens);
+  ModelConfig model = q_.model;  // MakePlanOn applies these to the ranks on CPUs only
+  model.quantization.int8_group_rows = q_.cpu_model.quantization.int8_group_rows;
+  model.quantization.fp8_bfloat16_rows = q_.cpu_model.quantization.fp8_bfloat16_rows;
+  const ExpertSplit split = SplitExperts(machine, model, q_.config, q_.cache_tokens);
   HeatMemory& m = memory_;
   m.experts = q_.model.moe->router.num_experts;
   m.layers = static_cast<int>(std::ranges::count(q_.model.layers, true, &LayerConfig::moe));

@@ -19,8 +19,7 @@ namespace switchyard::plan {
 struct HeatQuestion {
   EngineConfig config;  // of one rank; --mem-fraction-static applies to both sides
   ModelConfig model;    // as ranks on GPUs read it
-  // As ranks on CPUs read it. Beside a GPU, rows of FP8 and 4-bit weights are not rounded.
-  ModelConfig cpu_model;
+  ModelConfig cpu_model;  // as ranks on CPUs read it
   CostTable gpu, cpu;
   bool packs_experts = true;                  // the GPU keeps 4-bit experts packed
   double gpu_memory = 0, host_memory = 0;     // bytes

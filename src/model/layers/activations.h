@@ -17,6 +17,8 @@ class Activations {
   // address changed.
   bool Reserve(kernels::Device& device, int64_t count) {
     if (count <= count_) return false;
+    // Freeing waits for the GPU, without a deadline.
+    if (memory_) device.Synchronize();
     memory_ = nullptr;  // frees the old buffer before the allocation
     memory_ = device.Allocate(count * sizeof(float));
     count_ = count;
