@@ -432,8 +432,8 @@ class Calibration {
     });
     const double attended = kWindow + (kKeys - (kRows - 1) / 2.0) / kRatio;
     const double flops = 4.0 * kRows * attended * kHeads * kRowWidth;
-    t->entry_flops = flops / Add("attention to entries", "16 heads, 16 rows on 1024 keys", seconds,
-                                 flops, 0);
+    t->entry_flops =
+        flops / Add("attention to entries", "16 heads, 16 rows on 1024 keys", seconds, flops, 0);
   }
 
   // On CPUs, the sender's threads copy rows to other ranks. So the rate of a link is that of a

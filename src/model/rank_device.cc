@@ -42,8 +42,7 @@ class CpuRankDevice : public RankDevice {
 }  // namespace
 
 size_t StageRowBytes(const ModelConfig& config, const ModelOptions& options) {
-  return static_cast<size_t>(std::max<int64_t>(1, options.max_tokens) *
-                             config.residual_width()) *
+  return static_cast<size_t>(std::max<int64_t>(1, options.max_tokens) * config.residual_width()) *
          sizeof(float);
 }
 

@@ -133,9 +133,9 @@ TEST(KeysOfWeights, CountsCompressedEntries) {
   constexpr double kLayer = kProjections + kStreams + 3 * 64 * 64, kKey = 4 * 2 * 16;
   constexpr double kBlocks = 2 * 64 * 16 + 2 * 64 * 2 * 16;
   constexpr double kIndexer = 2 * 64 * 2 * 6 + 2 * (8 * 6 + 64);
-  EXPECT_DOUBLE_EQ(KeysOfWeights(model),
-                   (3 * (kLayer + 5 * kKey) + kBlocks + kIndexer + 10 * kKey) /
-                       (kKey / 8 + 2.0 * 6 / 4));
+  EXPECT_DOUBLE_EQ(
+      KeysOfWeights(model),
+      (3 * (kLayer + 5 * kKey) + kBlocks + kIndexer + 10 * kKey) / (kKey / 8 + 2.0 * 6 / 4));
 }
 
 // Layers of one kind are counted once. Kinds differ in all that changes the weights.
@@ -210,9 +210,8 @@ TEST(SplitLayers, RefusesSizesThatDoNotFit) {
 // Stages read the weights of the whole model once. The last stage of a model with tied embeddings
 // reads the embedding for its head.
 TEST(StageConfig, StagesReadEachWeightOnce) {
-  for (const char* fixture :
-       {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama", kMixedLayers,
-        "../families/deepseek_v4"}) {
+  for (const char* fixture : {"deepseek_v3", "deepseek_v3_fp8", "gpt_oss", "qwen2_moe", "llama",
+                              kMixedLayers, "../families/deepseek_v4"}) {
     SCOPED_TRACE(fixture);
     const ModelConfig model = LoadModelConfig(Fixture(fixture));
     for (int stages = 1; stages <= model.num_layers(); ++stages) {

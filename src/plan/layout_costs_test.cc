@@ -188,8 +188,8 @@ double EntrySeconds(int32_t compress, bool overlaps, double keys) {
   }
   const Layout layout = ParseLayout("tp1");
   const LayoutCosts costs(q, layout, Admit(q, layout).plan);
-  const StepTime step = costs.Of(
-      {.decode = true, .sequences = 2, .rows = 2, .keys = keys, .logit_rows = 2});
+  const StepTime step =
+      costs.Of({.decode = true, .sequences = 2, .rows = 2, .keys = keys, .logit_rows = 2});
   return step.work.parts[static_cast<size_t>(Part::kAttention)];
 }
 
@@ -243,7 +243,8 @@ TEST(StagesOfALayout, SendTheStreamsOfDeepSeekV4) {
   // Both stages have the states of their layers: two of three are on the second one.
   const std::vector<StageMemory>& stages = staged.evaluation.stages;
   const double states = stages[0].memory.states + stages[1].memory.states;
-  EXPECT_EQ(states, Staged("tp1", FamilyQuestion("deepseek_v4")).evaluation.largest().memory.states);
+  EXPECT_EQ(states,
+            Staged("tp1", FamilyQuestion("deepseek_v4")).evaluation.largest().memory.states);
   EXPECT_GT(stages[0].memory.states, 0);
   EXPECT_THAT(Explain(staged.question, staged.evaluation.layout),
               AllOf(HasSubstr("The row and the entries of a token are the same for all heads"),

@@ -82,11 +82,16 @@ ordered_json MemoryJson(const StageMemory& stage) {
   ordered_json weights;
   for (const auto& [name, bytes] : m.weights.Parts())
     if (bytes > 0) weights[name] = bytes;
-  return {
-      {"weights", weights},           {"kv_per_token", m.kv_per_token}, {"kv", stage.cache},
-      {"states", m.states},           {"activations", m.activations},   {"experts_rows", m.moe},
-      {"logits", m.logits},           {"tables", m.tables},             {"scratch", m.scratch},
-      {"exchange", m.exchange}};
+  return {{"weights", weights},
+          {"kv_per_token", m.kv_per_token},
+          {"kv", stage.cache},
+          {"states", m.states},
+          {"activations", m.activations},
+          {"experts_rows", m.moe},
+          {"logits", m.logits},
+          {"tables", m.tables},
+          {"scratch", m.scratch},
+          {"exchange", m.exchange}};
 }
 
 ordered_json StagesJson(const Evaluation& e) {
@@ -108,8 +113,8 @@ std::string MemoryText(const StageMemory& stage) {
   return text + fmt::format(
                     "  cache {:.2f}{}  activations {:.2f}  experts' rows {:.2f}  logits "
                     "{:.2f}  exchange {:.2f}",
-                    stage.cache / kGiB, states, m.activations / kGiB, m.moe / kGiB,
-                    m.logits / kGiB, m.exchange / kGiB);
+                    stage.cache / kGiB, states, m.activations / kGiB, m.moe / kGiB, m.logits / kGiB,
+                    m.exchange / kGiB);
 }
 
 // The flags that shape the memory plan, and those that all layouts share.

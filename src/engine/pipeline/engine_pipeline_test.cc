@@ -428,13 +428,12 @@ TEST(PipelinePlan, MemoryIsThatOfTheStages) {
 
 // Stages send all residual streams of a token.
 TEST(PipelinePlan, LinksHoldTheStreamsOfTheLargestBatch) {
-  for (const auto& [fixture, width] :
-       {std::pair("qwen3_moe", 1), {"../families/deepseek_v4", 4}}) {
+  for (const auto& [fixture, width] : {std::pair("qwen3_moe", 1), {"../families/deepseek_v4", 4}}) {
     const EngineConfig config = ConfigOf(fixture, {.pp = 2});
     const EnginePlan plan = MakePlan(config);
-    EXPECT_EQ(StageLinkSizesOf(config, plan).rows_bytes,
-              static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden * width) *
-                  sizeof(float));
+    EXPECT_EQ(
+        StageLinkSizesOf(config, plan).rows_bytes,
+        static_cast<size_t>(plan.max_batch_tokens * plan.model.hidden * width) * sizeof(float));
   }
 }
 
