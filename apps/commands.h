@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/args/args.h"
@@ -28,7 +29,8 @@ int RunBench(const BenchArgs& args, const std::shared_ptr<const MoeBackends>& ba
 int RunEplb(const EplbArgs& args);  // eplb plan and simulate
 int RunQuantize(const QuantizeArgs& args);
 int RunTrain(const TrainArgs& args);
-// `train-rank`: a rank process of RunTrain. The arguments are those of main().
+// A rank process of RunTrain. The arguments are those of main().
+inline constexpr std::string_view kTrainRankCommand = "train-rank";  // train::kRankCommand
 int RunTrainRank(int argc, char** argv);
 int RunTrainScore(const TrainScoreArgs& args);
 int RunTrainPicture(const TrainPictureArgs& args);

@@ -16,7 +16,6 @@
 #include "moe/backends.h"
 #include "server/args/command_words.h"
 #include "server/serve.h"
-#include "train/hosts/front.h"
 
 namespace switchyard {
 namespace {
@@ -39,7 +38,7 @@ int Dispatch(int argc, char** argv, const std::shared_ptr<const MoeBackends>& ba
   const std::string command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> rest(argv + (argc > 1 ? 2 : 1), argv + argc);
   if (command == "rank") return RunRank(argc, argv, backends);
-  if (command == train::kRankCommand) return RunTrainRank(argc, argv);
+  if (command == kTrainRankCommand) return RunTrainRank(argc, argv);
   if (command == "--help" || command == "-h" || command == "help") {
     fmt::print("{}", MainHelp());
     return 0;

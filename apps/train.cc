@@ -286,6 +286,8 @@ int RunTrain(const TrainArgs& args) {
   return 0;
 }
 
+static_assert(kTrainRankCommand == train::kRankCommand);
+
 int RunTrainRank(int argc, char** argv) {
   RankSpec spec = InheritRankSpec();
   const auto args = ParseTrain(WordsOf(spec.spec));
