@@ -1,7 +1,6 @@
 // The operations in a profile of a model on two ranks, for tests.
 #pragma once
 
-
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>

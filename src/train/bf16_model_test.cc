@@ -56,7 +56,8 @@ double LossOfARun(ProductDtype products) {
   const TemporaryDirectory directory;
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("deepseek_v3"));
   const LossOptions losses{.balance = {.sequence = 0.01}, .mtp_layers = 1};
-  TrainerOptions options{.rows_per_step = 8, .rows_per_pass = 2, .output = directory.path() / "out"};
+  TrainerOptions options{
+      .rows_per_step = 8, .rows_per_pass = 2, .output = directory.path() / "out"};
   options.schedule = {.rate = 0.02, .warmup_steps = 3, .steps = 60};
   ThreadPool pool(1);
   Model<float> model(config, losses, {}, pool, {}, products);

@@ -260,7 +260,8 @@ TEST(Pipeline, ProfilesDoNotChangeOutputs) {
   Engine engine(ConfigOf("qwen3_moe", {.tp = 2, .ep = 2, .pp = 3}));
   const Outputs want = RunAll(engine, kRequests);
   const auto request = [&](uint64_t i, int32_t vocab) {
-    if (i == 4) engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "run"}});
+    if (i == 4)
+      engine.Tell(StartProfile{.options = {.dir = directory.path().string(), .name = "run"}});
     if (i == 8) engine.Tell(StopProfile{});
     return RequestOf(i, vocab);
   };

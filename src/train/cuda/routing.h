@@ -59,7 +59,7 @@ void RouterGradient(const RouterShape& shape, const BalanceParams& balance, cons
 // Order of the slots by expert, then by slot. Slot t · k + j is the j-th expert of token t.
 struct SlotOrder {
   int32_t* position = nullptr;  // [slots] expert row of each slot, −1: none
-  int32_t* begins = nullptr;    // [experts + 1] the first expert row of each expert, without padding
+  int32_t* begins = nullptr;  // [experts + 1] the first expert row of each expert, without padding
 };
 // ids [slots]: local experts, or −1. scratch: SlotOrderScratch(…) int32.
 int64_t SlotOrderScratch(int64_t slots, int experts);

@@ -94,8 +94,7 @@ DeviceRouting DeviceMoe<C>::RoutingOf(int64_t m, DeviceMoeState<C>& s) const {
 
 template <typename C>
 DeviceSlots DeviceMoe<C>::SlotsOf(int64_t m, DeviceMoeState<C>& s) const {
-  return {
-      .m = m, .k = config_.top_k, .place = s.place.data(), .offsets = s.offsets.data()};
+  return {.m = m, .k = config_.top_k, .place = s.place.data(), .offsets = s.offsets.data()};
 }
 
 template <typename C>

@@ -20,9 +20,7 @@ namespace fs = std::filesystem;
 
 class LearnerTest : public ::testing::Test {
  protected:
-  LearnerTest() {
-    std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3");
-  }
+  LearnerTest() { std::ofstream(dir_ / "config.json") << testing::SmallConfig("deepseek_v3"); }
 
   const TemporaryDirectory temporary_;
   const fs::path& dir_ = temporary_.path();

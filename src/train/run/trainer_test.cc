@@ -21,9 +21,7 @@ using ::testing::HasSubstr;
 
 class TrainerTest : public ::testing::Test {
  protected:
-  TrainerTest() {
-    std::ofstream(dir_ / "config.json") << "{}";
-  }
+  TrainerTest() { std::ofstream(dir_ / "config.json") << "{}"; }
 
   TrainerOptions Options(int64_t steps) const {
     TrainerOptions options{.rows_per_step = 6, .rows_per_pass = 2, .output = dir_ / "out"};

@@ -117,8 +117,7 @@ class MpiRanks : public RemoteRanks {
   void PutSome(int rank, const std::byte* image, std::span<const ByteRange> ranges, Frame frame,
                milliseconds timeout);
   // `stage`: of a fetch; null: a message is sent.
-  void Complete(std::span<MPI_Request> requests, int rank, const char* stage,
-                milliseconds timeout);
+  void Complete(std::span<MPI_Request> requests, int rank, const char* stage, milliseconds timeout);
 
   void Progress();
   void Handle(const mpi::Message& message);

@@ -71,7 +71,8 @@ class ExactScorer {
     const T* const cache = static_cast<const T*>(p_.cache);
     for (int key = threadIdx.x / 32; key < kBlockKeys; key += kWarps) {
       const int place = shared_.places[key];
-      shared_.keys[lane][key] = real && place >= 0 ? entries::ToFloat(cache[place * p_.stride + d]) : 0.0f;
+      shared_.keys[lane][key] =
+          real && place >= 0 ? entries::ToFloat(cache[place * p_.stride + d]) : 0.0f;
     }
     const float* const q = p_.q + row_ * p_.ldq;
     for (int h = threadIdx.x / 32; h < kBlockHeads; h += kWarps)

@@ -286,8 +286,8 @@ class CudaOps final : public TrainOps<BF16> {
                  int32_t* loads) override {
     const int64_t slots = s.m * s.k;
     DeviceArray<int32_t> scratch(scratch_, gpu::SlotOrderScratch(slots, config.num_experts));
-    gpu::OrderSlots(ids, slots, config.num_experts,
-                    {.position = s.place, .begins = s.offsets}, scratch.data(), stream_);
+    gpu::OrderSlots(ids, slots, config.num_experts, {.position = s.place, .begins = s.offsets},
+                    scratch.data(), stream_);
     gpu::CountExperts(RouterOf(config, s.m), ids, nullptr, 0, loads, stream_);
   }
   void GatherRows(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* x,
