@@ -211,7 +211,7 @@ TEST(ArgsTest, ErrorsNameTheFlag) {
   EXPECT_THAT(ErrorOf({"--model-path", "/m", "--device", "tpu"}), HasSubstr("--device"));
   EXPECT_THAT(ErrorOf({"--config", "/no/such/file.yaml"}), HasSubstr("/no/such/file.yaml"));
   EXPECT_THAT(ErrorOf({"--config", WriteYaml("tp-size: {a: 1}\n")}), HasSubstr(":1: tp-size"));
-  EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("switchyard_args_test.yaml"));
+  EXPECT_THAT(ErrorOf({"--config", WriteYaml("a: [\n")}), HasSubstr("args.yaml"));
 }
 
 TEST(ArgsTest, OneBatchProfilesWithAndWithoutADirectory) {
