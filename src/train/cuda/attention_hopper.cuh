@@ -29,7 +29,7 @@ constexpr int kHopperThreads = 128 * (kConsumers + 1);
 constexpr int kBlockRows = kTileRows * kConsumers;  // rows or keys that a block owns
 constexpr uint32_t kReaders = kConsumers * 4 * ptx::kWarpArrivals;  // arrivals at `empty`
 // Registers per thread after setmaxnreg. Three warpgroups have those of the launch: 168 each.
-constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 
 // Tensor map of all heads of an array, for boxes of box_rows rows × 64 columns.
 inline CUtensorMap MapOfHeads(const HeadArray& a, int64_t rows, int64_t heads, int64_t dim,

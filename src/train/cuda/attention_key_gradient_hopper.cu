@@ -10,6 +10,9 @@
 namespace switchyard::train::gpu {
 namespace {
 
+// Instead of those of attention_hopper.cuh: the sums of two gradients need more.
+constexpr int kKeyConsumerRegisters = 240, kKeyProducerRegisters = 24;
+
 // Rows of a step; fewer for large heads, whose sums need the registers.
 template <int kQk>
 constexpr int kRowsOfStep = kQk > 128 ? 32 : 64;
@@ -68,42 +71,49 @@ __device__ __forceinline__ void ProduceRows(const HopperGradientParams& p, const
                             &shared.keys_full);
   }
   PipelineState ring;
-  for (int in_group = 0; in_group < block.group; ++in_group) {
-    const int head = block.kv_head * block.group + in_group;
-    const int q_column = head * p.q_head, d_column = head * p.d_head;
-    int row = block.begin + block.first;
-    for (int i = 0; i < block.tiles; ++i, row += Shared::kRows, ring.Next(Shared::kStages)) {
-      const int s = ring.stage;
-      Await(&shared.empty[s], ring.parity ^ 1);
-      ptx::BarrierExpect(&shared.full[s], sizeof(shared.queries[0]) + sizeof(shared.douts[0]));
-      LoadTile<kQk, Shared::kRows>(shared.queries[s], &maps.q, q_column, row, &shared.full[s]);
-      LoadTile<kV, Shared::kRows>(shared.douts[s], &maps.dout, d_column, row, &shared.full[s]);
-    }
+  const int first = block.begin + block.first;
+  int row = first, left = block.tiles;
+  int q_column = block.kv_head * block.group * p.q_head;
+  int d_column = block.kv_head * block.group * p.d_head;
+  for (int steps = block.group * block.tiles; steps > 0; --steps, ring.Next(Shared::kStages)) {
+    const int s = ring.stage;
+    Await(&shared.empty[s], ring.parity ^ 1);
+    ptx::BarrierExpect(&shared.full[s], sizeof(shared.queries[0]) + sizeof(shared.douts[0]));
+    LoadTile<kQk, Shared::kRows>(shared.queries[s], &maps.q, q_column, row, &shared.full[s]);
+    LoadTile<kV, Shared::kRows>(shared.douts[s], &maps.dout, d_column, row, &shared.full[s]);
+    row += Shared::kRows;
+    if (--left > 0) continue;
+    left = block.tiles;
+    row = first;
+    q_column += p.q_head;
+    d_column += p.d_head;
   }
 }
 
-// One warp copies the floats of the rows, in the order of ProduceRows.
+// One warp copies a float of each row, times `factor`, in the order of ProduceRows. from: [heads,
+// rows]. Rows after the end of the sequence have the value `none`.
 template <int kQk, int kV>
 __device__ __forceinline__ void ProduceFloats(const HopperGradientParams& p, const KeyBlock& block,
-                                              KeyShared<kQk, kV>& shared) {
+                                              const float* from, float factor, float none,
+                                              float* to, KeyShared<kQk, kV>& shared) {
   using Shared = KeyShared<kQk, kV>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  from += block.kv_head * block.group * p.shape.rows + block.begin + block.first + lane;
+  to += lane;
+  const int real = block.rows - block.first - lane;
   PipelineState ring;
-  for (int in_group = 0; in_group < block.group; ++in_group) {
-    const int64_t head = block.kv_head * block.group + in_group;
-    const int64_t at = head * p.shape.rows + block.begin;
-    int row = block.first + lane;
-    for (int i = 0; i < block.tiles; ++i, row += Shared::kRows, ring.Next(Shared::kStages)) {
-      const int s = ring.stage;
-      Await(&shared.empty[s], ring.parity ^ 1);
+  int row = 0, left = block.tiles;
+  for (int steps = block.group * block.tiles; steps > 0; --steps, ring.Next(Shared::kStages)) {
+    Await(&shared.empty[ring.stage], ring.parity ^ 1);
 #pragma unroll
-      for (int c = 0; c < Shared::kRows; c += kWarp) {
-        const bool real = row + c < block.rows;
-        shared.log_sums[s][c + lane] = real ? p.log_sums[at + row + c] * kLog2E : INFINITY;
-        shared.along[s][c + lane] = real ? p.along[at + row + c] : 0.0f;
-      }
-      ptx::BarrierArriveWarp(&shared.full[s]);
-    }
+    for (int c = 0; c < Shared::kRows; c += kWarp)
+      to[ring.stage * Shared::kRows + c] = row + c < real ? from[row + c] * factor : none;
+    ptx::BarrierArriveWarp(&shared.full[ring.stage]);
+    row += Shared::kRows;
+    if (--left > 0) continue;
+    left = block.tiles;
+    row = 0;
+    from += p.shape.rows;
   }
 }
 
@@ -266,16 +276,21 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
   if (block.first >= block.rows) return;
   if (threadIdx.x == 0) {
     ptx::BarrierInit(&shared.keys_full, 1);
-    InitRing(shared, 1 + ptx::kWarpArrivals);
+    InitRing(shared, 1 + 2 * ptx::kWarpArrivals);
   }
   __syncthreads();
   const int warp = Uniform(static_cast<int>(threadIdx.x) / kWarp), warpgroup = warp / 4;
   if (warpgroup == kConsumers) {
-    ptx::DeallocateRegisters<kProducerRegisters>();
-    if (threadIdx.x == kConsumers * 128) ProduceRows<kQk, kV>(p, block, maps, shared);
-    if (warp == kConsumers * 4 + 1) ProduceFloats<kQk, kV>(p, block, shared);
+    ptx::DeallocateRegisters<kKeyProducerRegisters>();
+    if (threadIdx.x == kConsumers * 128) {
+      ProduceRows<kQk, kV>(p, block, maps, shared);
+    } else if (warp == kConsumers * 4 + 1) {
+      ProduceFloats<kQk, kV>(p, block, p.log_sums, kLog2E, INFINITY, shared.log_sums[0], shared);
+    } else if (warp == kConsumers * 4 + 2) {
+      ProduceFloats<kQk, kV>(p, block, p.along, 1.0f, 0.0f, shared.along[0], shared);
+    }
   } else {
-    ptx::AllocateRegisters<kConsumerRegisters>();
+    ptx::AllocateRegisters<kKeyConsumerRegisters>();
     KeyConsumer<kQk, kV>(p, block, shared, warpgroup).Run();
   }
 #endif
