@@ -58,4 +58,14 @@ std::vector<OwnedExpert> MovableLayers::Switch(PreparedLayer prepared) {
       ->SwitchPlacement(std::move(prepared.placement), std::move(prepared.experts));
 }
 
+void KeepForStreams(const std::vector<std::unique_ptr<MoeLayer>>& layers,
+                    const std::filesystem::path& dir, const ModelConfig& config, const Mesh& mesh,
+                    const ModelOptions& options) {
+  if (!options.gpu || options.moe.stream_tokens == 0) return;
+  const ExpertLoader loader(dir, config, mesh, options.load);
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (int32_t expert = 0; layers[i] && expert < config.moe->router.num_experts; ++expert)
+      layers[i]->KeepForStreams(expert, loader.Load(static_cast<int64_t>(i), expert).weights);
+}
+
 }  // namespace switchyard

@@ -1,4 +1,5 @@
 // The weights of a MoE layer on a GPU, and their moves.
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string>
@@ -9,6 +10,7 @@
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/runners/shared_expert.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -90,6 +92,49 @@ void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   if (!backend.scatters())
     for (int32_t& place : replicas) place = backend.experts().LocalIdOn(mesh.ep_rank(), place);
   device.CopyIn(places.data(), replicas.data(), places.bytes());
+  if (backend.may_stream()) PlaceGroups();
+}
+
+void CudaMoeParts::KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) {
+  experts.CheckFits(expert);
+  ExpertStream& stream = backend.StreamFor(experts, expert);
+  if (pinned.empty()) pinned = PinnedExperts(experts, config.router.num_experts);
+  stream.Convert(expert, pinned.Slot(logical));
+}
+
+int CudaMoeParts::groups() const {
+  return static_cast<int>(
+      CeilDiv(std::ssize(streamed), StreamGroup(config.router.num_experts)));
+}
+
+std::span<const int32_t> CudaMoeParts::Group(int group) const {
+  const size_t size = StreamGroup(config.router.num_experts), first = group * size;
+  return std::span(streamed).subspan(first, std::min(size, streamed.size() - first));
+}
+
+void CudaMoeParts::PlaceGroups() {
+  const int num_experts = config.router.num_experts, size = StreamGroup(num_experts);
+  const std::span<const int32_t> logical = config.placement.physical_to_logical();
+  const int64_t physical = std::ssize(logical), rows = 1 + CeilDiv(num_experts, size);
+  std::vector<int32_t> held(num_experts, -1);  // the place on this GPU
+  const Range own = ExpertsOfRank(config.placement.num_physical(), backend.mesh());
+  for (int32_t p = static_cast<int32_t>(own.end) - 1; p >= own.begin; --p)
+    held[logical[p]] = p - static_cast<int32_t>(own.begin);
+  streamed.clear();
+  std::vector<int32_t> index(num_experts, -1);
+  for (int32_t e = 0; e < num_experts; ++e) {
+    if (held[e] >= 0) continue;
+    index[e] = static_cast<int32_t>(streamed.size());
+    streamed.push_back(e);
+  }
+  std::vector<int32_t> table(static_cast<size_t>(rows * physical), -1);
+  for (int64_t p = 0; p < physical; ++p) {
+    const int32_t e = logical[p], at = index[e];
+    const int64_t row = at < 0 ? 0 : 1 + at / size;
+    table[static_cast<size_t>(row * physical + p)] = at < 0 ? held[e] : at % size;
+  }
+  if (group_places.bytes() == 0) group_places = DeviceMemory(table.size() * sizeof(int32_t));
+  backend.device().CopyIn(group_places.data(), table.data(), group_places.bytes());
 }
 
 void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& expert) const {
