@@ -61,10 +61,6 @@ int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan
   return 2 * kRowsPerExpert * router.num_experts / router.top_k;
 }
 
-}  // namespace
-
-namespace {
-
 // MoeOptions::stream_tokens. Equal on all ranks. The rates are rough: half of what a thread reaches
 // in products of bfloat16 with AVX-512, and PCIe 4.
 int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {

@@ -330,8 +330,9 @@ void CheckHostExperts(const Machine& machine, const EngineConfig& config, const 
                   need.total() / kGiB, need.weights / kGiB, need.rows / kGiB, need.arena / kGiB,
                   need.streams / kGiB, budget / kGiB, config.mem_fraction_static, machine.host.total / kGiB,
                   machine.host.available / kGiB),
-      "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
-      "--mem-fraction-static");
+      std::string(need.streams > 0 ? "leave out --stream-experts, " : "") +
+          "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
+          "--mem-fraction-static");
 }
 
 // Threads of a rank on CPUs: an equal part of the CPUs. One CPU is left to the host thread of each

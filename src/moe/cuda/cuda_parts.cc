@@ -11,6 +11,7 @@
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/runners/shared_expert.h"
 #include "moe/stream_experts.h"
+#include "quant/formats.h"
 
 namespace switchyard::cuda {
 namespace {

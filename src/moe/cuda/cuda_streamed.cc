@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/parallel.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/permute/expert_rows.h"
 #include "moe/cuda/runners/gpu_runner.h"
 #include "moe/stream_experts.h"
+#include "quant/formats.h"
 
 namespace switchyard::cuda {
 

@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/cpus.h"
 #include "core/error.h"
-#include "core/parallel.h"
+#include "quant/formats.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -17,7 +17,7 @@ constexpr int64_t kAlignment = 256;
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
 
 // A buffer of `group` experts like those of the layer; its contents do not matter.
-DeviceExperts Buffer(const DeviceExperts& layer, const kernels::ExpertWeights& expert, int group) {
+DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeights& expert, int group) {
   const std::vector<kernels::ExpertWeights> same(static_cast<size_t>(group), expert);
   return DeviceExperts(same, layer.arithmetic);
 }
@@ -42,7 +42,7 @@ ExpertSlot PinnedExperts::Slot(int32_t expert) const {
 
 ExpertStream::ExpertStream(const DeviceExperts& layer, const kernels::ExpertWeights& expert,
                            int group)
-    : buffers_{Buffer(layer, expert, group), Buffer(layer, expert, group)},
+    : buffers_{BufferLike(layer, expert, group), BufferLike(layer, expert, group)},
       uploader_([](std::byte* to, const void* from,
                    int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); },
                 std::clamp(AllowedCpuCount(), 1, 8)) {
