@@ -34,4 +34,27 @@ bool StreamsExperts(const MoeOptions& options, std::span<const int64_t> tokens,
 
 int StreamGroup(int experts) { return std::clamp(experts / 4, 1, 8); }
 
+StreamPlaces PlaceStreams(std::span<const int32_t> physical_to_logical, Range own,
+                          int num_experts) {
+  const int group = StreamGroup(num_experts);
+  const int64_t physical = std::ssize(physical_to_logical);
+  const int64_t rows = 1 + (num_experts + group - 1) / group;
+  std::vector<int32_t> held(num_experts, -1), index(num_experts, -1);
+  for (int64_t p = own.end - 1; p >= own.begin; --p)  // of copies, the first one
+    held[physical_to_logical[p]] = static_cast<int32_t>(p - own.begin);
+  StreamPlaces places;
+  for (int32_t e = 0; e < num_experts; ++e) {
+    if (held[e] >= 0) continue;
+    index[e] = static_cast<int32_t>(places.experts.size());
+    places.experts.push_back(e);
+  }
+  places.table.assign(static_cast<size_t>(rows * physical), -1);
+  for (int64_t p = 0; p < physical; ++p) {
+    const int32_t e = physical_to_logical[p], at = index[e];
+    const int64_t row = at < 0 ? 0 : 1 + at / group;
+    places.table[static_cast<size_t>(row * physical + p)] = at < 0 ? held[e] : at % group;
+  }
+  return places;
+}
+
 }  // namespace switchyard

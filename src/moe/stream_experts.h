@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/range.h"
 #include "moe/options.h"
 
 namespace switchyard {
@@ -40,5 +42,17 @@ bool StreamsExperts(const MoeOptions& options, std::span<const int64_t> tokens,
 
 // The number of experts in one of the two buffers of uploads.
 int StreamGroup(int experts);
+
+// Which experts of a layer a pass streams, and where it finds those of each slot. Group g has the
+// experts [g · group, (g + 1) · group) of `experts`.
+struct StreamPlaces {
+  std::vector<int32_t> experts;  // logical, ascending: those that the GPU does not hold
+  // [1 + most groups, physical experts]: row 0 has the local index of each physical expert that the
+  // GPU computes with its own weights, also if the slot is on another rank. Row 1 + g has the index
+  // in group g. −1: the expert is in another row.
+  std::vector<int32_t> table;
+};
+// `physical_to_logical`: the placement. `own`: the physical experts of the GPU.
+StreamPlaces PlaceStreams(std::span<const int32_t> physical_to_logical, Range own, int num_experts);
 
 }  // namespace switchyard

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "core/error.h"
@@ -91,6 +94,43 @@ TEST(StreamExpertsTest, RanksOfExpertsHaveNoPartInPassesThatStream) {
         }
       },
       {std::chrono::seconds(20)});
+}
+
+// Every slot leads to exactly one place, which has the slot's expert.
+TEST(StreamExpertsTest, EachSlotHasOnePlace) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    const int experts = 1 + static_cast<int>(random() % 40), group = StreamGroup(experts);
+    std::vector<int32_t> physical(experts);
+    std::iota(physical.begin(), physical.end(), 0);
+    for (int copies = static_cast<int>(random() % 9); copies > 0; --copies)
+      physical.push_back(static_cast<int32_t>(random() % experts));
+    std::shuffle(physical.begin(), physical.end(), random);
+    const int64_t slots = std::ssize(physical);
+    const auto begin = static_cast<int64_t>(random() % slots);
+    const Range own{begin, begin + 1 + static_cast<int64_t>(random() % (slots - begin))};
+    const StreamPlaces places = PlaceStreams(physical, own, experts);
+    const auto held = std::span(physical).subspan(own.begin, own.size());
+    for (int32_t e = 0; e < experts; ++e) {
+      const bool is_held = std::ranges::count(held, e) > 0;
+      EXPECT_EQ(std::ranges::count(places.experts, e), is_held ? 0 : 1);
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(places.experts));
+    const int64_t rows = std::ssize(places.table) / slots;
+    EXPECT_EQ(rows, 1 + (experts + group - 1) / group);
+    for (int64_t p = 0; p < slots; ++p) {
+      int found = 0;
+      for (int64_t row = 0; row < rows; ++row) {
+        const int32_t at = places.table[row * slots + p];
+        if (at < 0) continue;
+        ++found;
+        const int32_t expert = row == 0 ? held[at] : places.experts[(row - 1) * group + at];
+        EXPECT_EQ(expert, physical[p]);
+        EXPECT_LT(at, row == 0 ? own.size() : group);
+      }
+      EXPECT_EQ(found, 1);
+    }
+  }
 }
 
 TEST(StreamExpertsTest, GroupsHaveAtLeastOneExpert) {

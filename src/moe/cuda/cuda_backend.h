@@ -145,9 +145,7 @@ struct CudaMoeParts : MoeLayerParts {
   DeviceExperts experts;
   std::optional<DeviceExperts> shared;
   DeviceMatrix shared_gate;  // [1, H]; empty if there is no gate
-  // With MoeOptions::stream_tokens. streamed: the logical experts that are not on this GPU.
-  // group_places [1 + most groups, physical]: the place of each physical expert among those of this
-  // GPU (first row), or among those of a group (other rows); −1: in another row.
+  // With MoeOptions::stream_tokens: all experts in host memory, and the members of StreamPlaces.
   PinnedExperts pinned;
   std::vector<int32_t> streamed;
   DeviceMemory group_places;

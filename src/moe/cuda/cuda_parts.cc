@@ -114,28 +114,14 @@ std::span<const int32_t> CudaMoeParts::Group(int group) const {
 }
 
 void CudaMoeParts::PlaceGroups() {
-  const int num_experts = config.router.num_experts, size = StreamGroup(num_experts);
-  const std::span<const int32_t> logical = config.placement.physical_to_logical();
-  const int64_t physical = std::ssize(logical), rows = 1 + CeilDiv(num_experts, size);
-  std::vector<int32_t> held(num_experts, -1);  // the place on this GPU
-  const Range own = ExpertsOfRank(config.placement.num_physical(), backend.mesh());
-  for (int32_t p = static_cast<int32_t>(own.end) - 1; p >= own.begin; --p)
-    held[logical[p]] = p - static_cast<int32_t>(own.begin);
-  streamed.clear();
-  std::vector<int32_t> index(num_experts, -1);
-  for (int32_t e = 0; e < num_experts; ++e) {
-    if (held[e] >= 0) continue;
-    index[e] = static_cast<int32_t>(streamed.size());
-    streamed.push_back(e);
-  }
-  std::vector<int32_t> table(static_cast<size_t>(rows * physical), -1);
-  for (int64_t p = 0; p < physical; ++p) {
-    const int32_t e = logical[p], at = index[e];
-    const int64_t row = at < 0 ? 0 : 1 + at / size;
-    table[static_cast<size_t>(row * physical + p)] = at < 0 ? held[e] : at % size;
-  }
-  if (group_places.bytes() == 0) group_places = DeviceMemory(table.size() * sizeof(int32_t));
-  backend.device().CopyIn(group_places.data(), table.data(), group_places.bytes());
+  const ExpertPlacement& placement = config.placement;
+  StreamPlaces places = PlaceStreams(placement.physical_to_logical(),
+                                     ExpertsOfRank(placement.num_physical(), backend.mesh()),
+                                     config.router.num_experts);
+  streamed = std::move(places.experts);
+  const size_t bytes = places.table.size() * sizeof(int32_t);
+  if (group_places.bytes() == 0) group_places = DeviceMemory(bytes);
+  backend.device().CopyIn(group_places.data(), places.table.data(), bytes);
 }
 
 void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& expert) const {
