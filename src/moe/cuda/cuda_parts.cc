@@ -115,13 +115,13 @@ std::span<const int32_t> CudaMoeParts::Group(int group) const {
 
 void CudaMoeParts::PlaceGroups() {
   const ExpertPlacement& placement = config.placement;
-  StreamPlaces places = PlaceStreams(placement.physical_to_logical(),
+  StreamPlaces found = PlaceStreams(placement.physical_to_logical(),
                                      ExpertsOfRank(placement.num_physical(), backend.mesh()),
                                      config.router.num_experts);
-  streamed = std::move(places.experts);
-  const size_t bytes = places.table.size() * sizeof(int32_t);
+  streamed = std::move(found.experts);
+  const size_t bytes = found.table.size() * sizeof(int32_t);
   if (group_places.bytes() == 0) group_places = DeviceMemory(bytes);
-  backend.device().CopyIn(group_places.data(), places.table.data(), bytes);
+  backend.device().CopyIn(group_places.data(), found.table.data(), bytes);
 }
 
 void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& expert) const {
