@@ -321,8 +321,7 @@ void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePl
   }
   // Prefill's fraction of the roofline needs the peak FLOP rate. It is measured on GPUs only, and
   // for bfloat16 only, so quantized models have no such figure.
-  const bool of_prefill =
-      ceilings.flops > 0.0 && plan.model.quantization.method.empty() && !split;
+  const bool of_prefill = ceilings.flops > 0.0 && plan.model.quantization.method.empty() && !split;
   fmt::print("{:>6} {:>7} {:>15} {:>10} {:>14} {:>13} {:>13} {:>10}\n", "batch", "input",
              "prefill tok/s", "roofline", "decode tok/s", "ms per step", "GB per step", "roofline");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -399,47 +398,46 @@ int RunOneBatch(const OneBatchArgs& args) {
   MemoryWatch memory(config, plan);
   std::vector<profile::Result> traces(config.mesh.tp);
   const profile::Options profiled = ProfileOptions(args);
-  RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank,
-                 [&](int rank, std::shared_ptr<SharedArena> arena) {
-                   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
-                   const CpuBinding binding = BindRank(config, plan, *comm->tp);
-                   ThreadPool pool(binding.threads, binding.cpus);
-                   ModelOptions options = MakeModelOptions(config, plan, rank);
-                   const ExpertServices experts(config, plan, plan, *comm);
-                   experts.AddTo(&options);
-                   profile::Profiler profiler(rank, comm->mesh.Title());
-                   options.profiler = &profiler;
-                   if (args.profile) profiler.Start(profiled);
-                   memory.Ended(MemoryWatch::kStart, rank, *comm->tp);
-                   Model model(config.model_path, plan.model, std::move(options), *comm, pool);
-                   memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
-                   KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
-                   kv.SetStates(model.MakeStates(plan.num_states));
-                   memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
-                   const ExpertServices::Attached attached(experts, model);
-                   ModelForward forward(model, kv, experts);
-                   for (size_t i = 0; i < cases.size(); ++i) {
-                     for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
-                       Result result;
-                       TimeCase(args, plan, cases[i], forward, *comm, r < 0 ? nullptr : &profiler,
-                                result);
-                       if (rank != 0 || r < 0) continue;
-                       results[i].prefill.push_back(result.prefill[0]);
-                       results[i].decode.push_back(result.decode[0]);
-                     }
-                     Result counted;
-                     counted.correlation =
-                         CountCorrelation(args, plan, cases[i], forward, comm->mesh);
-                     CountExperts(args, plan, cases[i], forward, *comm, experts, counted);
-                     if (rank == 0) {
-                       results[i].correlation = counted.correlation;
-                       results[i].chosen = std::move(counted.chosen);
-                     }
-                     if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
-                   }
-                   memory.Ended(MemoryWatch::kSteps, rank, *comm->tp);
-                   if (args.profile) traces[rank] = profiler.Stop().value();
-                 });
+  RunRankThreads(
+      config.mesh.tp, plan.symmetric_bytes_per_rank,
+      [&](int rank, std::shared_ptr<SharedArena> arena) {
+        const auto comm = RankComm::Create(std::move(arena), config.mesh, rank);
+        const CpuBinding binding = BindRank(config, plan, *comm->tp);
+        ThreadPool pool(binding.threads, binding.cpus);
+        ModelOptions options = MakeModelOptions(config, plan, rank);
+        const ExpertServices experts(config, plan, plan, *comm);
+        experts.AddTo(&options);
+        profile::Profiler profiler(rank, comm->mesh.Title());
+        options.profiler = &profiler;
+        if (args.profile) profiler.Start(profiled);
+        memory.Ended(MemoryWatch::kStart, rank, *comm->tp);
+        Model model(config.model_path, plan.model, std::move(options), *comm, pool);
+        memory.Ended(MemoryWatch::kLoading, rank, *comm->tp);
+        KvStorage kv = model.MakeCache(plan.num_pages, config.page_size, plan.kv_dtype);
+        kv.SetStates(model.MakeStates(plan.num_states));
+        memory.Ended(MemoryWatch::kCache, rank, *comm->tp);
+        const ExpertServices::Attached attached(experts, model);
+        ModelForward forward(model, kv, experts);
+        for (size_t i = 0; i < cases.size(); ++i) {
+          for (int32_t r = -1; r < args.repeat; ++r) {  // the first run warms up
+            Result result;
+            TimeCase(args, plan, cases[i], forward, *comm, r < 0 ? nullptr : &profiler, result);
+            if (rank != 0 || r < 0) continue;
+            results[i].prefill.push_back(result.prefill[0]);
+            results[i].decode.push_back(result.decode[0]);
+          }
+          Result counted;
+          counted.correlation = CountCorrelation(args, plan, cases[i], forward, comm->mesh);
+          CountExperts(args, plan, cases[i], forward, *comm, experts, counted);
+          if (rank == 0) {
+            results[i].correlation = counted.correlation;
+            results[i].chosen = std::move(counted.chosen);
+          }
+          if (rank == 0) LOG_INFO("case {} of {} done", i + 1, cases.size());
+        }
+        memory.Ended(MemoryWatch::kSteps, rank, *comm->tp);
+        if (args.profile) traces[rank] = profiler.Stop().value();
+      });
   Report(args, config, plan, cases, results, ceilings);
   memory.Report();
   for (const profile::Result& trace : traces) {

@@ -50,8 +50,8 @@ void MemoryWatch::ReportHost() const {
   double weights = WeightsOfRanks(config_, plan_, memory, ranks);
   if (!CopiesWeights(config_, plan_))
     weights = std::min(weights, static_cast<double>(WeightBytesPerRank(plan_.model, Mesh())));
-  const double caches = static_cast<double>(plan_.kv_bytes_per_rank) *
-                        (ranks - config_.mesh.expert_ranks);
+  const double caches =
+      static_cast<double>(plan_.kv_bytes_per_rank) * (ranks - config_.mesh.expert_ranks);
   const double planned = weights + ranks * (memory.fixed() - memory.weights.total()) + caches;
   fmt::print("memory: planned {:.1f} MiB, resident {:.1f} MiB more than before loading\n",
              planned / kMiB, static_cast<double>(bytes_[0][kSteps] - bytes_[0][kStart]) / kMiB);

@@ -92,10 +92,11 @@ std::optional<plan::SplitBound> SplitBoundOf(const EngineConfig& config, const E
 }
 
 void PrintRates(const EngineConfig& config, const EnginePlan& plan, const Ceilings& ceilings) {
-  fmt::print("memory bandwidth, measured in this run: {} {:.1f} GB/s, CPUs of {} {:.1f} GB/s\n",
-             NameOfAttending(plan), ceilings.attending / 1e9,
-             config.mesh.expert_ranks > 1 ? "ranks with experts only" : "the rank with experts only",
-             ceilings.others / 1e9);
+  fmt::print(
+      "memory bandwidth, measured in this run: {} {:.1f} GB/s, CPUs of {} {:.1f} GB/s\n",
+      NameOfAttending(plan), ceilings.attending / 1e9,
+      config.mesh.expert_ranks > 1 ? "ranks with experts only" : "the rank with experts only",
+      ceilings.others / 1e9);
 }
 
 void ReportSplit(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,

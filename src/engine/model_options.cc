@@ -69,17 +69,17 @@ int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
   if (tokens >= 0) return tokens;
   constexpr double kFlopsOfThread = 80e9, kLink = 25e9;
   const ModelConfig& model = plan.model;
-  const double weights =
-      3.0 * static_cast<double>(model.expert_row_width()) * static_cast<double>(model.moe->intermediate);
+  const double weights = 3.0 * static_cast<double>(model.expert_row_width()) *
+                         static_cast<double>(model.moe->intermediate);
   const auto layers = static_cast<double>(std::ranges::count_if(model.layers, &LayerConfig::moe));
   const int experts = model.moe->router.num_experts;
-  return BreakEvenTokens({.experts = experts,
-                          .top_k = model.moe->router.top_k,
-                          .expert_bytes = ExpertFormatsOf(model).bytes / (layers * experts),
-                          .flops_of_row = 2 * weights,
-                          .cpu_flops = kFlopsOfThread * plan.threads_per_rank *
-                                       config.mesh.expert_ranks,
-                          .link_bandwidth = kLink});
+  return BreakEvenTokens(
+      {.experts = experts,
+       .top_k = model.moe->router.top_k,
+       .expert_bytes = ExpertFormatsOf(model).bytes / (layers * experts),
+       .flops_of_row = 2 * weights,
+       .cpu_flops = kFlopsOfThread * plan.threads_per_rank * config.mesh.expert_ranks,
+       .link_bandwidth = kLink});
 }
 
 }  // namespace

@@ -328,8 +328,8 @@ void CheckHostExperts(const Machine& machine, const EngineConfig& config, const 
                   "--stream-experts {:.2f}), available {:.2f} GiB "
                   "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
                   need.total() / kGiB, need.weights / kGiB, need.rows / kGiB, need.arena / kGiB,
-                  need.streams / kGiB, budget / kGiB, config.mem_fraction_static, machine.host.total / kGiB,
-                  machine.host.available / kGiB),
+                  need.streams / kGiB, budget / kGiB, config.mem_fraction_static,
+                  machine.host.total / kGiB, machine.host.available / kGiB),
       std::string(need.streams > 0 ? "leave out --stream-experts, " : "") +
           "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
           "--mem-fraction-static");

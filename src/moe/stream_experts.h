@@ -23,10 +23,10 @@ int64_t ParseStreamExperts(const std::string& flag);
 // What decides between the two ways, for one layer.
 struct StreamCosts {
   int experts = 1, top_k = 1;
-  double expert_bytes = 0;      // weights of an expert in the GPU's format
-  double flops_of_row = 0;      // of one expert
-  double cpu_flops = 0;         // per second, of all CPU ranks together
-  double link_bandwidth = 0;    // bytes per second
+  double expert_bytes = 0;    // weights of an expert in the GPU's format
+  double flops_of_row = 0;    // of one expert
+  double cpu_flops = 0;       // per second, of all CPU ranks together
+  double link_bandwidth = 0;  // bytes per second
 };
 // The number of tokens from which on reading all experts of the CPUs takes less time than their
 // products on the CPUs, with uniform routing. The number of experts on CPUs cancels out. At least

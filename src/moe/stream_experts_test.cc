@@ -79,21 +79,20 @@ TEST(StreamExpertsTest, RanksOfExpertsHaveNoPartInPassesThatStream) {
   options.stream_tokens = 32;
   const MeshShape mesh{.tp = 2, .ep = 2, .dp = 2, .dense_tp = 1, .expert_ranks = 1};
   const std::vector<TestPass> passes = {{{40, 0}, {0, 0}, 1}, {{40, 0}, {39, 0}, 2}};
-  RunMoeRanks(
-      options, ShapeFor(layer, passes), mesh,
-      [&](RankComm& comm, ThreadPool& pool) {
-        if (comm.mesh.attends()) return;
-        const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
-                           MakeCpuMoe(options, ShapeFor(layer, passes), comm, pool));
-        const auto state = moe.MakeState();
-        for (const TestPass& pass : passes) {
-          const MoeTokens tokens = {pass.tokens, pass.decoding};
-          EXPECT_EQ(moe.InputRows(*state, tokens).rows, nullptr);
-          EXPECT_FALSE(moe.StartOneRound(*state, nullptr, tokens, nullptr));
-          moe.Forward(*state, nullptr, tokens, nullptr);
-        }
-      },
-      {std::chrono::seconds(20)});
+  RunMoeRanks(options, ShapeFor(layer, passes), mesh,
+              [&](RankComm& comm, ThreadPool& pool) {
+                if (comm.mesh.attends()) return;
+                const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, true),
+                                   MakeCpuMoe(options, ShapeFor(layer, passes), comm, pool));
+                const auto state = moe.MakeState();
+                for (const TestPass& pass : passes) {
+                  const MoeTokens tokens = {pass.tokens, pass.decoding};
+                  EXPECT_EQ(moe.InputRows(*state, tokens).rows, nullptr);
+                  EXPECT_FALSE(moe.StartOneRound(*state, nullptr, tokens, nullptr));
+                  moe.Forward(*state, nullptr, tokens, nullptr);
+                }
+              },
+              {std::chrono::seconds(20)});
 }
 
 // Every slot leads to exactly one place, which has the slot's expert.

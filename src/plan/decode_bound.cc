@@ -50,8 +50,8 @@ std::vector<ExpertReads> ChosenExperts::Mean() const {
 
 SplitBound BoundOf(const SplitReads& r) {
   CHECK(r.attending_rate > 0 && r.other_rate > 0);
-  const auto with_experts = std::ranges::count_if(
-      r.layers, [](const ExpertReads& layer) { return layer.sum() > 0; });
+  const auto with_experts =
+      std::ranges::count_if(r.layers, [](const ExpertReads& layer) { return layer.sum() > 0; });
   const double shared = with_experts > 0 ? r.shared / static_cast<double>(with_experts) : 0;
   SplitBound bound{.attending_bytes = r.dense + r.shared};
   bound.in_order = (r.dense + (with_experts > 0 ? 0 : r.shared)) / r.attending_rate;

@@ -316,13 +316,15 @@ void CheckStreamExperts(const EngineConfig& c, const EnginePlan& plan) {
   if (ParseStreamExperts(c.moe.stream_experts) == 0) return;
   const std::string flag = fmt::format("--stream-experts {}", c.moe.stream_experts);
   if (!plan.host_experts)
-    throw Invalid("{}: experts on CPUs are streamed to a GPU; want --device cuda,cpu with "
-                  "--expert-ranks, or off",
-                  flag);
+    throw Invalid(
+        "{}: experts on CPUs are streamed to a GPU; want --device cuda,cpu with "
+        "--expert-ranks, or off",
+        flag);
   if (c.recorder.mode == "stat_approx")
-    throw Invalid("{}: not supported with --expert-distribution-recorder-mode stat_approx, which "
-                  "counts the rows that ranks receive",
-                  flag);
+    throw Invalid(
+        "{}: not supported with --expert-distribution-recorder-mode stat_approx, which "
+        "counts the rows that ranks receive",
+        flag);
 }
 
 // Ranks with experts only, and ranks with their own numbers of experts.

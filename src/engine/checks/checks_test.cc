@@ -113,7 +113,8 @@ TEST(ChecksTest, ExpertsOnCpusBesideAGpu) {
              c.moe.stream_experts = "auto";
              c.recorder.mode = "stat_approx";
            }),
-           "--stream-experts auto: not supported with --expert-distribution-recorder-mode stat_app"},
+           "--stream-experts auto: not supported with --expert-distribution-recorder-mode "
+           "stat_app"},
           {with([](auto& c) { c.mesh.expert_ranks = 2; }),
            "--device cuda,cpu: --tp-size 4 and --expert-ranks 2 leave 2 ranks with attention"},
           {with([](auto& c) { c.mesh.expert_ranks = 0; }),

@@ -84,8 +84,7 @@ void CheckTokenExperts(const RouterConfig& config, size_t layer, const RouterWei
 Tensor DrawTokenExperts(const RouterConfig& config, double exponent, size_t layer, int64_t rows) {
   const auto experts = static_cast<size_t>(config.num_experts);
   std::vector<double> inverse(experts), time(experts);
-  for (size_t e = 0; e < experts; ++e)
-    inverse[e] = std::pow(static_cast<double>(e) + 1, exponent);
+  for (size_t e = 0; e < experts; ++e) inverse[e] = std::pow(static_cast<double>(e) + 1, exponent);
   Tensor table = Tensor::Empty(DType::kI32, {rows, config.top_k});
   auto* out = table.data<int32_t>();
   std::vector<int32_t> order(experts);
@@ -110,8 +109,7 @@ void DrawExperts(const ModelConfig& config, size_t number, LayerWeights* layer) 
   RouterWeights& router = layer->moe.router;
   if (router.w.n == 0) return;  // a rank with experts only
   const int64_t rows = std::min<int64_t>(kSkewedTokens, config.vocab_size);
-  layer->owned.push_back(
-      DrawTokenExperts(config.moe->router, *config.expert_skew, number, rows));
+  layer->owned.push_back(DrawTokenExperts(config.moe->router, *config.expert_skew, number, rows));
   router.token_experts = std::as_const(layer->owned.back()).data<int32_t>();
   router.token_rows = rows;
   router.correction_bias = nullptr;

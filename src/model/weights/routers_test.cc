@@ -50,8 +50,7 @@ std::vector<double> Shares(const RouterWeights& router, int experts, int top_k) 
   for (int64_t token = 0; token < router.token_rows; ++token) {
     const int32_t* row = router.token_experts + token * top_k;
     EXPECT_EQ(std::set<int32_t>(row, row + top_k).size(), static_cast<size_t>(top_k));
-    for (int i = 0; i < top_k; ++i)
-      shares.at(row[i]) += 1 / static_cast<double>(router.token_rows);
+    for (int i = 0; i < top_k; ++i) shares.at(row[i]) += 1 / static_cast<double>(router.token_rows);
   }
   return shares;
 }
@@ -96,8 +95,7 @@ TEST(SkewRoutingTest, SmallVocabulariesHaveOneRowForEachToken) {
   SkewRouting(1, &config);
   const ModelWeights weights = Drawn(config);
   EXPECT_EQ(weights.layers[2].moe.router.token_rows, 10);
-  for (const double share : Shares(weights.layers[2].moe.router, 4, 4))
-    EXPECT_NEAR(share, 1, 1e-9);
+  for (const double share : Shares(weights.layers[2].moe.router, 4, 4)) EXPECT_NEAR(share, 1, 1e-9);
 }
 
 TEST(SkewRoutingTest, RefusesModelsWhoseRoutersDiffer) {

@@ -104,8 +104,7 @@ void CudaMoeParts::KeepForStreams(int32_t logical, const kernels::ExpertWeights&
 }
 
 int CudaMoeParts::groups() const {
-  return static_cast<int>(
-      CeilDiv(std::ssize(streamed), StreamGroup(config.router.num_experts)));
+  return static_cast<int>(CeilDiv(std::ssize(streamed), StreamGroup(config.router.num_experts)));
 }
 
 std::span<const int32_t> CudaMoeParts::Group(int group) const {
@@ -116,8 +115,8 @@ std::span<const int32_t> CudaMoeParts::Group(int group) const {
 void CudaMoeParts::PlaceGroups() {
   const ExpertPlacement& placement = config.placement;
   StreamPlaces found = PlaceStreams(placement.physical_to_logical(),
-                                     ExpertsOfRank(placement.num_physical(), backend.mesh()),
-                                     config.router.num_experts);
+                                    ExpertsOfRank(placement.num_physical(), backend.mesh()),
+                                    config.router.num_experts);
   streamed = std::move(found.experts);
   const size_t bytes = found.table.size() * sizeof(int32_t);
   if (group_places.bytes() == 0) group_places = DeviceMemory(bytes);

@@ -77,12 +77,11 @@ void CudaMoeBackend::RunGroup(const CudaMoeParts& parts, const DeviceExperts& ex
 void CudaMoeBackend::AddSharedToSums(const CudaMoeParts& parts, const CudaMoeState& s) const {
   const TokenAddend shared = SharedInSums(parts, s);
   if (shared.x == nullptr || s.arrived.in.tokens == 0) return;
-  Check(AddToTokens({.addend = shared,
-                     .tokens = s.arrived.in.tokens,
-                     .hidden = s.width,
-                     .y = s.combine_y()},
-                    stream()),
-        "sum with the shared expert");
+  Check(
+      AddToTokens(
+          {.addend = shared, .tokens = s.arrived.in.tokens, .hidden = s.width, .y = s.combine_y()},
+          stream()),
+      "sum with the shared expert");
 }
 
 }  // namespace switchyard::cuda

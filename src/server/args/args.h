@@ -91,11 +91,11 @@ struct OneBatchArgs {
   std::vector<int32_t> input_lengths{512};
   int32_t output_length = 32;
   int32_t repeat = 3;
-  std::string json;           // --json FILE
-  std::string cost_table;     // --cost-table FILE; empty: the shipped table of the device
-  bool profile = false;       // --profile: write traces of the measured runs
-  std::string profile_dir;    // --profile DIR; empty: profile::DefaultDirectory()
-  bool same_experts = false;  // --same-experts
+  std::string json;                   // --json FILE
+  std::string cost_table;             // --cost-table FILE; empty: the shipped table of the device
+  bool profile = false;               // --profile: write traces of the measured runs
+  std::string profile_dir;            // --profile DIR; empty: profile::DefaultDirectory()
+  bool same_experts = false;          // --same-experts
   std::optional<double> expert_skew;  // --expert-skew
 };
 

@@ -102,9 +102,10 @@ void AddOneBatchFlags(CommandLine& app, OneBatchArgs& a) {
       .OptionalValue();
   app.Switch("--same-experts", a.same_experts, kBench,
              "With drafts and dummy weights: all rows of a layer choose the same experts");
-  app.Option("--expert-skew", a.expert_skew,
-             "With dummy weights: random experts for each token and layer, in place of the router's "
-             "choice. 0: uniform; else Zipf-like, expert e with the weight (e + 1)^-SKEW")
+  app.Option(
+         "--expert-skew", a.expert_skew,
+         "With dummy weights: random experts for each token and layer, in place of the router's "
+         "choice. 0: uniform; else Zipf-like, expert e with the weight (e + 1)^-SKEW")
       .Group(kBench)
       .Range(0.0, 4.0);
 }

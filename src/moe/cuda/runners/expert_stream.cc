@@ -17,15 +17,15 @@ constexpr int64_t kAlignment = 256;
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
 
 // A buffer of `group` experts like those of the layer; its contents do not matter.
-DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeights& expert, int group) {
+DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeights& expert,
+                         int group) {
   const std::vector<kernels::ExpertWeights> same(static_cast<size_t>(group), expert);
   return DeviceExperts(same, layer.arithmetic);
 }
 
 }  // namespace
 
-PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts)
-    : bytes_(layer.slot_bytes()) {
+PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(layer.slot_bytes()) {
   for (const int64_t array : bytes_) stride_ += Aligned(array);
   memory_ = PinnedMemory(static_cast<size_t>(stride_ * experts));
 }
@@ -56,8 +56,7 @@ void ExpertStream::CheckFits(const DeviceExperts& layer) const {
                     a.tensor_cores == b.tensor_cores && a.packed == b.packed &&
                     a.gated == b.gated && layer.slot_bytes() == buffer.slot_bytes();
   if (!same)
-    throw Invalid(
-        "--stream-experts: layers have experts of different formats or sizes; want off");
+    throw Invalid("--stream-experts: layers have experts of different formats or sizes; want off");
 }
 
 void ExpertStream::Convert(const kernels::ExpertWeights& expert, const ExpertSlot& to) {
