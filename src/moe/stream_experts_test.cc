@@ -25,7 +25,7 @@ TEST(StreamExpertsTest, TheFlagIsAWordOrANumberOfTokens) {
       ADD_FAILURE() << wrong;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
-      EXPECT_THAT(error.what(), testing::HasSubstr("--stream-experts"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("--stream-experts"));
     }
   }
 }

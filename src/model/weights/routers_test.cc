@@ -107,13 +107,13 @@ TEST(SkewRoutingTest, RefusesModelsWhoseRoutersDiffer) {
     }
     return "";
   };
-  EXPECT_THAT(refusal(ModelConfig()), testing::HasSubstr("--expert-skew 1: the model has no exp"));
+  EXPECT_THAT(refusal(ModelConfig()), ::testing::HasSubstr("--expert-skew 1: the model has no exp"));
   ModelConfig zero = ConfigOf(4, 1);
   zero.moe->router.zero_experts = 2;
-  EXPECT_THAT(refusal(zero), testing::HasSubstr("experts without computation"));
+  EXPECT_THAT(refusal(zero), ::testing::HasSubstr("experts without computation"));
   ModelConfig latent = ConfigOf(4, 1);
   latent.moe->latent = 2;
-  EXPECT_THAT(refusal(latent), testing::HasSubstr("narrower rows"));
+  EXPECT_THAT(refusal(latent), ::testing::HasSubstr("narrower rows"));
 }
 
 }  // namespace
