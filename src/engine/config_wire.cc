@@ -16,7 +16,8 @@ void Fields(Codec& codec, T& o) {
         o.speculative_runner_backend, o.max_dispatch_tokens_per_rank, o.dispatcher_output_dtype,
         o.combine_rows, o.long_seq_per_round_tokens, o.long_seq_rounds, o.hccl_buffer_mib,
         o.combine_long_seq, o.elastic_timeout_seconds, o.waterfill, o.single_batch_overlap,
-        o.num_redundant_experts, o.init_expert_location, o.row_dtype, o.fp8_group_activations);
+        o.num_redundant_experts, o.init_expert_location, o.stream_experts, o.row_dtype,
+        o.fp8_group_activations);
 }
 template <typename Codec, OneOf<QuantizationFlags> T>
 void Fields(Codec& codec, T& q) {

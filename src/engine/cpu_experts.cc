@@ -56,11 +56,13 @@ void SetGpuBytes(const EnginePlan& plan, ExpertSplit* split) {
   split->passes = memory.passes() + memory.scratch + memory.exchange + memory.states;
 }
 
-// All experts on the GPU. Flags of EPLB, which one rank does not have, are for the division.
+// All experts on the GPU. Flags of EPLB and streams, which one rank does not have, are for the
+// division.
 ExpertSplit Whole(const Machine& machine, const ModelConfig& model, EngineConfig config,
                   int64_t cache_tokens) {
   config.eplb.enable = false;
   config.eplb.rank_costs.clear();
+  config.moe.stream_experts = "off";
   ExpertSplit whole{.config = config, .on_gpu = model.moe->router.num_experts};
   const EnginePlan plan = PlanOfSizes(machine, model, config);
   const int64_t requests =

@@ -149,6 +149,29 @@ TEST(HostExpertsTest, TooLittleMemoryOfEitherSideIsNamed) {
   EXPECT_THAT(error(1 << 20, 64 * kGiB), HasSubstr("not enough memory: needed"));
 }
 
+TEST(HostExpertsTest, StreamsNeedACopyOfAllExpertsOnTheHost) {
+  EngineConfig config = OnGpuAndCpu({4, 12});
+  EXPECT_EQ(MakeModelOptions(config, PlanOf(config), 0).moe.stream_tokens, 0);
+  EXPECT_EQ(PlanHostExperts(config, PlanOf(config)).streams, 0);
+  const double without = PlanRankMemory(config, PlanOf(config)).fixed();
+  for (const char* flag : {"100", "auto"}) {
+    config.moe.stream_experts = flag;
+    const EnginePlan plan = PlanOf(config);
+    const int64_t tokens = MakeModelOptions(config, plan, 0).moe.stream_tokens;
+    EXPECT_EQ(MakeModelOptions(config, plan, 1).moe.stream_tokens, tokens);
+    if (std::string(flag) == "auto") {
+      EXPECT_GT(tokens, 0);
+    } else {
+      EXPECT_EQ(tokens, 100);
+    }
+    const RankMemory gpu = PlanRankMemory(config, plan);
+    EXPECT_GT(gpu.fixed(), without);  // two buffers
+    const HostExpertBytes host = PlanHostExperts(config, plan);
+    EXPECT_NEAR(host.streams, gpu.weights.experts / 4 * 16, 1);
+    EXPECT_EQ(host.total(), host.weights + host.rows + host.arena + host.streams);
+  }
+}
+
 TEST(HostExpertsTest, OneGpuSuffices) {
   const std::vector<GpuInfo> one = {{.name = "GPU", .total_bytes = kGiB, .free_bytes = kGiB}};
   EXPECT_TRUE(ChooseGpus(OnGpuAndCpu({4, 12}), 2, one));

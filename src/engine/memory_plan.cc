@@ -11,6 +11,7 @@
 #include "engine/speculative/draft_model.h"
 #include "eplb/manager.h"
 #include "model/weights/source.h"
+#include "moe/placement/placement.h"
 
 namespace switchyard {
 namespace {
@@ -127,6 +128,14 @@ HostExpertBytes PlanHostExperts(const EngineConfig& config, const EnginePlan& pl
                                           MakeModelOptions(config, plan, mesh.tp - 1), mesh, {});
   bytes.rows = of_rank.moe * mesh.expert_ranks;
   bytes.arena = static_cast<double>(plan.symmetric_bytes_per_rank) * mesh.tp;
+  const ModelOptions of_gpu = MakeModelOptions(config, plan, 0);
+  if (of_gpu.moe.stream_tokens > 0) {
+    const int num_experts = plan.model.moe->router.num_experts;
+    const double held = MemoryOfRank(plan.model, of_gpu, mesh, {}).weights.experts;
+    const Range slots =
+        ExpertsOfRank(num_experts + config.moe.num_redundant_experts, Mesh(mesh, 0));
+    bytes.streams = held / static_cast<double>(slots.size()) * num_experts;
+  }
   return bytes;
 }
 

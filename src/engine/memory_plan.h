@@ -33,9 +33,10 @@ int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool 
 // part of the arena, so all of it counts.
 struct HostExpertBytes {
   double weights = 0;
-  double rows = 0;   // experts' rows and results of products
-  double arena = 0;  // exchange buffers
-  double total() const { return weights + rows + arena; }
+  double rows = 0;     // experts' rows and results of products
+  double arena = 0;    // exchange buffers
+  double streams = 0;  // pinned copies of all experts (--stream-experts)
+  double total() const { return weights + rows + arena + streams; }
 };
 
 // `plan`: with EnginePlan::host_experts, dtypes, sizes of a pass, and the bytes of the arena.

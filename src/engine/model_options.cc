@@ -10,6 +10,8 @@
 #include "engine/pipeline/stage_links.h"
 #include "eplb/manager.h"
 #include "kernels/ops.h"
+#include "model/weights/expert_formats.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard {
 
@@ -59,6 +61,27 @@ int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan
   return 2 * kRowsPerExpert * router.num_experts / router.top_k;
 }
 
+// MoeOptions::stream_tokens. Equal on all ranks. The rates are rough: half of what a thread reaches
+// in products of bfloat16 with AVX-512, and PCIe 4.
+int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
+  const int64_t tokens = ParseStreamExperts(config.moe.stream_experts);
+  if (!plan.host_experts || !plan.model.has_moe()) return 0;
+  if (tokens >= 0) return tokens;
+  constexpr double kFlopsOfThread = 80e9, kLink = 25e9;
+  const ModelConfig& model = plan.model;
+  const double weights = 3.0 * static_cast<double>(model.expert_row_width()) *
+                         static_cast<double>(model.moe->intermediate);
+  const auto layers = static_cast<double>(std::ranges::count_if(model.layers, &LayerConfig::moe));
+  const int experts = model.moe->router.num_experts;
+  return BreakEvenTokens(
+      {.experts = experts,
+       .top_k = model.moe->router.top_k,
+       .expert_bytes = ExpertFormatsOf(model).bytes / (layers * experts),
+       .flops_of_row = 2 * weights,
+       .cpu_flops = kFlopsOfThread * plan.threads_per_rank * config.mesh.expert_ranks,
+       .link_bandwidth = kLink});
+}
+
 }  // namespace
 
 ModelConfig EnginePlan::ModelOf(const MeshShape& mesh, int rank) const {
@@ -91,6 +114,7 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
     // The exchange of GPUs with CPUs has one mode, and a combine in each round.
     options.moe.deepep_mode = "normal";
     options.moe.combine_long_seq = true;
+    options.moe.stream_tokens = StreamTokens(config, plan);
   }
   if (plan.OnGpu(config.mesh, rank)) {
     // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.

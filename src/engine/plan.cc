@@ -324,13 +324,15 @@ void CheckHostExperts(const Machine& machine, const EngineConfig& config, const 
   throw Error(
       ErrorKind::kResource,
       fmt::format("not enough memory of the host for experts on CPUs: needed {:.2f} GiB (weights "
-                  "{:.2f}, experts' rows {:.2f}, exchange buffers {:.2f}), available {:.2f} GiB "
+                  "{:.2f}, experts' rows {:.2f}, exchange buffers {:.2f}, copies for "
+                  "--stream-experts {:.2f}), available {:.2f} GiB "
                   "(--mem-fraction-static {} of {:.2f} GiB, of which {:.2f} GiB are free now)",
                   need.total() / kGiB, need.weights / kGiB, need.rows / kGiB, need.arena / kGiB,
-                  budget / kGiB, config.mem_fraction_static, machine.host.total / kGiB,
-                  machine.host.available / kGiB),
-      "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
-      "--mem-fraction-static");
+                  need.streams / kGiB, budget / kGiB, config.mem_fraction_static,
+                  machine.host.total / kGiB, machine.host.available / kGiB),
+      std::string(need.streams > 0 ? "leave out --stream-experts, " : "") +
+          "give the GPU more experts (--expert-slots), lower --chunked-prefill-size, or raise "
+          "--mem-fraction-static");
 }
 
 // Threads of a rank on CPUs: an equal part of the CPUs. One CPU is left to the host thread of each

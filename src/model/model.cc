@@ -190,6 +190,7 @@ struct Model::Impl {
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
+    KeepForStreams(moe, dir, config, comm.mesh, options);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
     if (options.movable_experts) {
       moe_backend->ReserveMoves(options.movable_layers);

@@ -23,6 +23,7 @@
 #include "moe/gpu_pass_memory.h"
 #include "moe/router/routing_log_shape.h"
 #include "moe/runners/grouped_mlp.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard {
 namespace {
@@ -63,6 +64,21 @@ size_t SpareExpertBytes(const ModelConfig& config, const ModelOptions& options,
   return static_cast<size_t>(held * LocalExperts(config, options, shape)) *
          (kAlignment +
           ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
+}
+
+// The buffers of streamed experts, and the tables of their places.
+size_t StreamBufferBytes(const ModelConfig& config, const ModelOptions& options,
+                         const MeshShape& shape) {
+  if (options.moe.stream_tokens == 0 || !config.has_moe()) return 0;
+  constexpr size_t kBuffers = 2, kAlignment = 256;
+  const int experts = config.moe->router.num_experts, group = StreamGroup(experts);
+  const auto layers = static_cast<size_t>(std::ranges::count_if(config.layers, &LayerConfig::moe));
+  const auto table = static_cast<size_t>((1 + CeilDiv(experts, group)) *
+                                         (experts + options.moe.num_redundant_experts));
+  return layers * table * sizeof(int32_t) +
+         kBuffers * static_cast<size_t>(group) *
+             (kAlignment +
+              ExpertBytes(config, Mesh(shape, 0), CompletePlacedLoad(config, options, shape)));
 }
 
 // Whether quantization may differ between layers of one kind.
@@ -444,7 +460,8 @@ size_t GpuBytesPerRank(const ModelConfig& config, const ModelOptions& options,
                        const MeshShape& shape) {
   const ModelOptions complete = CompleteOptions(config, options, shape);
   return CudaPeerBytes(config, complete, shape) + StageRowsBytes(config, complete, shape) +
-         RoutingLogBytes(config, complete, shape) + SpareExpertBytes(config, complete, shape);
+         RoutingLogBytes(config, complete, shape) + SpareExpertBytes(config, complete, shape) +
+         StreamBufferBytes(config, complete, shape);
 }
 
 std::string DescribeExchangeMemory(const ModelConfig& config, const ModelOptions& options,

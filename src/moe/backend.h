@@ -46,6 +46,11 @@ class MoeLayerParts {
   // Stage, or be in host memory. Called on the rank's thread, between two passes. Returns objects
   // that any thread may free.
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
+  // With MoeOptions::stream_tokens, on a GPU: keeps a copy of this logical expert in host memory,
+  // for passes that stream experts. Called for each expert before the first pass. Error kInvalid
+  // names
+  // --stream-experts if the expert's format differs from that of others.
+  virtual void KeepForStreams(int32_t /*logical*/, const kernels::ExpertWeights& /*expert*/) {}
   // The weights as arrays in the memory of a GPU; none on CPUs. Swap changes their contents.
   virtual std::vector<kernels::DeviceArray> Arrays() const { return {}; }
 

@@ -5,6 +5,7 @@
 #include "core/parallel.h"
 #include "moe/backends.h"
 #include "moe/gpu_options.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -61,7 +62,9 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
   // With experts on CPUs, rows come from ranks on GPUs only, and this rank has its own slots.
   const int64_t sources = options.host_experts ? mesh.token_ranks() : ep;
   const bool own_slots = options.host_experts && !mesh.expert_slots.empty();
-  const int64_t local = own_slots ? mesh.expert_slots.front() : exchange.local_experts;
+  const int64_t held = own_slots ? mesh.expert_slots.front() : exchange.local_experts;
+  const bool streams = options.stream_tokens > 0;
+  const int64_t local = streams ? std::max<int64_t>(held, StreamGroup(shape.num_experts)) : held;
   const int64_t round = std::max(normal || !low_latency ? normal_tokens : 0,
                                  low_latency ? modes.low_latency_tokens : 0);
   const int64_t arrived = gathers || normal || low_latency ? sources * round : round;
@@ -80,6 +83,7 @@ double GpuPassBytes(const MoeOptions& options, const MoeShape& shape, const Mesh
   if (scatters && of_rank.moe_tp() > 1)
     bytes += lane * (2 * hidden + shape.widest_router_row()) * kFloat;
   if (gathers) bytes += 2 * arrived * hidden * kFloat + 3 * arrived * k * kInt;
+  if (streams) bytes += arrived * k * kInt;                  // the ids within a group
   bytes += arrived * k * kInt;                               // the position of each slot
   bytes += RoundUp(ordered, chunk) / kBlockRows * kInt;      // the expert of each block
   bytes += CeilDiv(arrived * k, kTileSlots) * local * kInt;  // RowOrderScratch

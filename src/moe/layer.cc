@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard {
 namespace {
@@ -68,10 +69,17 @@ void MoeLayer::CheckTokens(const MoeTokens& tokens) const {
   }
 }
 
+bool MoeLayer::IsSpared(const MoeTokens& tokens) const {
+  return !backend_->mesh().attends() &&
+         StreamsExperts(backend_->options(), tokens.group_tokens, tokens.group_decode_tokens);
+}
+
 void MoeLayer::Forward(MoeState& state, const float* hidden, const MoeTokens& tokens,
                        float* out) const {
   CheckTokens(tokens);
+  if (IsSpared(tokens)) return;
   const auto groups = tokens.group_tokens, decoding = tokens.group_decode_tokens;
+  state.streams = StreamsExperts(backend_->options(), groups, decoding);
   const auto run = [&](std::span<const int64_t> counts, int64_t first, bool decode,
                        int64_t routed_before = 0) {
     if (IsEmpty(counts)) return;
@@ -111,7 +119,9 @@ bool MoeLayer::StartOneRound(MoeState& state, const float* hidden, const MoeToke
                              float* out) const {
   CheckTokens(tokens);
   const bool decode = std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens);
-  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return false;
+  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens) || IsSpared(tokens)) return false;
+  state.streams =
+      StreamsExperts(backend_->options(), tokens.group_tokens, tokens.group_decode_tokens);
   Prepare(state, tokens.group_tokens, decode);
   if (state.rounds != 1) return false;
   state.router_hidden = tokens.router_rows;
@@ -124,7 +134,7 @@ bool MoeLayer::StartOneRound(MoeState& state, const float* hidden, const MoeToke
 MoeInputBuffer MoeLayer::InputRows(MoeState& state, const MoeTokens& tokens) const {
   // Scaled rows depend on the router, which runs after the producer of `hidden`.
   if (!backend_->takes_input_rows() || parts_->config.router.scales_input) return {};
-  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens)) return {};
+  if (IsSplit(tokens) || IsEmpty(tokens.group_tokens) || IsSpared(tokens)) return {};
   Prepare(state, tokens.group_tokens,
           std::ranges::equal(tokens.group_tokens, tokens.group_decode_tokens));
   if (state.rounds != 1 || (state.partitioned && !state.partition.lane_is_local())) return {};

@@ -116,10 +116,16 @@ class MoeLayer {
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
   bool readable() const { return parts_->readable(); }
   OwnedExpert Stage(OwnedExpert expert) const { return parts_->Stage(std::move(expert)); }
+  void KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) const {
+    parts_->KeepForStreams(logical, expert);
+  }
   std::vector<kernels::DeviceArray> Arrays() const { return parts_->Arrays(); }
 
  private:
   void CheckTokens(const MoeTokens& tokens) const;
+  // Whether this rank has no part in the batch: a rank with experts only, whose experts a GPU
+  // computes (StreamsExperts).
+  bool IsSpared(const MoeTokens& tokens) const;
   // Whether the decode rows of `tokens` and its other rows are processed as two batches.
   bool IsSplit(const MoeTokens& tokens) const;
   // Sets where a batch stores routed experts and router faults. `first`: index of the batch's first

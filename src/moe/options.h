@@ -65,6 +65,11 @@ struct MoeOptions {
   // Whether ranks with experts only (MeshShape::expert_ranks) compute on CPUs and the other ranks
   // on GPUs. Derived from --device. Rows then go through the shared arena of the ranks.
   bool host_experts = false;
+  // --stream-experts: auto | off | a number of tokens (moe/stream_experts.h).
+  std::string stream_experts = "off";
+  // With host_experts: passes with prompts and at least this number of tokens stream experts; 0:
+  // none. Derived from stream_experts.
+  int64_t stream_tokens = 0;
   // Type of dispatched and combined rows: the model's dtype.
   DType row_dtype = DType::kF32;
   // Whether experts quantize their input rows to FP8 in groups of 128. Resolves

@@ -61,7 +61,8 @@ struct MoeState {
   // The rows that the router reads [tokens, router_width]: `hidden`, or MoeTokens::router_rows.
   const float* router_hidden = nullptr;
   int64_t router_width = 0;
-  bool decode = false;                // every sequence has one row, on all ranks
+  bool decode = false;   // every sequence has one row, on all ranks
+  bool streams = false;  // the GPU computes the experts of CPU ranks (moe/stream_experts.h)
   int32_t* routed_experts = nullptr;  // [tokens, top_k] or null
   RouterFaults router_faults;         // [tokens]
   int64_t first_row = 0;  // index of the first token among the group's tokens in the pass

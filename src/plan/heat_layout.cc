@@ -259,8 +259,7 @@ std::string HeatReport(const HeatLayout& layout) {
   }
   return text +
          "by layers: the time of a placement of whole layers, relative to this one\n"
-         "with streams: if the GPU read experts of the host for long prompts, which `serve` does "
-         "not do yet\n";
+         "with streams: if the GPU reads experts of the host for long prompts (--stream-experts)\n";
 }
 
 }  // namespace switchyard::plan

@@ -79,9 +79,9 @@ class HeatLayout {
 
   // A step in which `sequences` sequences decode, with `keys` keys each.
   HeatTime Decode(double sequences, double keys, ExpertsPlacedBy by = ExpertsPlacedBy::kHeat) const;
-  // The steps of a prompt, in chunks of --chunked-prefill-size. With `streams`, which `serve` does
-  // not do yet, the experts of the CPU in a layer are computed there, or by the GPU while it reads
-  // their weights over the link, whichever is faster.
+  // The steps of a prompt, in chunks of --chunked-prefill-size. With `streams`
+  // (--stream-experts), the experts of the CPU in a layer are computed there, or by the GPU while
+  // it reads their weights over the link, whichever is faster.
   HeatTime Prefill(double rows, ExpertsPlacedBy by = ExpertsPlacedBy::kHeat,
                    bool streams = false) const;
 

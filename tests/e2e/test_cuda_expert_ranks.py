@@ -27,6 +27,10 @@ PLACEMENTS = {
     "rounds": ["--deepep-normal-long-seq-per-round-tokens", 16],
     "no overlap": ["--disable-overlap-schedule"],
     "drafts": ["--speculative-algorithm", "NGRAM"],
+    "streams": ["--expert-slots", "4,12", "--stream-experts", 4],
+    "streams in rounds": ["--expert-slots", "4,5,7", "--tp", 3, "--expert-ranks", 2, "--stream-experts", 4,
+                          "--deepep-normal-long-seq-per-round-tokens", 16],
+    "streams of copies": ["--expert-slots", "5,16", "--ep-num-redundant-experts", 5, "--stream-experts", 4],
 }
 
 pytestmark = pytest.mark.skipif(not gpus(), reason="no GPU was found")
@@ -55,7 +59,15 @@ def hot_on_gpu(server):
     return len(rows) == MOE_LAYERS and all(len(set(row[:4]) & set(HOT)) >= 3 for row in rows)
 
 
-@pytest.mark.parametrize("weights", [[], ["--quantization", "int4"]], ids=["stored weights", "converted weights"])
+@pytest.mark.parametrize("name", MODELS)
+def test_streams_equal_transformers(name):
+    with Server(FIXTURES / name, *COMMON, *MIXED, "--stream-experts", 4) as server:
+        check_reference.check(server, FIXTURES / name)
+
+
+# The last case: sums of streamed experts are not in slot order, so they depend on the placement.
+@pytest.mark.parametrize("weights", [[], ["--quantization", "int4"], ["--stream-experts", 16]],
+                         ids=["stored weights", "converted weights", "streams"])
 def test_hot_experts_move_to_the_gpu(tmp_path, weights):
     model = skewed(tmp_path / "model")
     flags = ["--expert-slots", "4,12", "--eplb-rank-costs", "1:10,8:200", "--enable-eplb",
@@ -170,6 +182,7 @@ def test_a_model_that_does_not_fit_is_refused_with_a_reason(flags, expected):
     (["--tp", 3, "--expert-ranks", 1, "--dp-size", 2, "--enable-dp-attention", "--gpu-id-step", 0], "leave 2 ranks with attention; want one"),
     (["--tp", 2, "--expert-ranks", 1, "--moe-a2a-backend", "flashinfer"], "not supported with --moe-a2a-backend flashinfer"),
     (["--tp", 2, "--expert-ranks", 1, "--enable-two-batch-overlap"], "not supported with --enable-two-batch-overlap"),
+    (["--tp", 2, "--expert-ranks", 1, "--stream-experts", "on"], "--stream-experts on: want auto, off or a number of tokens"),
 ])
 def test_what_cannot_be_is_refused_by_name(flags, expected):
     code, said = fails_to_start("--model-path", FIXTURES / "deepseek_v3", "--port", 0, "--device", "cuda,cpu", *flags)

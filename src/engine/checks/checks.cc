@@ -20,6 +20,7 @@
 #include "kernels/recurrent.h"
 #include "model/stages.h"
 #include "model/weights/source.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard {
 namespace {
@@ -310,6 +311,21 @@ void CheckHostExperts(const EngineConfig& c, const EnginePlan& plan, const std::
   refuse(moe.single_batch_overlap, "--enable-single-batch-overlap", "to leave it out");
 }
 
+void CheckStreamExperts(const EngineConfig& c, const EnginePlan& plan) {
+  if (ParseStreamExperts(c.moe.stream_experts) == 0) return;
+  const std::string flag = fmt::format("--stream-experts {}", c.moe.stream_experts);
+  if (!plan.host_experts)
+    throw Invalid(
+        "{}: experts on CPUs are streamed to a GPU; want --device cuda,cpu with "
+        "--expert-ranks, or off",
+        flag);
+  if (c.recorder.mode == "stat_approx")
+    throw Invalid(
+        "{}: not supported with --expert-distribution-recorder-mode stat_approx, which "
+        "counts the rows that ranks receive",
+        flag);
+}
+
 // Ranks with experts only, and ranks with their own numbers of experts.
 void CheckUnequalRanks(const EngineConfig& c, const EnginePlan& plan) {
   const MeshShape& mesh = c.mesh;
@@ -426,6 +442,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckRecorder(config, plan.model);
   CheckUnequalRanks(config, plan);
   CheckRankCosts(config, plan);
+  CheckStreamExperts(config, plan);
   CheckEplb(config, plan);
   CheckSpares(config, plan);
   CheckWeightLayout(config, plan);

@@ -106,6 +106,15 @@ TEST(ChecksTest, ExpertsOnCpusBesideAGpu) {
            ""},
           {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
           {with([](auto& c) { c.moe.deepep_mode = "auto"; }), ""},
+          {with([](auto& c) { c.moe.stream_experts = "512"; }), ""},
+          {with([](auto& c) { c.moe.stream_experts = "some"; }),
+           "--stream-experts some: want auto, off or a number of tokens"},
+          {with([](auto& c) {
+             c.moe.stream_experts = "auto";
+             c.recorder.mode = "stat_approx";
+           }),
+           "--stream-experts auto: not supported with --expert-distribution-recorder-mode "
+           "stat_app"},
           {with([](auto& c) { c.mesh.expert_ranks = 2; }),
            "--device cuda,cpu: --tp-size 4 and --expert-ranks 2 leave 2 ranks with attention"},
           {with([](auto& c) { c.mesh.expert_ranks = 0; }),
@@ -160,6 +169,8 @@ TEST(ChecksTest, RanksWithExpertsOnly) {
          c.mesh.expert_slots = {4, 4, 3, 17};
        }),
        "--expert-slots 4,4,3,17: a rank would hold an expert twice; want at most 16"},
+      {with([](auto& c) { c.moe.stream_experts = "auto"; }),
+       "--stream-experts auto: experts on CPUs are streamed to a GPU; want --device cuda,cpu"},
       {with([](auto& c) { c.spare_ranks = 1; }),
        "--expert-ranks 2: not supported with --spare-ranks"},
       {with([](auto& c) { c.elastic_ep_backend = "mooncake"; }),

@@ -17,6 +17,7 @@
 #include "moe/gpu_options.h"
 #include "moe/gpu_pass_memory.h"
 #include "moe/runners/runner_names.h"
+#include "moe/stream_experts.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -196,6 +197,15 @@ void CudaMoeBackend::ReserveMoves(int layers) {
   mover_ = std::make_unique<ExpertMover>(device_, spare_bytes_, held * local_experts());
 }
 
+ExpertStream& CudaMoeBackend::StreamFor(const DeviceExperts& layer,
+                                        const kernels::ExpertWeights& expert) const {
+  if (!stream_experts_)
+    stream_experts_ =
+        std::make_unique<ExpertStream>(layer, expert, StreamGroup(shape_.num_experts));
+  stream_experts_->CheckFits(layer);
+  return *stream_experts_;
+}
+
 RoutingLogShape CudaMoeBackend::LogShape() const {
   return {.layers = static_cast<int>(layers_.size()),
           .experts = shape_.num_experts,
@@ -209,6 +219,11 @@ RoutingLogShape CudaMoeBackend::LogShape() const {
 
 void CudaMoeBackend::SelectExchange(int64_t longest, MoeState& state) {
   auto& s = static_cast<CudaMoeState&>(state);
+  if (s.streams) {  // no row leaves this GPU
+    s.exchange = nullptr;
+    s.max_round_tokens = normal_tokens_;
+    return;
+  }
   const bool low_latency =
       low_latency_ && (!normal_ || (s.decode && longest <= low_latency_tokens_));
   s.exchange = low_latency ? low_latency_.get() : normal_.get();
@@ -224,14 +239,20 @@ int64_t CudaMoeBackend::ArrivedCapacity() const {
   return gathers() || normal_ || low_latency_ ? sources() * RoundCapacity() : RoundCapacity();
 }
 
+int CudaMoeBackend::OrderedExperts() const {
+  return may_stream() ? std::max(local_experts(), StreamGroup(shape_.num_experts))
+                      : local_experts();
+}
+
 void CudaMoeBackend::PlanChunks() {
   const int64_t k = slots_per_token(), ep = mesh_.ep();
-  const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, local_experts());
-  ordered_rows_ = MaxOrderedRows(slots, local_experts());
+  const int experts = OrderedExperts();
+  const int64_t slots = ArrivedCapacity() * std::min<int64_t>(k, experts);
+  ordered_rows_ = MaxOrderedRows(slots, experts);
   // Under even load, each rank receives 1 / ep of all slots. A chunk has space for twice that
   // number. The host also launches the kernels of further chunks, but these usually have no rows.
   const int64_t usual = 2 * CeilDiv((scatters_ ? sources() : 1) * RoundCapacity() * k, ep) +
-                        local_experts() * kGroupBlockRows;
+                        experts * kGroupBlockRows;
   chunk_rows_ = std::min(ordered_rows_, RoundUp(std::max(usual, kMinChunkRows), kGroupBlockRows));
 }
 
@@ -264,11 +285,12 @@ std::unique_ptr<MoeState> CudaMoeBackend::MakeState(int slot) {
       *ids = Memory(arrived * k * 4);
   }
   b.position = Memory(arrived * k * 4);
-  b.offsets = Memory((local_experts() + 1) * 4);
-  b.counts = Memory(local_experts() * 4);
+  b.offsets = Memory((OrderedExperts() + 1) * 4);
+  b.counts = Memory(OrderedExperts() * 4);
   b.block_groups = Memory(RoundUp(ordered_rows_, chunk_rows_) / kGroupBlockRows * 4);
   b.order_arrived = Memory(sizeof(uint32_t));
-  b.order_scratch = Memory(RowOrderScratch(arrived * k, local_experts()) * 4);
+  b.order_scratch = Memory(RowOrderScratch(arrived * k, OrderedExperts()) * 4);
+  if (may_stream()) b.group_ids = Memory(arrived * k * 4);
   b.products = product_bytes_.Allocate();
   b.shared_products = shared_product_bytes_.Allocate();
   b.outputs = Memory(output_bytes_);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/device/cuda_device.h"
@@ -15,6 +16,7 @@
 #include "moe/cuda/router/router_logits.h"
 #include "moe/cuda/router/routing_log.h"
 #include "moe/cuda/router/select_experts.h"
+#include "moe/cuda/runners/expert_stream.h"
 #include "moe/cuda/runners/expert_weights.h"
 #include "moe/cuda/runners/gpu_runner.h"
 #include "moe/cuda_moe.h"
@@ -48,6 +50,7 @@ struct MoeBuffers {
   DeviceMemory position;                         // [maximum rows] of RowOrder
   DeviceMemory offsets, counts, block_groups, order_scratch;
   DeviceMemory order_arrived;  // arrival count of SelectAndOrder's blocks
+  DeviceMemory group_ids;      // [round, top_k] of the experts that are computed together
   ProductBuffers products;     // for a chunk of rows, or for the shared expert on the same stream
   ProductBuffers shared_products;      // for the shared expert on its own stream
   DeviceMemory outputs;                // [ordered rows, H]
@@ -122,6 +125,10 @@ struct CudaMoeParts : MoeLayerParts {
   OwnedExpert Stage(OwnedExpert expert) const override;
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> replacements) override;
   std::vector<kernels::DeviceArray> Arrays() const override;
+  void KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) override;
+  // The groups of streamed experts in a pass.
+  int groups() const;
+  std::span<const int32_t> Group(int group) const;
 
   const CudaMoeBackend& backend;
   DeviceMatrix router;
@@ -138,7 +145,18 @@ struct CudaMoeParts : MoeLayerParts {
   DeviceExperts experts;
   std::optional<DeviceExperts> shared;
   DeviceMatrix shared_gate;  // [1, H]; empty if there is no gate
+  // With MoeOptions::stream_tokens: all experts in host memory, and the members of StreamPlaces.
+  PinnedExperts pinned;
+  std::vector<int32_t> streamed;
+  DeviceMemory group_places;
+
+ private:
+  void PlaceGroups();
 };
+
+inline ExpertActivation ActivationOf(const MoeLayerConfig& config) {
+  return {.kind = config.activation, .alpha = config.swiglu_alpha, .limit = config.swiglu_limit};
+}
 
 // The parts and the state of this backend.
 inline const CudaMoeParts& Own(const MoeLayerParts& parts) {
@@ -189,6 +207,10 @@ class CudaMoeBackend : public MoeBackend {
   void ChooseReplicasBy(ReplicaChooser* chooser) override { chooser_ = chooser; }
   void ReserveMoves(int layers) override;
   ExpertMover& mover() const { return *mover_; }  // after ReserveMoves
+  // Whether passes may stream experts (moe/stream_experts.h).
+  bool may_stream() const { return options_.stream_tokens > 0; }
+  // The buffers of streamed experts, made for the first layer that has an expert to keep.
+  ExpertStream& StreamFor(const DeviceExperts& layer, const kernels::ExpertWeights& expert) const;
 
   // The state is sized for the layers that have been placed so far.
   std::unique_ptr<MoeState> MakeState(int slot) override;
@@ -219,6 +241,14 @@ class CudaMoeBackend : public MoeBackend {
   std::unique_ptr<RowExchange> MakeExchange(bool low_latency, int64_t tokens) const;
   int64_t RoundCapacity() const;    // maximum tokens of one rank in a round
   int64_t ArrivedCapacity() const;  // maximum rows that arrive in a round
+  // Maximum number of experts whose rows are ordered together.
+  int OrderedExperts() const;
+  // Computes the experts of this GPU, and then those of each group while the next one is uploaded.
+  void RunStreamed(const CudaMoeParts& parts, CudaMoeState& state);
+  void AddSharedToSums(const CudaMoeParts& parts, const CudaMoeState& state) const;
+  // Adds the outputs of some experts to the sums; `places`: row of CudaMoeParts::group_places.
+  void RunGroup(const CudaMoeParts& parts, const DeviceExperts& experts, int places,
+                CudaMoeState& state);
   void PlanChunks();
   void ReserveExperts(const DeviceExperts& experts);
   void ReserveShared(const DeviceExperts& shared);
@@ -287,6 +317,7 @@ class CudaMoeBackend : public MoeBackend {
   bool has_shared_ = false;
   int64_t spare_bytes_ = 0;  // bytes of spare memory for one moved expert
   std::unique_ptr<ExpertMover> mover_;
+  mutable std::unique_ptr<ExpertStream> stream_experts_;  // null: no expert was kept
   std::vector<int> layers_;  // model indices of the layers placed so far
   Branch shared_branch_;
   std::optional<Branch> sends_;  // stream for sends that overlap computation, if any

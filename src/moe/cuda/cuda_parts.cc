@@ -1,4 +1,5 @@
 // The weights of a MoE layer on a GPU, and their moves.
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string>
@@ -9,6 +10,8 @@
 #include "moe/cuda/cuda_backend.h"
 #include "moe/cuda/placement/expert_moves.h"
 #include "moe/runners/shared_expert.h"
+#include "moe/stream_experts.h"
+#include "quant/formats.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -90,6 +93,34 @@ void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   if (!backend.scatters())
     for (int32_t& place : replicas) place = backend.experts().LocalIdOn(mesh.ep_rank(), place);
   device.CopyIn(places.data(), replicas.data(), places.bytes());
+  if (backend.may_stream()) PlaceGroups();
+}
+
+void CudaMoeParts::KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) {
+  experts.CheckFits(expert);
+  ExpertStream& stream = backend.StreamFor(experts, expert);
+  if (pinned.empty()) pinned = PinnedExperts(experts, config.router.num_experts);
+  stream.Convert(expert, pinned.Slot(logical));
+}
+
+int CudaMoeParts::groups() const {
+  return static_cast<int>(CeilDiv(std::ssize(streamed), StreamGroup(config.router.num_experts)));
+}
+
+std::span<const int32_t> CudaMoeParts::Group(int group) const {
+  const size_t size = StreamGroup(config.router.num_experts), first = group * size;
+  return std::span(streamed).subspan(first, std::min(size, streamed.size() - first));
+}
+
+void CudaMoeParts::PlaceGroups() {
+  const ExpertPlacement& placement = config.placement;
+  StreamPlaces found = PlaceStreams(placement.physical_to_logical(),
+                                    ExpertsOfRank(placement.num_physical(), backend.mesh()),
+                                    config.router.num_experts);
+  streamed = std::move(found.experts);
+  const size_t bytes = found.table.size() * sizeof(int32_t);
+  if (group_places.bytes() == 0) group_places = DeviceMemory(bytes);
+  backend.device().CopyIn(group_places.data(), found.table.data(), bytes);
 }
 
 void CudaMoeParts::CheckFormats(const kernels::ExpertWeights& expert) const {

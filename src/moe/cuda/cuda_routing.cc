@@ -145,7 +145,7 @@ SelectExpertsParams CudaMoeBackend::Choice(const CudaMoeParts& parts, const Cuda
 // Selection and ordering are fused if rows are not exchanged or scaled, and no stage in between
 // reads the selection.
 bool CudaMoeBackend::FusesSelectAndOrder(const CudaMoeState& s) const {
-  return device_.options().fused && !s.exchange && !gathers() && !s.choice &&
+  return device_.options().fused && !s.exchange && !gathers() && !s.choice && !s.streams &&
          !shared_dispatched() && !shape_.scales_input && s.round.size() <= kMaxTokensToOrder &&
          shape_.num_logits() <= kMaxLogitsToOrder && permute_.joins_selection;
 }

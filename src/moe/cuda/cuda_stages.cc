@@ -17,10 +17,6 @@
 namespace switchyard::cuda {
 namespace {
 
-ExpertActivation ActivationOf(const MoeLayerConfig& config) {
-  return {.kind = config.activation, .alpha = config.swiglu_alpha, .limit = config.swiglu_limit};
-}
-
 ElementType TypeOf(RowFormat format) {
   if (format.fp8) return ElementType::kFp8;
   return format.dtype == DType::kBF16 ? ElementType::kBF16 : ElementType::kF32;
@@ -168,6 +164,7 @@ void CudaMoeBackend::PrePermute(const MoeLayerParts& layer, MoeState& state) {
   CudaMoeState& s = Own(state);
   const MoeBuffers& buffers = s.buffers;
   const CudaMoeState::Arrived& arrived = s.arrived;
+  if (s.streams) return;  // RunStreamed orders the rows of each group of experts
   s.order = {.position = buffers.position.as<int32_t>(),
              .offsets = buffers.offsets.as<int32_t>(),
              .counts = buffers.counts.as<int32_t>(),
@@ -245,6 +242,7 @@ void CudaMoeBackend::RunExperts(const MoeLayerParts& layer, MoeState& state) {
   const ProductBuffers& buffers = s.buffers.products;
   const ExpertActivation activation = ActivationOf(parts.config);
   s.MarkStage(&MoeTimes::experts);
+  if (s.streams) return RunStreamed(parts, s);
   if (SplitsDown(s)) {
     if (s.ordered_rows == 0) return;
     s.grouped = PermuteChunk(parts, s, 0);
@@ -304,6 +302,7 @@ void CudaMoeBackend::EndCombine(const MoeLayerParts& layer, MoeState& state) {
   const CudaMoeParts& parts = Own(layer);
   CudaMoeState& s = Own(state);
   s.MarkStage(&MoeTimes::combine);
+  if (s.streams) return AddSharedToSums(parts, s);
   if (s.exchange) {
     const Branch* branch = SplitsDown(s) ? SharedBranch(parts, s) : nullptr;
     if (branch) branch->Join(stream());  // the down projection did not need this branch to end

@@ -38,6 +38,9 @@ struct HostExperts {
     context.device = device.get();
     const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, /*shared_whole=*/true),
                        MakeCudaMoe(options, shape, context));
+    if (options.stream_tokens > 0)
+      for (int e = 0; e < layer.spec.num_experts; ++e)
+        moe.KeepForStreams(e, layer.whole.experts[e]);
     const auto state = moe.MakeState();
     const size_t bytes = shape.max_tokens * layer.spec.hidden * sizeof(float);
     const auto x = device->Allocate(bytes), y = device->Allocate(bytes);
@@ -232,6 +235,96 @@ TEST_F(CudaHostExperts, PlacementsMayHaveReplicas) {
               .mesh = MeshOf({3, 8}),
               .passes = PassesOf(2, {64, 3}, false)},
              1e-5);
+}
+
+MoeOptions Streaming(MoeOptions options, int64_t tokens) {
+  options.stream_tokens = tokens;
+  return options;
+}
+
+// Passes of at least 32 tokens stream, those between them do not. Groups have three experts.
+TEST_F(CudaHostExperts, StreamedExpertsAreNearTheReference) {
+  for (const bool shared : {false, true}) {
+    const TestLayer layer(
+        {.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = shared});
+    for (const std::vector<int32_t>& slots :
+         {std::vector{5, 7}, std::vector{1, 11}, std::vector{11, 1}, std::vector{2, 4, 6}}) {
+      SCOPED_TRACE(fmt::format("{} experts on the GPU, {} ranks", slots[0], slots.size()));
+      const auto ranks = static_cast<int>(slots.size());
+      ExpectNear({.layer = layer,
+                  .options = Streaming(OptionsFor(DType::kF32), 32),
+                  .mesh = MeshOf(slots),
+                  .passes = PassesOf(ranks, {130, 1, 0, 32, 31, 40, 401}, false)},
+                 1e-5);
+    }
+  }
+}
+
+TEST_F(CudaHostExperts, StreamedBf16AndFp8ExpertsAreNearTheReference) {
+  const TestLayer layer({.format = WeightFormat::kBF16,
+                         .hidden = 256,
+                         .intermediate = 256,
+                         .num_experts = 12,
+                         .shared = true});
+  ExpectNear({.layer = layer,
+              .dtype = DType::kBF16,
+              .options = Streaming(OptionsFor(DType::kBF16), 32),
+              .mesh = MeshOf({5, 7}),
+              .passes = PassesOf(2, {130, 1, 70}, false)},
+             2e-2);
+  const TestLayer blocks({.format = WeightFormat::kFp8Block,
+                          .activation = ActivationFormat::kFp8Group,
+                          .hidden = 256,
+                          .intermediate = 256,
+                          .num_experts = 12});
+  ExpectNear({.layer = blocks,
+              .dtype = DType::kBF16,
+              .options = Streaming(OptionsFor(DType::kBF16, /*fp8=*/true), 32),
+              .mesh = MeshOf({5, 7}),
+              .passes = PassesOf(2, {130, 1, 70}, false)},
+             4e-2);
+}
+
+TEST_F(CudaHostExperts, LongPassesStreamInEachRound) {
+  const TestLayer layer({.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = true});
+  MoeOptions options = Streaming(OptionsFor(DType::kF32), 32);
+  options.long_seq_per_round_tokens = 16;
+  ExpectNear({.layer = layer,
+              .options = options,
+              .mesh = MeshOf({5, 7}),
+              .passes = PassesOf(2, {50, 16, 33, 3}, false)},
+             1e-5);
+}
+
+TEST_F(CudaHostExperts, StreamsFindExpertsInAnyPlacement) {
+  TestLayer layer({.hidden = 256, .intermediate = 256, .num_experts = 8});
+  layer.config.placement = ExpertPlacement(8, {7, 2, 5, 0, 1, 2, 3, 4, 5, 6, 7});
+  MoeOptions options = Streaming(OptionsFor(DType::kF32), 32);
+  options.num_redundant_experts = 3;
+  ExpectNear({.layer = layer,
+              .options = options,
+              .mesh = MeshOf({3, 8}),
+              .passes = PassesOf(2, {64, 3, 64}, false)},
+             1e-5);
+  const TestLayer hot(
+      {.hidden = 256, .intermediate = 256, .num_experts = 12, .top_k = 1, .hot_expert = 11});
+  ExpectNear({.layer = hot,
+              .options = Streaming(OptionsFor(DType::kF32), 32),
+              .mesh = MeshOf({6, 6}),
+              .passes = PassesOf(2, {33, 2}, false)},
+             1e-5);
+}
+
+// A pass that only decodes may be a CUDA graph, so it does not stream.
+TEST_F(CudaHostExperts, CapturedPassesDoNotStream) {
+  const TestLayer layer({.hidden = 256, .intermediate = 256, .num_experts = 12});
+  HostExperts run = {.layer = layer,
+                     .options = Streaming(OptionsFor(DType::kF32), 8),
+                     .mesh = MeshOf({5, 7}),
+                     .passes = PassesOf(2, {32, 8}, true)};
+  const std::vector<float> plain = run.Run();
+  run.captures = true;
+  EXPECT_TRUE(kernels::SameBits(run.Run(), plain));
 }
 
 }  // namespace

@@ -132,6 +132,7 @@ Statement EngineStatement(const EngineConfig& config) {
       {"--expert-ranks", std::to_string(config.mesh.expert_ranks)},
       {"--expert-slots", Joined(config.mesh.expert_slots, ",")},
       {"--eplb-rank-costs", config.eplb.rank_costs},
+      {"--stream-experts", config.moe.stream_experts},
       {"--moe-a2a-backend", config.moe.a2a_backend},
       {"--moe-runner-backend", config.moe.runner_backend},
       {"--speculative-algorithm", config.speculative.algorithm},
