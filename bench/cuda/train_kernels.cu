@@ -238,7 +238,7 @@ void Routing(const GpuMachine& machine, Report& report) {
   std::vector<int32_t> choice(kSlots);
   for (int64_t slot = 0; slot < kSlots; ++slot)
     choice[slot] = static_cast<int32_t>((random() % kTopK + slot % kTopK * kTopK) % kExperts);
-  const DeviceArray<int32_t> ids(choice), position(kSlots), slots(kSlots), begins(kExperts + 1),
+  const DeviceArray<int32_t> ids(choice), position(kSlots), begins(kExperts + 1),
       scratch(static_cast<size_t>(gpu::SlotOrderScratch(kSlots, kExperts)));
   const DeviceArray<__nv_bfloat16> x(kCount), rows(kSlots * kWidth);
   const DeviceArray<float> w(kExperts * kWidth), dw(kExperts * kWidth), logits(kTokens * kExperts),
@@ -259,7 +259,7 @@ void Routing(const GpuMachine& machine, Report& report) {
                                       .x = Rounded(x),
                                       .w = w.data,
                                       .scratch = parts.data};
-  const gpu::SlotOrder order = {position.data, slots.data, begins.data};
+  const gpu::SlotOrder order = {position.data, begins.data};
   const gpu::ExpertRowsShape p = {
       .m = kTokens, .hidden = kWidth, .k = kTopK, .position = position.data};
   gpu::OrderSlots(ids.data, kSlots, kExperts, order, scratch.data, nullptr);
