@@ -49,7 +49,7 @@ def main():
     targets = {target for target, path in sources() for suite, name in suites(path)
                if pattern.search(f"{suite}.{name}") or ("/" in arguments[0] and loose.search(f"{suite}.{name}"))}
     if any(pattern.search(f"e2e.{path.stem}") for path in (ROOT / "tests/e2e").glob("test_*.py")):
-        targets |= {"switchyard", "offline", "eplb_simulation", "train_small"}
+        targets |= {"switchyard", "switchyard_without_tools", "offline", "eplb_simulation", "train_small"}
     print("\n".join(sorted(targets)))
 
 

@@ -85,10 +85,12 @@ std::string DescribeGpu(const ExpertSplit& split) {
 }
 
 std::string DescribeHost(const ExpertSplit& split) {
+  const double streams = split.host.streams;
   return fmt::format(
-      "host: {} experts of each layer {:.2f} GiB, their rows and exchange buffers {:.2f}: {:.2f} "
+      "host: {} experts of each layer {:.2f} GiB, their rows and exchange buffers {:.2f}{}: {:.2f} "
       "of {:.2f} GiB",
       split.on_cpus, split.host.weights / kGiB, (split.host.rows + split.host.arena) / kGiB,
+      streams > 0 ? fmt::format(", copies for --stream-experts {:.2f}", streams / kGiB) : "",
       split.host.total() / kGiB, split.host_budget / kGiB);
 }
 

@@ -64,7 +64,7 @@ void HeatLayout::PlanMemory() {
   m.gpu_expert = split.gpu.experts / (static_cast<double>(split.on_gpu) * m.layers);
   if (split.on_cpus > 0)
     m.cpu_expert = split.host.weights / (static_cast<double>(split.on_cpus) * m.layers);
-  m.host_buffers = split.host.rows + split.host.arena;
+  m.host_buffers = split.host.total() - split.host.weights;
   m.gpu_budget = split.gpu_budget;
   m.host_budget = split.host_budget;
   serve_flags_ = FlagsOfSplit(q_.config, split);

@@ -91,7 +91,6 @@ def test_version():
 WITHOUT_TOOLS = pathlib.Path(PROGRAM).parent / "apps/switchyard_without_tools"
 
 
-@pytest.mark.skipif(not WITHOUT_TOOLS.exists(), reason="the build has no program without tools")
 def test_a_first_build_names_the_commands_that_it_leaves_out():
     config = ["--model-path", ROOT / "bench/models/olmoe-1b-7b"]
     for command in (["plan", *config, "--cpu"], ["simulate", *config, "--cpu", "--rate", "1"], ["bench", "kernels"],
