@@ -3,6 +3,7 @@
 // selects.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <ostream>
 #include <string>
 
