@@ -61,6 +61,8 @@ TEST(ExchangeTokens, AreGivenToTheBatchWhole) {
                                       .tokens = 7,
                                       .addend = {.x = &addend, .gate = &gate}};
   ExchangeBatch batch = {};
+  EXPECT_THROW(SetTokens(batch, tokens), Error);  // no room for seven tokens
+  batch.max_tokens = 7;
   SetTokens(batch, tokens);
   EXPECT_EQ(batch.x, &x);
   EXPECT_TRUE(batch.x_is_bf16);
