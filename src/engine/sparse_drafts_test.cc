@@ -85,12 +85,16 @@ INSTANTIATE_TEST_SUITE_P(
                                  9}));
 
 // Every draft of a copy of the target is correct, with sampling too. So steps verify four rows of a
-// sequence, each with its own selected keys.
+// sequence, each with its own selected keys. Only MTP layers share selected keys, so the setting
+// has no effect.
 TEST(SparseDraftsTest, TheTargetAsItsDraftModelIsAlwaysRight) {
   for (const char* fixture : {"../families/deepseek_v32", "../families/glm_moe_dsa_shared"}) {
+    const testing::TempDir dir;
+    testing::WriteMtpLayer(Fixture(fixture), {.from = 2, .settings = SharedIndex()}, dir.path());
     EngineConfig config = ConfigOf(fixture);
+    config.model_path = dir.path();
     config.speculative = {
-        .algorithm = "STANDALONE", .num_steps = "3", .draft_model_path = Fixture(fixture).string()};
+        .algorithm = "STANDALONE", .num_steps = "3", .draft_model_path = dir.path().string()};
     Engine engine(config);
     const auto vocab = static_cast<int32_t>(engine.plan().model.vocab_size);
     for (uint64_t i = 0; i < 4; ++i) {

@@ -100,7 +100,8 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
   selects_keys = topk > 0 && std::ranges::any_of(given_sequences_, [&](const auto& sequence) {
                    return sequence.kv_len > topk;
                  });
-  inherits_keys = config.attention.drafts_share_index && batch.own_hidden;
+  // Other draft models set own_hidden too, but have no hidden rows, hence no parents.
+  inherits_keys = config.is_mtp && config.attention.drafts_share_index && batch.own_hidden;
   // A pipeline stage may have none of the layers with states.
   CHECK(batch.states.size() == batch.sequences.size() ||
         (batch.states.empty() && !config.has_states()));
