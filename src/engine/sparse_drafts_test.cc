@@ -3,6 +3,7 @@
 // selects.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <ostream>
 #include <string>
 
@@ -85,16 +86,17 @@ INSTANTIATE_TEST_SUITE_P(
                                  9}));
 
 // Every draft of a copy of the target is correct, with sampling too. So steps verify four rows of a
-// sequence, each with its own selected keys. Only MTP layers share selected keys, so the setting
-// has no effect.
+// sequence, each with its own selected keys.
 TEST(SparseDraftsTest, TheTargetAsItsDraftModelIsAlwaysRight) {
-  for (const char* fixture : {"../families/deepseek_v32", "../families/glm_moe_dsa_shared"}) {
-    const testing::TempDir dir;
-    testing::WriteMtpLayer(Fixture(fixture), {.from = 2, .settings = SharedIndex()}, dir.path());
-    EngineConfig config = ConfigOf(fixture);
-    config.model_path = dir.path();
+  const auto shared = Fixture("../families/glm_moe_dsa_shared");
+  const testing::TempDir dir;  // a draft model that shares its index among drafts as MTP layer only
+  testing::WriteMtpLayer(shared, {.from = 2, .settings = SharedIndex()}, dir.path());
+  for (const std::filesystem::path& path :
+       {Fixture("../families/deepseek_v32"), shared, std::filesystem::path(dir.path())}) {
+    EngineConfig config = ConfigOf("../families/glm_moe_dsa_shared");
+    config.model_path = path;
     config.speculative = {
-        .algorithm = "STANDALONE", .num_steps = "3", .draft_model_path = dir.path().string()};
+        .algorithm = "STANDALONE", .num_steps = "3", .draft_model_path = path.string()};
     Engine engine(config);
     const auto vocab = static_cast<int32_t>(engine.plan().model.vocab_size);
     for (uint64_t i = 0; i < 4; ++i) {
@@ -107,8 +109,8 @@ TEST(SparseDraftsTest, TheTargetAsItsDraftModelIsAlwaysRight) {
       EXPECT_EQ(engine.Generate(request).new_tokens.size(), 41u);
     }
     const EngineStats stats = Total(engine.Stats());
-    EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens) << fixture;
-    EXPECT_EQ(stats.accepted_tokens, 4 * 30) << fixture;  // 10 steps of 3 drafts each
+    EXPECT_EQ(stats.accepted_tokens, stats.drafted_tokens) << path;
+    EXPECT_EQ(stats.accepted_tokens, 4 * 30) << path;  // 10 steps of 3 drafts each
   }
 }
 
