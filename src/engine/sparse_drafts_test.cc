@@ -41,7 +41,7 @@ TEST_P(SparseDrafts, GiveTheOutputsWithoutDrafts) {
   config.moe.a2a_backend = c.backend;
   config.moe.deepep_mode = c.mode;
   config.moe.max_dispatch_tokens_per_rank = 8;
-  constexpr uint64_t kRequests = FewerIfSanitized(16);
+  constexpr uint64_t kRequests = FewerIfSanitized(8);
   Outputs want;
   {
     Engine plain(config);
@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SparseCase{"deepseek_v32", {.from = 1}, {1, 1}, "none", "auto", 3, 9},
                       SparseCase{"glm_moe_dsa", {.from = 2}, kTwoGroups, "deepep"},
                       // The last layer of this checkpoint has no indexer, the MTP layer has one.
-                      SparseCase{"glm_moe_dsa_shared", {.from = 2}, {2, 1}},
+                      SparseCase{"glm_moe_dsa_shared", {.from = 2}},
                       SparseCase{"glm_moe_dsa_shared", {.from = 2, .settings = SharedIndex()}},
                       SparseCase{"glm_moe_dsa_shared",
                                  {.from = 2, .settings = SharedIndex()},
