@@ -24,7 +24,6 @@
 #include "model/weights/routers.h"
 #include "moe/dispatchers/exchange_memory.h"
 #include "moe/layer.h"
-#include "moe/router/routing_log_shape.h"
 #include "profile/profiler.h"
 
 namespace switchyard {
