@@ -89,8 +89,10 @@ void CheckMtpOnly(const TrainingOptions& options, const TrainedConfig& model) {
   if (!options.losses.mtp_only) return;
   const Family* family = FindFamily(model.config.architecture);
   if (family != nullptr && !family->mtp)
-    throw Invalid("--train-only mtp: {} has no support for MTP modules; want a model of {}",
-                  model.config.architecture, Joined(MtpArchitectures(), " or "));
+    throw Invalid(
+        "--train-only mtp: {} has no support for MTP modules; want a model such as "
+        "DeepseekV3ForCausalLM or Glm4MoeForCausalLM",
+        model.config.architecture);
   if (model.mtp_layers == 0)
     throw Error(ErrorKind::kInvalid, "--train-only mtp: the model has no MTP module",
                 "add one with --mtp-layers 1");

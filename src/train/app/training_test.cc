@@ -437,7 +437,7 @@ TEST_F(TrainingTest, WhatCannotBeTrainedIsRefusedBeforeItBegins) {
               HasSubstr("--recompute moe: not with --schedule zero-bubble"));
   std::ofstream(dir_ / "config.json") << testing::SmallConfig("qwen3_moe");
   EXPECT_THAT(error([](auto* o) { o->losses.mtp_only = true, o->mtp_layers = 1; }),
-              HasSubstr("Qwen3MoeForCausalLM has no support for MTP modules; want a model of "
+              HasSubstr("Qwen3MoeForCausalLM has no support for MTP modules; want a model such as "
                         "DeepseekV3ForCausalLM or Glm4MoeForCausalLM"));
   EXPECT_FALSE(LatestCheckpoint(dir_ / "out").has_value());
 }
