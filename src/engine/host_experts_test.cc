@@ -172,6 +172,17 @@ TEST(HostExpertsTest, StreamsNeedACopyOfAllExpertsOnTheHost) {
   }
 }
 
+TEST(HostExpertsTest, StreamsNeedAPassOfSoManyTokens) {
+  EngineConfig config = OnGpuAndCpu({4, 12});
+  config.moe.stream_experts = "1000000";
+  try {
+    PlanOf(config);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("--stream-experts 1000000: a pass has at most"));
+  }
+}
+
 TEST(HostExpertsTest, OneGpuSuffices) {
   const std::vector<GpuInfo> one = {{.name = "GPU", .total_bytes = kGiB, .free_bytes = kGiB}};
   EXPECT_TRUE(ChooseGpus(OnGpuAndCpu({4, 12}), 2, one));

@@ -3,6 +3,8 @@
 #include <string>
 
 #include "core/duration.h"
+#include "core/error.h"
+#include "core/format.h"
 #include "core/gguf_files.h"
 #include "engine/config.h"
 #include "engine/expert_services.h"
@@ -66,6 +68,13 @@ int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan
 int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
   const int64_t tokens = ParseStreamExperts(config.moe.stream_experts);
   if (!plan.host_experts || !plan.model.has_moe()) return 0;
+  // Without a pass of so many tokens, the copies would never be used.
+  const int64_t most = plan.max_batch_tokens > 0 ? plan.max_batch_tokens : tokens;
+  if (tokens > most)
+    throw Invalid(
+        "--stream-experts {}: a pass has at most {} tokens; want a smaller number, or a larger "
+        "--chunked-prefill-size",
+        tokens, most);
   if (tokens >= 0) return tokens;
   constexpr double kFlopsOfThread = 80e9, kLink = 25e9;
   const ModelConfig& model = plan.model;
@@ -73,13 +82,15 @@ int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
                          static_cast<double>(model.moe->intermediate);
   const auto layers = static_cast<double>(std::ranges::count_if(model.layers, &LayerConfig::moe));
   const int experts = model.moe->router.num_experts;
-  return BreakEvenTokens(
+  const int64_t break_even = BreakEvenTokens(
       {.experts = experts,
        .top_k = model.moe->router.top_k,
        .expert_bytes = ExpertFormatsOf(model).bytes / (layers * experts),
        .flops_of_row = 2 * weights,
        .cpu_flops = kFlopsOfThread * plan.threads_per_rank * config.mesh.expert_ranks,
        .link_bandwidth = kLink});
+  const bool reached = plan.max_batch_tokens == 0 || break_even <= plan.max_batch_tokens;
+  return reached ? break_even : 0;
 }
 
 }  // namespace

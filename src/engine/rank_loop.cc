@@ -205,7 +205,9 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   if (links) links->AwaitLoaded();
-  comm->all().Barrier("model loaded");
+  // The copies of experts for streams take the rank on a GPU longer than others need to load. If it
+  // ends, the others end too.
+  comm->all().Barrier("model loaded", /*idle=*/config.moe.stream_experts != "off");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),

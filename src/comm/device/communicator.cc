@@ -195,12 +195,12 @@ void Communicator::ReduceScatterV(const float* in, float* out, std::span<const s
   }
 }
 
-void Communicator::Barrier(const char* stage) {
+void Communicator::Barrier(const char* stage, bool idle) {
   Impl& my = *impl_;
   if (my.size == 1) return;
   my.rounds->Begin(stage);
   my.rounds->PostToAll();
-  for (int k = 0; k < my.rounds->num_peers(); ++k) my.rounds->Inbox(my.rounds->Peer(k));
+  for (int k = 0; k < my.rounds->num_peers(); ++k) my.rounds->Inbox(my.rounds->Peer(k), idle);
 }
 
 // In the first round, the leader's slots hold the length of the message and its first bytes; in

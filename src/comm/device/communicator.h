@@ -47,7 +47,8 @@ class Communicator : public Collectives {
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override;
   // ReduceScatterV with count_per_rank floats in each part.
   void ReduceScatterSum(const float* in, float* out, size_t count_per_rank);
-  void Barrier(const char* stage);
+  // Members wait without a deadline if `idle`.
+  void Barrier(const char* stage, bool idle = false);
 
   // Broadcasts member 0's bytes. Other members wait without a deadline if `idle`.
   std::string Broadcast(const std::string& from_leader, bool idle = false);

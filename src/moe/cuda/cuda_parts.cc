@@ -97,7 +97,7 @@ void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
 }
 
 void CudaMoeParts::KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) {
-  experts.CheckFits(expert);
+  experts.CheckFits(expert, "want --stream-experts off");
   ExpertStream& stream = backend.StreamFor(experts, expert);
   if (pinned.empty()) pinned = PinnedExperts(experts, config.router.num_experts);
   stream.Convert(expert, pinned.Slot(logical));

@@ -133,9 +133,9 @@ ExpertSlot DeviceExperts::Slot(int expert) const {
   return slot;
 }
 
-void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert) const {
-  const auto refuse = [](const char* why) {
-    throw Invalid("an expert that moves to this GPU {}: restart without --enable-eplb", why);
+void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert, const char* want) const {
+  const auto refuse = [want](const char* why) {
+    throw Invalid("an expert that comes to this GPU {}: {}", why, want);
   };
   if (expert.gate.n != intermediate || expert.gate.k != hidden)
     refuse("has another size than this layer's experts");

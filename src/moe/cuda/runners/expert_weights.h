@@ -83,8 +83,9 @@ struct DeviceExperts {
   ExpertSlotBytes slot_bytes() const;
   ExpertSlot Slot(int expert) const;
   // Error kInvalid if these arrays cannot hold `expert` with the same bits that the constructor
-  // would have stored.
-  void CheckFits(const kernels::ExpertWeights& expert) const;
+  // would have stored. `want`: what the error recommends.
+  void CheckFits(const kernels::ExpertWeights& expert,
+                 const char* want = "restart without --enable-eplb") const;
 
   ExpertArithmetic arithmetic;
   int experts = 0;
