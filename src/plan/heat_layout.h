@@ -17,8 +17,8 @@
 namespace switchyard::plan {
 
 struct HeatQuestion {
-  EngineConfig config;  // of one rank; --mem-fraction-static applies to both sides
-  ModelConfig model;    // as ranks on GPUs read it
+  EngineConfig config;    // of one rank; --mem-fraction-static applies to both sides
+  ModelConfig model;      // as ranks on GPUs read it
   ModelConfig cpu_model;  // as ranks on CPUs read it
   CostTable gpu, cpu;
   bool packs_experts = true;                  // the GPU keeps 4-bit experts packed

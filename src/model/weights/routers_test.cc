@@ -107,7 +107,8 @@ TEST(SkewRoutingTest, RefusesModelsWhoseRoutersDiffer) {
     }
     return "";
   };
-  EXPECT_THAT(refusal(ModelConfig()), ::testing::HasSubstr("--expert-skew 1: the model has no exp"));
+  EXPECT_THAT(refusal(ModelConfig()),
+              ::testing::HasSubstr("--expert-skew 1: the model has no exp"));
   ModelConfig zero = ConfigOf(4, 1);
   zero.moe->router.zero_experts = 2;
   EXPECT_THAT(refusal(zero), ::testing::HasSubstr("experts without computation"));
