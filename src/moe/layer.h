@@ -62,7 +62,8 @@ class MoeLayer {
 
   // Begins a batch that has a single round. The caller then runs the stages from Route to
   // EndCombine, and Scatter. If Forward would need several rounds or two batches, or if no group
-  // has tokens, begins nothing and returns false. The result is equal on all ranks.
+  // has tokens, begins nothing and returns false. The result is equal on all ranks, except that
+  // ranks on CPUs return false for passes that the GPU computes alone (--stream-experts).
   bool StartOneRound(MoeState& state, const float* hidden, const MoeTokens& tokens,
                      float* out) const;
 
