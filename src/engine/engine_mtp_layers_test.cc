@@ -1,4 +1,4 @@
-// Drafts of the MTP layers of MiMo-V2-Flash and LongCat-Flash.
+// Drafts of MTP layers that published checkpoints store apart from the layers of the model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,8 +37,8 @@ struct MtpCase {
 
   // The name of a test contains this text.
   friend void PrintTo(const MtpCase& c, std::ostream* out) {
-    *out << fmt::format("{} tp {} ep {} dp {} topk {}", c.family, c.mesh.tp, c.mesh.ep, c.mesh.dp,
-                        c.speculative.eagle_topk);
+    *out << fmt::format("{} {} tp {} ep {} dp {} topk {}", c.family, c.speculative.algorithm,
+                        c.mesh.tp, c.mesh.ep, c.mesh.dp, c.speculative.eagle_topk);
   }
 };
 
@@ -60,8 +60,10 @@ TEST_P(MtpLayersOfEngine, GiveTheOutputsWithoutDrafts) {
   Engine engine(config);
   ExpectEqual(RunAll(engine, kRequests), want);
   EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
+  ExpectEqual(RunAll(engine, kRequests), want);  // with the prompts in the prefix cache
 }
 
+SpeculativeOptions Ngrams() { return {.algorithm = "NGRAM"}; }
 SpeculativeOptions Chains() { return {.algorithm = "NEXTN", .num_steps = "3"}; }
 SpeculativeOptions Trees() {
   return {.algorithm = "NEXTN", .num_steps = "3", .eagle_topk = 3, .num_draft_tokens = 8};
@@ -69,12 +71,27 @@ SpeculativeOptions Trees() {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, MtpLayersOfEngine,
-    ::testing::Values(MtpCase{"mimo_v2_flash", {1, 1}, Chains()},
-                      MtpCase{"mimo_v2_flash", {2, 2}, Chains()},
-                      MtpCase{"mimo_v2_flash", {.tp = 2, .ep = 2, .dp = 2}, Trees()},
-                      MtpCase{"longcat_flash", {1, 1}, Trees()},
-                      MtpCase{"longcat_flash", {2, 2}, Chains()},
-                      MtpCase{"longcat_flash", {.tp = 2, .ep = 2, .dp = 2}, Chains()}));
+    ::testing::Values(
+        MtpCase{"mimo_v2_flash", {1, 1}, Chains()}, MtpCase{"mimo_v2_flash", {2, 2}, Chains()},
+        MtpCase{"mimo_v2_flash", {.tp = 2, .ep = 2, .dp = 2}, Trees()},
+        MtpCase{"longcat_flash", {1, 1}, Trees()}, MtpCase{"longcat_flash", {2, 2}, Chains()},
+        MtpCase{"longcat_flash", {.tp = 2, .ep = 2, .dp = 2}, Chains()},
+        MtpCase{"exaone_moe", {1, 1}, Trees()}, MtpCase{"exaone_moe_groups", {2, 2}, Chains()},
+        MtpCase{"ernie4_5_moe", {1, 1}, Chains()},
+        MtpCase{"ernie4_5_moe_sparse", {.tp = 2, .ep = 2, .dp = 2}, Trees()},
+        MtpCase{"bailing_moe_v2", {2, 2}, Chains()},
+        MtpCase{"bailing_moe_v2_bias", {.tp = 2, .ep = 2, .dp = 2}, Trees()}));
+
+// Models with recurrent states. Their MTP layers have none.
+INSTANTIATE_TEST_SUITE_P(
+    States, MtpLayersOfEngine,
+    ::testing::Values(
+        MtpCase{"nemotron_h", {1, 1}, Chains()}, MtpCase{"nemotron_h_latent", {2, 2}, Chains()},
+        MtpCase{"nemotron_h", {.tp = 2, .ep = 2, .dp = 2}, Chains()},
+        MtpCase{"deepseek_v4", {1, 1}, Chains()}, MtpCase{"deepseek_v4", {1, 1}, Ngrams()},
+        MtpCase{"deepseek_v4", {2, 2}, Chains()}, MtpCase{"deepseek_v4_plain", {1, 1}, Ngrams()},
+        MtpCase{"deepseek_v4_plain", {2, 1}, Chains()},
+        MtpCase{"deepseek_v4_plain", {.tp = 2, .ep = 2, .dp = 2}, Chains()}));
 
 // A model whose next token is the last one plus 1, modulo the vocabulary, and whose MTP layer
 // predicts this from one of its two inputs. The embedding of a token is a point on a circle in each
@@ -82,7 +99,9 @@ INSTANTIATE_TEST_SUITE_P(
 class Ring {
  public:
   Ring(const fs::path& from, bool reads_hidden)
-      : config_(LoadModelConfig(from)), tensors_(testing::WithMtpLayer(from)) {
+      : config_(LoadModelConfig(from)),
+        names_(testing::MtpNamesOf(config_)),
+        tensors_(testing::WithMtpLayer(from)) {
     StopLayers();
     std::vector<float> embedding, head, norm;
     for (int64_t token = 0; token < config_.vocab_size; ++token)
@@ -91,23 +110,22 @@ class Ring {
         head.push_back(static_cast<float>(Point(token - 1, i) / FinalNorm(i)));
       }
     for (int64_t i = 0; i < config_.hidden; ++i) norm.push_back(static_cast<float>(FinalNorm(i)));
-    Set("model.embed_tokens.weight", {config_.vocab_size, config_.hidden}, embedding);
-    Set("lm_head.weight", {config_.vocab_size, config_.hidden}, head);
-    Set("model.norm.weight", {config_.hidden}, norm);
-    if (Has("model.mtp.embed_tokens.weight"))
-      Set("model.mtp.embed_tokens.weight", {config_.vocab_size, config_.hidden}, embedding);
-    const bool own_final = Has(testing::kMtpPrefix + "final_layernorm.weight");
-    Set(own_final ? testing::kMtpPrefix + "final_layernorm.weight" : "model.mtp.norm.weight",
-        {config_.hidden}, norm);
+    const TensorNames names = NamesOf(config_);
+    const std::vector<int64_t> vocabulary = {config_.vocab_size, config_.hidden};
+    Set(names.embedding, vocabulary, embedding);
+    Set(names.head, vocabulary, head);
+    Set(names.final_norm, {config_.hidden}, norm);
+    if (!names_.embedding.empty()) Set(names_.embedding + ".weight", vocabulary, embedding);
+    if (!names_.head.empty()) Set(names_.head + ".weight", vocabulary, head);
+    Set(names_.final_norm + ".weight", {config_.hidden}, norm);
     SetProjection(reads_hidden);
   }
 
   const RawTensors& tensors() const { return tensors_; }
 
  private:
-  bool Has(const std::string& name) const { return tensors_.contains(name); }
   void Set(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& values) {
-    ASSERT_TRUE(Has(name)) << name;
+    ASSERT_TRUE(tensors_.contains(name)) << name;
     tensors_[name] = FloatTensor(std::move(shape), values);
   }
 
@@ -131,9 +149,12 @@ class Ring {
   // returns its input.
   void StopLayers() {
     for (auto& [name, tensor] : tensors_) {
-      if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight"))
-        std::memset(tensor.bytes.data(), 0, tensor.bytes.size());
-      if (!name.ends_with("e_score_correction_bias")) continue;
+      for (const char* output :
+           {"o_proj", "down_proj", "out_proj", "attention.dense", "wo_b", "w2"})
+        if (name.ends_with(std::string(output) + ".weight"))
+          std::memset(tensor.bytes.data(), 0, tensor.bytes.size());
+      if (!name.ends_with("e_score_correction_bias") || config_.moe->router.zero_experts == 0)
+        continue;
       std::vector<float> bias(tensor.shape[0], -1e9f);
       std::fill_n(bias.begin(), config_.moe->router.num_experts, 0.0f);
       tensor = FloatTensor(tensor.shape, bias);
@@ -144,13 +165,11 @@ class Ring {
   // token, which the projection turns by one step.
   void SetProjection(bool reads_hidden) {
     const int64_t hidden = config_.hidden;
-    const std::string of_embedding = NormName("enorm"), of_hidden = NormName("hnorm");
-    const std::vector<float> e = Values(of_embedding), h = Values(of_hidden);
-    std::vector<float> projection(2 * hidden * hidden);
+    const std::vector<float> e = Values(names_.embedding_norm), h = Values(names_.hidden_norm);
+    std::vector<float> of_embedding(hidden * hidden), of_hidden(hidden * hidden);
     for (int64_t i = 0; i < hidden; ++i) {
-      float* const row = projection.data() + i * 2 * hidden;
       if (!reads_hidden) {
-        row[i] = 1 / e[i];
+        of_embedding[i * hidden + i] = 1 / e[i];
         continue;
       }
       const double angle = Angle(i / 2);
@@ -158,29 +177,35 @@ class Ring {
         // [cos, −sin; sin, cos]
         const double turn = i == j ? std::cos(angle) : (i % 2 == 0 ? -1 : 1) * std::sin(angle);
         const double factor = config_.mtp_before_norm ? 1 : FinalNorm(j);
-        row[hidden + j] = static_cast<float>(turn / (factor * h[j]));
+        of_hidden[i * hidden + j] = static_cast<float>(turn / (factor * h[j]));
       }
     }
-    Set(testing::kMtpPrefix + "eh_proj.weight", {hidden, 2 * hidden}, projection);
-  }
-  std::string NormName(const std::string& name) const {
-    const std::string plain = testing::kMtpPrefix + name + ".weight";
-    return Has(plain) ? plain : testing::kMtpPrefix + name + ".m.weight";
+    if (!names_.embedding_projection.empty()) {
+      Set(names_.embedding_projection + ".weight", {hidden, hidden}, of_embedding);
+      return Set(names_.projection + ".weight", {hidden, hidden}, of_hidden);
+    }
+    std::vector<float> both;
+    for (int64_t i = 0; i < hidden; ++i)
+      for (const std::vector<float>* const part : {&of_embedding, &of_hidden})
+        both.insert(both.end(), part->begin() + i * hidden, part->begin() + (i + 1) * hidden);
+    Set(names_.projection + ".weight", {hidden, 2 * hidden}, both);
   }
   std::vector<float> Values(const std::string& name) const {
-    const std::string& bytes = tensors_.at(name).bytes;  // float32
+    const std::string& bytes = tensors_.at(name + ".weight").bytes;  // float32
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
 
   const ModelConfig config_;
+  const testing::MtpNames names_;
   RawTensors tensors_;
 };
 
 // A chain of drafts is right only if each pass reads the right embedding, or hidden row.
 TEST(MtpLayersOfEngineTest, AnMtpLayerThatKnowsTheNextTokensIsAlwaysRight) {
-  for (const char* family : {"mimo_v2_flash", "longcat_flash"})
+  for (const char* family : {"mimo_v2_flash", "longcat_flash", "exaone_moe", "ernie4_5_moe_sparse",
+                             "bailing_moe_v2", "nemotron_h", "deepseek_v4"})
     for (const bool reads_hidden : {false, true}) {
       SCOPED_TRACE(fmt::format("{} reads hidden rows {}", family, reads_hidden));
       const testing::TempDir dir;

@@ -80,7 +80,7 @@ RankMemory PlanRankMemory(const EngineConfig& config, const EnginePlan& plan) {
                      of_draft),
         &memory);
     if (plan.draft->takes_hidden()) {  // hidden rows of the target and of the draft layer
-      const int64_t width = plan.draft->target_row_width() + plan.draft->hidden;
+      const int64_t width = plan.draft->target_row_width() + plan.draft->hidden_row_width();
       memory.activations += static_cast<double>(plan.max_batch_tokens * width) * sizeof(float);
     }
   }

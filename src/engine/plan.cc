@@ -407,8 +407,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   plan.drafts =
       LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
-  // With recurrent states, each draft would need a slot in all passes of all requests. Compressed
-  // attention has no drafts (CheckEntries).
+  // With recurrent states, each draft would need a slot in all passes of all requests. Nor are
+  // drafts forced with compressed attention, whose layers usually have such states.
   if (!plan.cuda && !model.pooling && !config.disable_jump_forward && config.mesh.pp == 1 &&
       !model.has_states() && model.attention.kind != AttentionConfig::Kind::kCompressed)
     plan.max_forced = kMostForcedDrafts;

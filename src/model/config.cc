@@ -212,6 +212,19 @@ std::vector<std::string> MtpArchitectures() {
   return {names.begin(), names.end()};
 }
 
+// An MTP layer has attention, since it has to see earlier tokens, and no recurrent states.
+void CheckMtpBlock(const ModelConfig& target) {
+  const std::vector<LayerConfig>& block = target.mtp_block;
+  const bool experts = std::ranges::any_of(block, &LayerConfig::moe);
+  if (std::ranges::any_of(block, &LayerConfig::attends) &&
+      std::ranges::none_of(block, &LayerConfig::has_state) && (target.has_moe() || !experts))
+    return;
+  throw Invalid(
+      "the multi-token prediction (MTP) layer of {} cannot draft: want attention, no recurrent "
+      "state, and experts only if other layers have some",
+      target.architecture);
+}
+
 ModelConfig MtpConfigOf(const ModelConfig& target) {
   const Family* family = FindFamily(target.architecture);
   if (target.mtp_layers == 0 || family == nullptr || !family->mtp || target.pooling)
@@ -228,9 +241,12 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
   if (family->names(target).mtp.empty()) return mtp;
   mtp.first_layer = 0;  // apart from the layers
   mtp.linear.reset();
-  if (target.mtp_layer) {
-    mtp.layers = {*target.mtp_layer};
-    if (!mtp.layers[0].moe) mtp.moe.reset();
+  if (!target.mtp_block.empty()) {
+    CheckMtpBlock(target);
+    mtp.layers = target.mtp_block;
+    if (std::ranges::none_of(mtp.layers, &LayerConfig::moe)) mtp.moe.reset();
+    // Its attention has no entries, of which an indexer could select some.
+    if (mtp.attention.kind == AttentionConfig::Kind::kCompressed) mtp.attention.index_topk = 0;
     return mtp;
   }
   // Attention with experts, whatever the last layer has.

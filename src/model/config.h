@@ -230,9 +230,11 @@ struct ModelConfig {
   // Number of multi-token prediction (MTP) layers after the last layer (num_nextn_predict_layers).
   // They are not in `layers`.
   int64_t mtp_layers = 0;
-  std::optional<LayerConfig> mtp_layer;  // the kind of an MTP layer; unset: that of the last layer
+  // The layers of an MTP layer: attention and feed-forward are two of them in Nemotron-H. Empty:
+  // one layer of the kind of the last layer.
+  std::vector<LayerConfig> mtp_block;
   // MTP layers read rows before the final norm: those of the target, and their own for later
-  // drafts.
+  // drafts. With `streams` such a row has all streams of a token.
   bool mtp_before_norm = false;
   // Set by MtpConfigOf and StageConfigOf. is_mtp: the model is an MTP layer. first_layer: the
   // number of its first layer in the checkpoint.
@@ -280,9 +282,11 @@ struct ModelConfig {
   int64_t head_rows() const;
   // Whether rows of the input include hidden rows of a target (ForwardBatch::hidden).
   bool takes_hidden() const { return is_mtp || eagle; }
+  // Elements of a hidden row that a pass keeps for the next pass of the same model.
+  int64_t hidden_row_width() const { return is_mtp && mtp_before_norm ? residual_width() : hidden; }
   // With takes_hidden(): elements of a hidden row of the target.
   int64_t target_row_width() const {
-    if (!eagle) return hidden;
+    if (!eagle) return hidden_row_width();
     return eagle->inner_rows
                ? static_cast<int64_t>(eagle->target_layers.size()) * eagle->target_hidden
                : eagle->target_hidden;

@@ -75,6 +75,11 @@ void ReadTargetLayers(const ConfigReader& file, int64_t layers, ModelConfig* hea
 }
 
 void ReadEagle3(const ConfigReader& file, const ModelConfig& target, ModelConfig* head) {
+  if (target.streams)
+    throw Invalid(
+        "--speculative-algorithm EAGLE3: {} has several residual streams; want NEXTN, EAGLE, "
+        "STANDALONE or NGRAM",
+        target.architecture);
   EagleConfig& eagle = *head->eagle;
   eagle.projection_bias = file.BoolOr("bias", false);
   eagle.norm_before_residual = file.BoolOr("norm_before_residual", false);

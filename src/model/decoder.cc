@@ -31,6 +31,13 @@ std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
   return DenseFeedForward(context, middle);
 }
 
+// The last layer that has attention or linear attention.
+int LastMixer(const ModelConfig& config) {
+  auto layer = static_cast<int>(config.num_layers()) - 1;
+  while (layer > 0 && !config.layers[layer].mixer) --layer;
+  return layer;
+}
+
 // Whether fused ops support the norms of the residual. They do not read several streams.
 bool FusesNorms(const ModelConfig& config) {
   return config.hidden % 4 == 0 && !config.layer_norm && !config.streams;
@@ -60,6 +67,7 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
       weights_(weights),
       moe_(moe),
       beat_(std::move(beat)),
+      last_mixer_(LastMixer(context.config)),
       vocabulary_(context, weights),
       hidden_input_(weights.hidden_input
                         ? std::make_optional<HiddenInput>(context, *weights.hidden_input)
@@ -192,10 +200,11 @@ void Decoder::Embed(Pass& p) const {
   if (p.rows.tokens > 0 && hidden_input_) hidden_input_->Join(p);
 }
 
-// All streams begin with the row of the embedding.
+// All streams begin with the row of the embedding, or with the streams that HiddenInput joins.
 void Decoder::EmbedInStreams(Pass& p) const {
   const int64_t hidden = c_.config.hidden, width = c_.config.residual_width();
   vocabulary_.Embed(p, p.normed.data());
+  if (hidden_input_) return hidden_input_->Join(p);
   for (int64_t first = 0; first < width; first += hidden)
     c_.device.CopyRows({.x = p.normed.data(),
                         .ldx = hidden,
@@ -285,11 +294,11 @@ void Decoder::Project(Pass& p, int layer) const {
     const kernels::RoundedRows rounded = joined ? kernels::RoundedRows{} : RoundedInput(p, layer);
     if (!joined) NormResidual(p, w.input_norm, w.attention_streams, nullptr, rounded);
     const float* x = joined ? p.joined.data() : p.normed.data();
-    if (!attends || compressed_) return;  // Attend computes all of these kinds
+    if (!attends || compressed_) return;  // Attend computes all of these kinds, for all rows
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
-  if (p.only_logit_rows && c_.config.has_head && layer + 1 == c_.config.num_layers()) {
+  if (DropsRows(p, layer)) {
     if (grouped_ && attends && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }
@@ -298,7 +307,15 @@ void Decoder::Project(Pass& p, int layer) const {
 }
 
 void Decoder::Attend(Pass& p, int layer) const {
-  if (p.rows.tokens == 0 || !c_.config.layers[layer].mixer) return;
+  if (p.rows.tokens > 0 && c_.config.layers[layer].mixer) AttendRows(p, layer);
+  if (compressed_ && DropsRows(p, layer)) p.KeepLogitRows();
+}
+
+bool Decoder::DropsRows(const Pass& p, int layer) const {
+  return p.only_logit_rows && c_.config.has_head && layer == last_mixer_;
+}
+
+void Decoder::AttendRows(Pass& p, int layer) const {
   const LayerWeights& w = weights_.layers[layer];
   float* out = p.branch.data();
   if (c_.config.layers[layer].linear) {
@@ -417,14 +434,14 @@ void Decoder::KeepInput(Pass& p, int64_t layer) const {
   if (!p.inputs_out || p.rows.tokens == 0) return;
   const auto at = std::ranges::find(p.kept_inputs, layer);
   if (at == p.kept_inputs.end()) return;
-  const int64_t hidden = c_.config.hidden;
+  const int64_t width = c_.config.residual_width();
   if (p.branch_pending) AddPendingBranch(p);
   c_.device.CopyRows({.x = p.residual.data(),
-                      .ldx = hidden,
-                      .y = p.inputs_out + (at - p.kept_inputs.begin()) * hidden,
-                      .ldy = std::ssize(p.kept_inputs) * hidden,
+                      .ldx = width,
+                      .y = p.inputs_out + (at - p.kept_inputs.begin()) * width,
+                      .ldy = std::ssize(p.kept_inputs) * width,
                       .m = p.rows.tokens,
-                      .n = hidden});
+                      .n = width});
 }
 
 // EAGLE heads have no final norm, or their next pass reads the rows before the norm. So does that
@@ -440,13 +457,15 @@ void Decoder::SelectRows(Pass& p, float* to) const {
   const bool normed = KeepsNormed(p);
   const float* rows = FinalRows(p);
   if (normed && p.rows.tokens > 0) Norm(rows, weights_.final_norm, p.rows.tokens, p.hidden_out);
-  if (!normed && p.hidden_out)
-    c_.device.CopyRows({.x = rows,
-                        .ldx = c_.config.hidden,
+  if (!normed && p.hidden_out) {
+    const int64_t width = c_.config.hidden_row_width();
+    c_.device.CopyRows({.x = p.residual.data(),
+                        .ldx = width,
                         .y = p.hidden_out,
-                        .ldy = c_.config.hidden,
+                        .ldy = width,
                         .m = p.rows.tokens,
-                        .n = c_.config.hidden});
+                        .n = width});
+  }
   if (p.rows.logit_rows == 0) return;
   c_.device.CopyRows({.x = normed ? p.hidden_out : rows,
                       .ldx = c_.config.hidden,

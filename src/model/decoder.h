@@ -87,6 +87,10 @@ class Decoder {
   void Forward(Pass& p, int layer, schedule::Phase phase) const;
   void Project(Pass& p, int layer) const;
   void Attend(Pass& p, int layer) const;
+  void AttendRows(Pass& p, int layer) const;  // of a layer with a mixer, if the group has rows
+  // Whether the pass drops rows without logits in this layer (only_logit_rows): no later layer
+  // reads keys of other rows. Compressed attention drops them after its rows are complete.
+  bool DropsRows(const Pass& p, int layer) const;
   void Route(Pass& p, int layer) const;
   void RunExperts(Pass& p, int layer) const;
   void Finish(Pass& p, int layer) const;
@@ -142,6 +146,7 @@ class Decoder {
   const ModelWeights& weights_;
   const std::vector<std::unique_ptr<MoeLayer>>& moe_;
   const std::function<void()> beat_;
+  const int last_mixer_;  // the last layer with a mixer
   const EmbeddingAndHead vocabulary_;
   const std::optional<HiddenInput> hidden_input_;
   const std::optional<GroupedAttention> grouped_;

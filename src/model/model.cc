@@ -149,7 +149,8 @@ struct Model::Impl {
 
   // Elements of a row of `hidden`.
   int64_t HiddenWidth() const {
-    return config.hidden * std::max<int64_t>(1, std::ssize(options.kept_inputs));
+    if (options.kept_inputs.empty()) return config.hidden_row_width();
+    return config.residual_width() * std::ssize(options.kept_inputs);
   }
 
   void BeginLayer() {

@@ -161,6 +161,14 @@ void Pass::KeepLogitRows(Activations& values) {
 }
 
 // `kept` is ascending, so no row is overwritten before it is copied.
+void Pass::KeepLogitStreams(std::span<const int32_t> kept) {
+  const int64_t width = context_.config.residual_width();
+  for (int64_t i = 0; i < std::ssize(kept); ++i)
+    if (kept[i] != i)
+      std::copy_n(residual.data() + kept[i] * width, width, residual.data() + i * width);
+}
+
+// As KeepLogitStreams.
 void Pass::KeepSelectedKeys(std::span<const int32_t> kept) {
   if (!selects_keys) return;
   const int64_t topk = context_.config.attention.index_topk;
@@ -174,7 +182,11 @@ void Pass::KeepLogitRows() {
   CHECK(!branch_pending);
   const std::span<int32_t> kept(Array(kLogitRows), static_cast<size_t>(rows.logit_rows));
   if (rows.logit_rows < rows.tokens) {
-    KeepLogitRows(residual);
+    if (context_.config.streams) {
+      KeepLogitStreams(kept);
+    } else {
+      KeepLogitRows(residual);
+    }
     KeepLogitRows(normed);
     if (shortcut.size() > 0) KeepLogitRows(shortcut);
     for (const int64_t array : {kPositions, kSlots})

@@ -76,7 +76,7 @@ class Pass {
 
   // Keeps only the rows whose logits are needed, in `rows`, `residual`, `normed`, `sequences` and
   // the counts of all groups (ForwardBatch::only_logit_rows). Called once keys and values of the
-  // last layer are stored.
+  // last layer that attends are stored.
   void KeepLogitRows();
 
   int index() const { return index_; }
@@ -158,6 +158,7 @@ class Pass {
   const int32_t* Upload(int64_t array, const std::vector<int32_t>& values);
   void SetStates(const std::vector<kernels::StateSpan>& spans);
   void KeepLogitRows(Activations& values);
+  void KeepLogitStreams(std::span<const int32_t> kept);
   void KeepSelectedKeys(std::span<const int32_t> kept);
 
   const int index_;

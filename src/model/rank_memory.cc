@@ -274,12 +274,8 @@ class PassSizes {
           attention, LinearScratchFloats(
                          *c_.linear, LinearKeyHeads(*c_.linear, mesh_).size(), rows_,
                          o_.gpu && kernels::ChunksPrompts(c_.linear->rule, c_.linear->key_dim)));
-    return std::max({attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputWidth()})});
-  }
-
-  int64_t HiddenInputWidth() const {
-    if (!c_.takes_hidden()) return 0;
-    return c_.eagle && c_.eagle->inner_rows ? c_.target_row_width() : 2 * c_.hidden;
+    return std::max(
+        {attention, DenseFloats(), LayerScratch::Floats({rows_ * HiddenInputScratchWidth(c_)})});
   }
 
   int64_t DenseFloats() const {
@@ -331,7 +327,7 @@ class PassSizes {
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();
     const int64_t widest =
-        std::max({c_.hidden, heads * a.value_dim(), dense_width_, HiddenInputWidth()});
+        std::max({c_.hidden, heads * a.value_dim(), dense_width_, HiddenInputScratchWidth(c_)});
     double elements = static_cast<double>(rows_) * static_cast<double>(widest);
     if (c_.has_moe()) elements = std::max(elements, ExpertRows() * ExpertWidth());
     return 2 * elements;

@@ -1,19 +1,138 @@
-// For tests: checkpoints of MiMo-V2-Flash and LongCat-Flash with an MTP layer. Its tensors have the
-// names and shapes of the published checkpoints, which SGLang and vLLM read (mimo_v2_nextn.py,
-// longcat_flash_nextn.py; mimo_v2_mtp.py, longcat_flash_mtp.py).
+// For tests: checkpoints with an MTP layer. Its tensors have the names and shapes of published
+// checkpoints, which SGLang, vLLM and FastDeploy read (mimo_v2_nextn.py, longcat_flash_nextn.py,
+// exaone_moe_mtp.py, ernie4_5_mtp.py, bailing_moe_nextn.py, nemotron_h_mtp.py, deepseek_v4_mtp.py).
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "core/check.h"
 #include "model/config.h"
+#include "model/families/family.h"
 #include "model/weights/testing.h"
 
 namespace switchyard::testing {
 
 inline const std::string kMtpPrefix = "model.mtp.layers.0.";
 
-// Random tensors of the MTP layer. LongCat-Flash has an embedding of its own for it.
+// Names of tensors without ".weight". Empty: there is none.
+struct MtpNames {
+  std::vector<std::string> layers = {};  // prefixes of the layers' tensors
+  std::string embedding_norm = {}, hidden_norm = {}, projection = {}, final_norm = {};
+  std::string embedding_projection = {};  // with residual streams
+  std::string embedding = {}, head = {};  // of the MTP layer's own
+};
+
+inline MtpNames MtpNamesOf(const ModelConfig& target) {
+  const std::string_view family = target.architecture;
+  // Names in a layer: two norms, the projection, and the final norm.
+  const auto in_layer = [](const std::string& prefix, const std::string& norm_end,
+                           const std::string& final_norm) {
+    return MtpNames{.layers = {prefix},
+                    .embedding_norm = prefix + "enorm" + norm_end,
+                    .hidden_norm = prefix + "hnorm" + norm_end,
+                    .projection = prefix + "eh_proj",
+                    .final_norm = final_norm};
+  };
+  if (family.starts_with("MiMo")) return in_layer(kMtpPrefix, "", kMtpPrefix + "final_layernorm");
+  if (family.starts_with("Longcat")) {
+    MtpNames names = in_layer(kMtpPrefix, ".m", "model.mtp.norm");
+    names.embedding = "model.mtp.embed_tokens";
+    return names;
+  }
+  if (family.starts_with("Bailing")) {
+    const std::string prefix = "model.layers." + std::to_string(target.num_layers()) + ".";
+    return in_layer(prefix, "", prefix + "final_layernorm");
+  }
+  if (family.starts_with("NemotronH")) {
+    MtpNames names = in_layer("mtp.layers.0.", "", "mtp.layers.1.final_layernorm");
+    names.layers.emplace_back("mtp.layers.1.");
+    return names;
+  }
+  if (family.starts_with("Ernie"))
+    return {.layers = {"model.mtp_block.0."},
+            .embedding_norm = "model.mtp_emb_norm.0",
+            .hidden_norm = "model.mtp_hidden_norm.0",
+            .projection = "model.mtp_linear_proj.0",
+            .final_norm = "model.norm"};
+  if (family.starts_with("Exaone"))
+    return {.layers = {"mtp.layers.0."},
+            .embedding_norm = "mtp.pre_fc_norm_embedding",
+            .hidden_norm = "mtp.pre_fc_norm_hidden",
+            .projection = "mtp.fc",
+            .final_norm = "mtp.norm"};
+  CHECK(family.starts_with("DeepseekV4"));
+  MtpNames names = in_layer("mtp.0.", "", "mtp.0.norm");
+  names.projection = "mtp.0.h_proj";
+  names.embedding_projection = "mtp.0.e_proj";
+  if (target.tie_embeddings) return names;
+  names.embedding = "mtp.0.emb.tok_emb";
+  names.head = "mtp.0.head";
+  return names;
+}
+
+// Copies the tensors of the first layer of `target` that `wanted` accepts, and whose names in the
+// layer begin with one of `parts`, to layer `to` of the MTP layer.
+template <typename Wanted>
+void CopyLayer(const ModelConfig& target, const RawTensors& from, const Wanted& wanted,
+               std::initializer_list<std::string_view> parts, const std::string& to,
+               RawTensors* tensors) {
+  const auto layer = std::ranges::find_if(target.layers, wanted);
+  CHECK(layer != target.layers.end());
+  const std::string prefix = LayerPrefix(NamesOf(target), layer - target.layers.begin());
+  for (const auto& [name, tensor] : from) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string in_layer = name.substr(prefix.size());
+    if (std::ranges::any_of(parts, [&](auto part) { return in_layer.starts_with(part); }))
+      (*tensors)[to + in_layer] = tensor;
+  }
+}
+
+// The tensors of an MTP layer whose layers are copies of some of the target's, with random norms
+// and projections.
+inline RawTensors CopiedMtpTensors(const ModelConfig& target, const RawTensors& from,
+                                   uint32_t seed = 1) {
+  const MtpNames names = MtpNamesOf(target);
+  const int64_t hidden = target.hidden;
+  RandomTensors random(seed);
+  for (const std::string& norm : {names.embedding_norm, names.hidden_norm, names.final_norm})
+    if (!from.contains(norm + ".weight")) random.Norm(norm, hidden);
+  const auto is_moe = [](const LayerConfig& layer) { return layer.moe && !layer.by_token; };
+  const auto copy = [&](const auto& wanted, std::initializer_list<std::string_view> parts, int to) {
+    CopyLayer(target, from, wanted, parts, names.layers[to], &random.tensors);
+  };
+  if (target.streams) {
+    random.Matrix(names.projection, hidden, hidden);
+    random.Matrix(names.embedding_projection, hidden, hidden);
+    for (const std::string& own : {names.embedding, names.head})
+      if (!own.empty()) random.Add(own + ".weight", {target.vocab_size, hidden}, 0, 1);
+    const auto slides = [](const LayerConfig& layer) { return layer.compress == 0; };
+    copy(slides, {"attn", "hc_attn"}, 0);
+    copy(is_moe, {"ffn", "hc_ffn"}, 0);
+    for (const char* part : {"fn", "base", "scale"})
+      random.tensors[std::string("mtp.0.hc_head_") + part] =
+          from.at(std::string("hc_head_") + part);
+    return random.tensors;
+  }
+  random.Matrix(names.projection, hidden, 2 * hidden);
+  if (names.layers.size() == 2) {
+    copy(&LayerConfig::attends, {""}, 0);
+    copy(is_moe, {""}, 1);
+  } else if (target.mtp_block.empty()) {
+    copy(is_moe, {""}, 0);
+  } else {
+    copy([](const LayerConfig& layer) { return !layer.moe; }, {""}, 0);
+  }
+  return random.tensors;
+}
+
+// Random tensors of the MTP layers of MiMo-V2-Flash and LongCat-Flash, which have other names or
+// shapes than the layers of the model. LongCat-Flash has an embedding of its own for it.
 inline RawTensors MtpTensorsOf(const ModelConfig& target, uint32_t seed = 1) {
   RandomTensors random(seed);
   const int64_t hidden = target.hidden, heads = target.attention.heads;
@@ -30,7 +149,7 @@ inline RawTensors MtpTensorsOf(const ModelConfig& target, uint32_t seed = 1) {
   if (a.kind == AttentionConfig::Kind::kGrouped) {
     for (const char* name : {"enorm", "hnorm", "pre_mlp_layernorm", "final_layernorm"})
       random.Norm(layer + name, hidden);
-    const int64_t kv_heads = target.mtp_layer->kv_heads;
+    const int64_t kv_heads = target.mtp_block[0].kv_heads;
     random.Matrix(attention + "q_proj", heads * a.head_dim, hidden);
     random.Matrix(attention + "k_proj", kv_heads * a.head_dim, hidden);
     random.Matrix(attention + "v_proj", kv_heads * a.value_dim(), hidden);
@@ -56,14 +175,20 @@ inline RawTensors MtpTensorsOf(const ModelConfig& target, uint32_t seed = 1) {
 
 // The tensors of checkpoint `from` and of its MTP layer.
 inline RawTensors WithMtpLayer(const std::filesystem::path& from) {
+  const ModelConfig target = LoadModelConfig(from);
+  const std::string_view family = target.architecture;
   RawTensors tensors = ReadSafetensors(from);
-  tensors.merge(MtpTensorsOf(LoadModelConfig(from)));
+  tensors.merge(family.starts_with("MiMo") || family.starts_with("Longcat")
+                    ? MtpTensorsOf(target)
+                    : CopiedMtpTensors(target, tensors));
   return tensors;
 }
 
 inline void WriteModel(const std::filesystem::path& from, const RawTensors& tensors,
                        const std::filesystem::path& to) {
-  CopyConfig(from, to);
+  auto config = nlohmann::json::parse(ReadBytes(from / "config.json"));
+  config["num_nextn_predict_layers"] = 1;
+  WriteBytes(to / "config.json", config.dump());
   WriteSafetensors(to / "model.safetensors", tensors);
 }
 

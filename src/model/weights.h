@@ -136,8 +136,10 @@ struct LayerWeights {
 struct HiddenInputWeights {
   Tensor embedding_norm, hidden_norm;  // float32 [H]; EAGLE has none
   // MTP layers and EAGLE: projects e and h, concatenated, [H, 2 · H]. EAGLE3: projects a row of the
-  // target, [H, target_row_width()].
+  // target, [H, target_row_width()]. MTP layers with residual streams: projects each stream of h,
+  // [H, H].
   LinearWeight projection;
+  LinearWeight embedding_projection;  // MTP layers with residual streams: projects e, [H, H]
 };
 
 struct ModelWeights {

@@ -148,27 +148,26 @@ const char* KeyWidthName(kernels::StateRule rule) {
   return "linear_key_head_dim";
 }
 
-// Drafts for a model with recurrent states, whose passes write the state after each draft.
+// Drafts for a model with recurrent states, whose passes write the state after each draft, or with
+// compressed attention.
 void CheckStatesOfDrafts(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   const SpeculativeOptions& options = c.speculative;
   const DraftLimits limits = LimitsOf(options, c.mesh.pp);
   if (limits.most == 0) return;
+  const char* const what = model.has_states() ? "recurrent states" : "compressed attention";
   if (gpus)
     throw Invalid(
-        "--speculative-algorithm {}: not supported on GPUs for {}, which has recurrent states; "
-        "leave the flag out",
-        options.algorithm, model.architecture);
+        "--speculative-algorithm {}: not supported on GPUs for {}, which has {}; leave the flag "
+        "out",
+        options.algorithm, model.architecture, what);
   if (c.mesh.pp > 1)
     throw Invalid(
-        "--speculative-algorithm {}: not supported with --pp-size {} for {}, which has recurrent "
-        "states",
-        options.algorithm, c.mesh.pp, model.architecture);
+        "--speculative-algorithm {}: not supported with --pp-size {} for {}, which has {}",
+        options.algorithm, c.mesh.pp, model.architecture, what);
   if (limits.trees())
-    throw Invalid(
-        "--speculative-eagle-topk {}: not supported for {}, which has recurrent states; "
-        "want 1",
-        options.eagle_topk, model.architecture);
-  if (limits.most <= kernels::kMaxStateCopies) return;
+    throw Invalid("--speculative-eagle-topk {}: not supported for {}, which has {}; want 1",
+                  options.eagle_topk, model.architecture, what);
+  if (!model.has_states() || limits.most <= kernels::kMaxStateCopies) return;
   const std::string given =
       options.num_draft_tokens > 0
           ? fmt::format("--speculative-num-draft-tokens {}", options.num_draft_tokens)
@@ -188,8 +187,7 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
     if (gpus && width > kernels::kMaxGpuEntryWidth)
       throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu", name, width,
                     kernels::kMaxGpuEntryWidth);
-  refuse(!c.speculative.algorithm.empty(),
-         fmt::format("--speculative-algorithm {}", c.speculative.algorithm), "leave the flag out");
+  CheckStatesOfDrafts(c, model, gpus);
   refuse(c.page_size % kernels::kEntrySlots != 0, fmt::format("--page-size {}", c.page_size),
          fmt::format("want a multiple of {}", kernels::kEntrySlots));
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap", "leave the flag out");

@@ -94,7 +94,7 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
     throw Invalid(
         "--speculative-draft-model-path {}: a draft model with recurrent states is not supported",
         config.speculative.draft_model_path);
-  if (draft && draft->attention.kind == AttentionConfig::Kind::kCompressed)
+  if (draft && !draft->is_mtp && draft->attention.kind == AttentionConfig::Kind::kCompressed)
     throw Invalid(
         "--speculative-draft-model-path {}: a draft model with compressed attention ({}) is not "
         "supported",

@@ -86,12 +86,19 @@ TEST(ChecksTest, CompressedAttentionWithoutEntries) {
       change(c);
     };
   };
-  ExpectCases({{with([](auto&) {}), ""},
-               {with([](auto& c) { c.two_batch_overlap = true; }),
-                "--enable-two-batch-overlap: not supported for DeepseekV4ForCausalLM"},
-               {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }),
-                "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"}},
-              "../families/deepseek_v4");
+  ExpectCases(
+      {{with([](auto&) {}), ""},
+       {with([](auto& c) { c.two_batch_overlap = true; }),
+        "--enable-two-batch-overlap: not supported for DeepseekV4ForCausalLM"},
+       {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
+       {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }), ""},
+       {with([](auto& c) {
+          c.speculative = {
+              .algorithm = "NEXTN", .num_steps = "2", .eagle_topk = 2, .num_draft_tokens = 4};
+        }),
+        "--speculative-eagle-topk 2: not supported for DeepseekV4ForCausalLM, which has "
+        "compressed attention; want 1"}},
+      "../families/deepseek_v4");
   EngineConfig config = FourRanks("../families/deepseek_v4");
   config.mesh = {};
   config.model_override_args = kWithoutEntries;
@@ -134,11 +141,12 @@ TEST(ChecksTest, CompressedAttention) {
                   c.moe.a2a_backend = "none";
                   c.speculative = {.algorithm = "NGRAM"};
                 }),
-                "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"},
-               {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }),
-                "--speculative-algorithm NGRAM: not supported for DeepseekV4ForCausalLM"},
-               {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }),
-                "--speculative-algorithm NEXTN: not supported for DeepseekV4ForCausalLM"},
+                "--speculative-algorithm NGRAM: not supported with --pp-size 2 for "
+                "DeepseekV4ForCausalLM, which has recurrent states"},
+               {with([](auto& c) { c.speculative = {.algorithm = "NGRAM"}; }), ""},
+               {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }), ""},
+               {with([](auto& c) { c.speculative = {.algorithm = "NEXTN", .num_steps = "9"}; }),
+                "--speculative-num-steps 9: DeepseekV4ForCausalLM has recurrent states"},
                {with([](auto& c) { c.two_batch_overlap = true; }), "--enable-two-batch-overlap"},
                {with([](auto& c) { c.disaggregation_mode = "prefill"; }), ""},
                {with([](auto& c) { c.disaggregation_mode = "decode"; }), ""},
@@ -153,6 +161,8 @@ TEST(ChecksTest, CompressedAttention) {
                 "--elastic-ep-backend mooncake: recurrent states are not supported"}},
               model);
   ExpectCases({{nothing, ""},
+               {with([](auto& c) { c.speculative = {.algorithm = "NEXTN"}; }),
+                "--speculative-algorithm NEXTN: not supported on GPUs for DeepseekV4ForCausalLM"},
                {with([](auto& c) { c.model_override_args = R"({"index_head_dim": 520})"; }),
                 "index_head_dim=520 exceeds the CUDA limit of 512"}},
               model, {.gpus = true});

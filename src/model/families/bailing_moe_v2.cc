@@ -1,5 +1,5 @@
 // Ling 2 and Ring 2 (Bailing MoE V2), and Sarvam: DeepSeek-V3's router with grouped-query attention
-// whose projections are stored as one.
+// whose projections are stored as one. The MTP layer of Ling follows the last layer.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -35,6 +35,7 @@ TensorNames Names(const ModelConfig& config) {
   names.q_norm = "attention.query_layernorm";
   names.k_norm = "attention.key_layernorm";
   names.correction_bias_name = "gate.expert_bias";
+  names.mtp_layer_norm = "final_layernorm";
   return names;
 }
 
@@ -42,7 +43,8 @@ constexpr Family kFamilies[] = {
     {.architecture = "BailingMoeV2ForCausalLM",
      .model_type = "bailing_moe_v2",
      .read_config = ReadLing,
-     .names = Names},
+     .names = Names,
+     .mtp = true},
     {.architecture = "SarvamMoEForCausalLM",
      .model_type = "sarvam_moe",
      .read_config = ReadSarvam,

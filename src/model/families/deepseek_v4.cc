@@ -1,5 +1,6 @@
 // DeepSeek-V4: residual streams, attention to a sliding window and to compressed entries, and MoE
-// layers of which the first ones route by token ids. docs/notes/deepseek_v4.md describes the parts.
+// layers of which the first ones route by token ids. The MTP layer attends to a sliding window
+// only. docs/notes/deepseek_v4.md describes the parts.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -64,12 +65,11 @@ std::vector<std::string> ReadKinds(const ConfigReader& reader, const ModelConfig
     for (int64_t i = 0; i < config.num_layers(); ++i)
       kinds.emplace_back(i >= 2 && i % 2 != 0 ? kOverlapping : kSeparate);
   }
-  kinds.resize(static_cast<size_t>(config.num_layers()));
   for (const std::string& kind : kinds)
     if (kind != kSliding && kind != kOverlapping && kind != kSeparate)
       throw Invalid("{} holds \"{}\"; want {}, {} or {}", reader.Where(kTypes), kind, kSliding,
                     kOverlapping, kSeparate);
-  return kinds;
+  return kinds;  // of all layers, and possibly of MTP layers
 }
 
 void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
@@ -80,13 +80,18 @@ void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
   const auto moe = reader.Strings(kMoeTypes);
   const int64_t hashed = reader.IntOr({"num_hash_layers"}, kHashLayers, 0, kMaxCount);
   if (!moe.empty()) CheckLength(reader, kMoeTypes, moe.size(), *config);
+  const auto layer_of = [&](std::string_view kind) {
+    LayerConfig layer{.moe = true, .sinks = true, .window = static_cast<int32_t>(window)};
+    layer.overlaps = kind == kOverlapping;
+    if (kind != kSliding)
+      layer.compress = static_cast<int32_t>(layer.overlaps ? ratios.overlapping : ratios.separate);
+    return layer;
+  };
+  const auto layers = static_cast<size_t>(config->num_layers());
+  config->mtp_block = {layer_of(kinds.size() > layers ? kinds[layers] : kSliding)};
   for (int64_t i = 0; i < config->num_layers(); ++i) {
     LayerConfig& layer = config->layers[i];
-    layer.moe = layer.sinks = true;
-    layer.window = static_cast<int32_t>(window);
-    layer.overlaps = kinds[i] == kOverlapping;
-    if (kinds[i] != kSliding)
-      layer.compress = static_cast<int32_t>(layer.overlaps ? ratios.overlapping : ratios.separate);
+    layer = layer_of(kinds[i]);
     if (!moe.empty() && moe[i] != "hash_moe" && moe[i] != "moe")
       throw Invalid("{} holds \"{}\"; want hash_moe or moe", reader.Where(kMoeTypes), moe[i]);
     layer.by_token = moe.empty() ? i < hashed : moe[i] == "hash_moe";
@@ -161,6 +166,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   CheckTokenIds(reader, *config);
   ReadAttention(reader, config);
   ReadExperts(reader, config);
+  config->mtp_before_norm = true;
   config->streams = StreamsConfig{
       .count = reader.IntOr({"hc_mult"}, 4, 1, kernels::kMaxStreams),
       .iterations = static_cast<int>(reader.IntOr({"hc_sinkhorn_iters"}, 20, 1, 1000)),
@@ -168,8 +174,17 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
 }
 
 // The names of DeepSeek's own code, which published checkpoints have.
-TensorNames Names(const ModelConfig&) {
+TensorNames Names(const ModelConfig& config) {
   TensorNames names;
+  names.mtp = "mtp.";
+  names.mtp_layers.clear();
+  names.mtp_embedding_norm = "0.enorm";
+  names.mtp_hidden_norm = "0.hnorm";
+  names.mtp_projection = "0.h_proj";
+  names.mtp_embedding_projection = "0.e_proj";
+  names.mtp_final_norm = "0.norm";
+  names.mtp_embedding = "0.emb.tok_emb";
+  names.mtp_head = "0.head";
   names.embedding = "embed.weight";
   names.final_norm = "norm.weight";
   names.head = "head.weight";
@@ -188,7 +203,7 @@ TensorNames Names(const ModelConfig&) {
   names.indexer = "attn.indexer";
   names.attention_streams = "hc_attn_";
   names.feed_forward_streams = "hc_ffn_";
-  names.head_streams = "hc_head_";
+  names.head_streams = config.is_mtp ? "mtp.0.hc_head_" : "hc_head_";
   names.moe = "ffn";
   names.expert_gate = "w1";
   names.expert_up = "w3";
@@ -204,6 +219,7 @@ constexpr Family kFamilies[] = {{.architecture = "DeepseekV4ForCausalLM",
                                  .model_type = "deepseek_v4",
                                  .read_config = ReadConfig,
                                  .names = Names,
+                                 .mtp = true,
                                  .tool_parser = "deepseekv4",
                                  .reasoning_parser = "deepseek-v3"}};
 

@@ -1,5 +1,8 @@
 // ERNIE-4.5: a softmax router with a correction bias that affects only the selection; weights are
 // renormalised. Rotary pairs are interleaved.
+//
+// The MTP layer is dense. As in FastDeploy (ernie4_5_mtp.py), it reads rows after the final norm,
+// and the model's final norm follows it.
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -19,6 +22,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   const int64_t every = reader.IntOr({"moe_layer_interval"}, 1, 1, kMaxCount);
   for (int64_t i = first; i < config->num_layers() && (last < 0 || i <= last); ++i)
     config->layers[i].moe = (i + 1) % every == 0;
+  config->mtp_block = {LayerConfig{}};
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   config->moe->router.renormalize = true;
   ReadSharedExperts(reader, {"moe_num_shared_experts"}, 2, config);
@@ -26,6 +30,13 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
 
 TensorNames Names(const ModelConfig&) {
   TensorNames names;
+  names.mtp = "model.mtp_";
+  names.mtp_layers = "block.";
+  names.mtp_embedding_norm = "emb_norm.0";
+  names.mtp_hidden_norm = "hidden_norm.0";
+  names.mtp_projection = "linear_proj.0";
+  names.mtp_embedding.clear();
+  names.mtp_final_norm.clear();
   names.correction_bias = true;
   names.correction_bias_name = "moe_statics.e_score_correction_bias";
   names.correction_bias_row = true;
@@ -35,7 +46,8 @@ TensorNames Names(const ModelConfig&) {
 constexpr Family kFamilies[] = {{.architecture = "Ernie4_5_MoeForCausalLM",
                                  .model_type = "ernie4_5_moe",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .mtp = true}};
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // K-EXAONE: DeepSeek-V3's router with Qwen3's attention. Most layers have a sliding window; the
-// others attend to all tokens and have no rotary embedding.
+// others attend to all tokens and have no rotary embedding. The MTP layer is dense. Its attention
+// is that of the first layer, as in vLLM and SGLang (exaone_moe_mtp.py).
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
@@ -62,6 +63,8 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, 1, config);
   CheckMoeLayers(reader, *config);
   ReadWindows(reader, config);
+  config->mtp_block = {config->layers.front()};
+  config->mtp_block[0].moe = false;
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadNoAuxRouter(reader, {.scale = 2.5}, &config->moe->router);
   ReadSharedExperts(reader, {"num_shared_experts"}, 1, config);
@@ -70,6 +73,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
 TensorNames Names(const ModelConfig& config) {
   TensorNames names = NamesWithCorrectionBias(config);
   names.correction_bias_name = "e_score_correction_bias";
+  names.mtp = "mtp.";
   return names;
 }
 
@@ -77,11 +81,13 @@ constexpr Family kFamilies[] = {
     {.architecture = "ExaoneMoEForCausalLM",
      .model_type = "exaone_moe",
      .read_config = ReadConfig,
-     .names = Names},
+     .names = Names,
+     .mtp = true},
     {.architecture = "ExaoneMoeForCausalLM",
      .model_type = "exaone_moe",
      .read_config = ReadConfig,
-     .names = Names},
+     .names = Names,
+     .mtp = true},
 };
 
 }  // namespace

@@ -85,7 +85,7 @@ TensorNames NamesOf(const ModelConfig& config) {
   TensorNames names = family->names(config);
   for (std::string* name : {&names.embedding, &names.final_norm, &names.head, &names.layers})
     *name = WithPrefix(config.tensor_prefix, *name);
-  if (config.is_mtp && !names.mtp.empty()) names.layers = names.mtp + "layers.";
+  if (config.is_mtp && !names.mtp.empty()) names.layers = names.mtp + names.mtp_layers;
   return names;
 }
 

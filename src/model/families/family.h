@@ -24,10 +24,19 @@ struct TensorNames {
   // Prefix of the MTP layer, if it is not a further layer of `layers`: "mtp." of "mtp.fc",
   // "mtp.layers.0." and "mtp.norm".
   std::string mtp;
-  // After this prefix: norms of the embedding and of the hidden row, their projection, and the
-  // final norm.
+  // After this prefix: `layers` of the MTP layer, norms of the embedding and of the hidden row, and
+  // their projection.
+  std::string mtp_layers = "layers.";
   std::string mtp_embedding_norm = "pre_fc_norm_embedding", mtp_hidden_norm = "pre_fc_norm_hidden";
-  std::string mtp_projection = "fc", mtp_final_norm = "norm";
+  std::string mtp_projection = "fc";
+  // After this prefix, with residual streams: the projection of the embedding. `mtp_projection` is
+  // that of the hidden row only.
+  std::string mtp_embedding_projection;
+  // After this prefix: the final norm; empty: the model's. The embedding and the head are used if
+  // the checkpoint has them. Empty: those of the model.
+  std::string mtp_final_norm = "norm", mtp_embedding = "embed_tokens", mtp_head;
+  // The final norm of an MTP layer that is a further layer of `layers`, after the layer's prefix.
+  std::string mtp_layer_norm = "shared_head.norm";
 
   // Norms of the input of attention and of the feed-forward, and of their output. Empty: none.
   std::string input_norm = "input_layernorm", post_attention_norm = "post_attention_layernorm";

@@ -52,7 +52,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-5, config, "num_layers");
   ReadLayers(reader, config);
   config->mtp_layers = 1;  // the published config.json does not tell
-  config->mtp_layer = LayerConfig{};
+  config->mtp_block = {LayerConfig{}};
   config->intermediate = reader.Int({"ffn_hidden_size"}, 1, kMaxWidth);
   ReadAttention(reader, config);
 

@@ -78,8 +78,8 @@ void ReadAttention(const ConfigReader& reader, ModelConfig* config) {
     layer.sinks = layer.window > 0 ? sinks : full_sinks;
     if (layer.window > 0) layer.kv_heads = kv_heads;
   }
-  config->mtp_layer = LayerConfig{
-      .sinks = sinks, .window = static_cast<int32_t>(ReadWindow(reader)), .kv_heads = kv_heads};
+  config->mtp_block = {
+      {.sinks = sinks, .window = static_cast<int32_t>(ReadWindow(reader)), .kv_heads = kv_heads}};
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {

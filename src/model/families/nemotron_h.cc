@@ -1,6 +1,9 @@
 // Nemotron-H 3: each layer has either a mixer, which is Mamba-2 or attention without rotary
 // embedding, or a feed-forward, which is dense or MoE. Feed-forwards have no gate. The router is
 // DeepSeek-V3's. The rows of routed experts may be narrower than hidden ("latent").
+//
+// The MTP layer has layers of these kinds without Mamba-2, as in vLLM and SGLang
+// (nemotron_h_mtp.py). The first one joins its inputs, and the last one has the final norm.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -18,7 +21,15 @@ namespace {
 constexpr std::string_view kMamba = "linear_attention", kAttention = "full_attention", kMoe = "moe",
                            kDense = "mlp";
 
-std::vector<std::string> FromPattern(const ConfigReader& reader, const std::string& pattern) {
+// Keys of the layers: a list of types, or on the hub a pattern with one character for each layer.
+struct LayerKeys {
+  const char *types, *pattern;
+};
+constexpr LayerKeys kLayers = {"layers_block_type", "hybrid_override_pattern"},
+                    kMtpLayers = {"mtp_layers_block_type", "mtp_hybrid_override_pattern"};
+
+std::vector<std::string> FromPattern(const ConfigReader& reader, const char* key,
+                                     const std::string& pattern) {
   std::vector<std::string> types;
   for (const char c : pattern) {
     const std::string_view type = c == 'M'   ? kMamba
@@ -26,46 +37,55 @@ std::vector<std::string> FromPattern(const ConfigReader& reader, const std::stri
                                   : c == 'E' ? kMoe
                                   : c == '-' ? kDense
                                              : "";
-    if (type.empty())
-      throw Invalid("{} holds \"{}\"; want M, *, E or -", reader.Where("hybrid_override_pattern"),
-                    c);
+    if (type.empty()) throw Invalid("{} holds \"{}\"; want M, *, E or -", reader.Where(key), c);
     types.emplace_back(type);
   }
   return types;
 }
 
-// The list of types, or on the hub a pattern with one character for each layer.
-std::vector<std::string> LayerTypes(const ConfigReader& reader) {
-  reader.Ignore({"layers_block_type", "layer_types", "hybrid_override_pattern",
-                 "num_hidden_layers"});  // the list has one entry for each layer
-  for (const char* key : {"layers_block_type", "layer_types"})
-    if (reader.Has(key)) return reader.Strings(key);
-  return FromPattern(reader, reader.StringOr({"hybrid_override_pattern"}, ""));
+std::vector<std::string> LayerTypes(const ConfigReader& reader, const LayerKeys& keys) {
+  reader.Ignore({keys.types, keys.pattern});
+  return reader.Has(keys.types)
+             ? reader.Strings(keys.types)
+             : FromPattern(reader, keys.pattern, reader.StringOr({keys.pattern}, ""));
+}
+
+LayerConfig LayerOf(const ConfigReader& reader, const char* key, const std::string& type) {
+  LayerConfig layer{.mixer = false, .feed_forward = false, .rope = false};
+  if (type == kMamba || type == "mamba") {
+    layer.mixer = layer.linear = true;
+  } else if (type == kAttention || type == "attention") {
+    layer.mixer = true;
+  } else if (type == kMoe || type == kDense) {
+    layer.feed_forward = true;
+    layer.moe = type == kMoe;
+  } else {
+    throw Invalid("{} holds \"{}\"; want linear_attention, full_attention, moe or mlp",
+                  reader.Where(key), type);
+  }
+  return layer;
 }
 
 void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
-  const char* const where =
-      reader.Has("layers_block_type") ? "layers_block_type" : "hybrid_override_pattern";
-  for (const std::string& type : LayerTypes(reader)) {
-    LayerConfig layer{.mixer = false, .feed_forward = false, .rope = false};
-    if (type == kMamba || type == "mamba") {
-      layer.mixer = layer.linear = true;
-    } else if (type == kAttention || type == "attention") {
-      layer.mixer = true;
-    } else if (type == kMoe || type == kDense) {
-      layer.feed_forward = true;
-      layer.moe = type == kMoe;
-    } else {
-      throw Invalid("{} holds \"{}\"; want linear_attention, full_attention, moe or mlp",
-                    reader.Where(where), type);
-    }
-    config->layers.push_back(layer);
-  }
+  reader.Ignore({"layer_types", "num_hidden_layers"});  // the list has one entry for each layer
+  LayerKeys keys = kLayers;
+  if (!reader.Has(keys.types) && reader.Has("layer_types")) keys.types = "layer_types";
+  const char* const where = reader.Has(keys.types) ? keys.types : keys.pattern;
+  for (const std::string& type : LayerTypes(reader, keys))
+    config->layers.push_back(LayerOf(reader, where, type));
   if (config->num_layers() > kMaxCount)
     throw Invalid("{} has {} layers; want at most {}", reader.Where(where), config->num_layers(),
                   kMaxCount);
   if (std::ranges::none_of(config->layers, &LayerConfig::attends))
     throw Invalid("{}: want at least one layer with full_attention", reader.Where(where));
+}
+
+// Attention and experts, unless a key has another list.
+void ReadMtpLayers(const ConfigReader& reader, ModelConfig* config) {
+  const char* const where = reader.Has(kMtpLayers.types) ? kMtpLayers.types : kMtpLayers.pattern;
+  std::vector<std::string> types = LayerTypes(reader, kMtpLayers);
+  if (types.empty()) types = {std::string(kAttention), std::string(kMoe)};
+  for (const std::string& type : types) config->mtp_block.push_back(LayerOf(reader, where, type));
 }
 
 void ReadMamba(const ConfigReader& reader, ModelConfig* config) {
@@ -100,11 +120,12 @@ void ReadFeedForwards(const ConfigReader& reader, ModelConfig* config) {
   moe.latent = reader.IntOr({"moe_latent_size"}, 0, 0, kMaxWidth);
   const int64_t shared = reader.IntOr({"moe_shared_expert_intermediate_size"}, 7688, 1, kMaxWidth);
   if (moe.latent == 0) moe.shared_intermediate = shared;
-  for (LayerConfig& layer : config->layers) {
-    if (!layer.moe || moe.latent == 0) continue;
-    layer.dense_beside = true;
-    layer.intermediate = shared;
-  }
+  for (std::vector<LayerConfig>* const layers : {&config->layers, &config->mtp_block})
+    for (LayerConfig& layer : *layers) {
+      if (!layer.moe || moe.latent == 0) continue;
+      layer.dense_beside = true;
+      layer.intermediate = shared;
+    }
   config->moe = moe;
 }
 
@@ -115,6 +136,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   reader.Ignore({"norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
                  "partial_rotary_factor"});  // no rotary embedding
   ReadLayers(reader, config);
+  ReadMtpLayers(reader, config);
   ReadGroupedAttention(reader, 128, config);
   ReadMamba(reader, config);
   ReadFeedForwards(reader, config);
@@ -125,6 +147,12 @@ TensorNames Names(const ModelConfig& config) {
   names.embedding = "backbone.embeddings.weight";
   names.final_norm = "backbone.norm_f.weight";
   names.layers = "backbone.layers.";
+  names.mtp = "mtp.";
+  names.mtp_embedding_norm = "layers.0.enorm";
+  names.mtp_hidden_norm = "layers.0.hnorm";
+  names.mtp_projection = "layers.0.eh_proj";
+  names.mtp_embedding.clear();
+  names.mtp_final_norm = fmt::format("layers.{}.final_layernorm", std::ssize(config.mtp_block) - 1);
   names.input_norm = names.post_attention_norm = "norm";
   names.q = "mixer.q_proj";
   names.k = "mixer.k_proj";
@@ -147,6 +175,7 @@ constexpr Family kFamilies[] = {{.architecture = "NemotronHForCausalLM",
                                  .model_type = "nemotron_h",
                                  .read_config = ReadConfig,
                                  .names = Names,
+                                 .mtp = true,
                                  .tool_parser = "qwen3_coder"}};
 
 }  // namespace

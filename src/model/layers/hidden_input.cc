@@ -4,17 +4,22 @@
 
 namespace switchyard {
 
+int64_t HiddenInputScratchWidth(const ModelConfig& config) {
+  if (!config.takes_hidden()) return 0;
+  if (config.eagle && config.eagle->inner_rows) return config.target_row_width();
+  // [e, h], or with residual streams e and all streams of h.
+  return config.hidden + (config.eagle ? config.hidden : config.residual_width());
+}
+
 int64_t HiddenInput::ScratchFloats(int64_t max_tokens) const {
-  const ModelConfig& config = c_.config;
-  const bool inner = config.eagle && config.eagle->inner_rows;
-  return LayerScratch::Floats(
-      {max_tokens * (inner ? config.target_row_width() : 2 * config.hidden)});
+  return LayerScratch::Floats({max_tokens * HiddenInputScratchWidth(c_.config)});
 }
 
 void HiddenInput::Join(Pass& pass) const {
   CHECK(pass.rows.hidden != nullptr);
   pass.scratch.Reset();
   if (c_.config.eagle && c_.config.eagle->inner_rows) return JoinInner(pass);
+  if (c_.config.is_mtp && c_.config.streams) return JoinStreams(pass);
   JoinProjected(pass);
 }
 
@@ -49,6 +54,48 @@ void HiddenInput::JoinInner(Pass& pass) const {
                       .ldy = hidden,
                       .m = pass.rows.tokens,
                       .n = hidden});
+}
+
+void HiddenInput::JoinStreams(Pass& pass) const {
+  const int64_t hidden = c_.config.hidden, width = c_.config.residual_width();
+  const int64_t tokens = pass.rows.tokens, streams = width / hidden;
+  float* const scratch = pass.scratch.Take(tokens * (hidden + width));
+  float* const e = scratch;                    // [T, H]
+  float* const h = scratch + tokens * hidden;  // [T, streams · H]
+  float* const residual = pass.residual.data();
+  Norm(pass, pass.normed.data(), hidden, w_.embedding_norm, e, hidden);
+  c_.device.Linear({.x = e,
+                    .ldx = hidden,
+                    .w = w_.embedding_projection.w,
+                    .bias = w_.embedding_projection.bias_data(),
+                    .y = pass.normed.data(),
+                    .ldy = hidden,
+                    .m = tokens});
+  Gather(pass, width, h, width);
+  c_.device.RmsNorm({.x = h,
+                     .ldx = hidden,
+                     .weight = w_.hidden_norm.data<float>(),
+                     .y = h,
+                     .ldy = hidden,
+                     .m = tokens * streams,
+                     .n = hidden,
+                     .eps = c_.config.norm_eps});
+  for (int64_t first = 0; first < width; first += hidden)
+    c_.device.CopyRows({.x = pass.normed.data(),
+                        .ldx = hidden,
+                        .y = residual + first,
+                        .ldy = width,
+                        .m = tokens,
+                        .n = hidden});
+  // A row of the residual per stream of a token.
+  c_.device.Linear({.x = h,
+                    .ldx = hidden,
+                    .w = w_.projection.w,
+                    .bias = w_.projection.bias_data(),
+                    .y = residual,
+                    .ldy = hidden,
+                    .m = tokens * streams,
+                    .accumulate = true});
 }
 
 void HiddenInput::Gather(const Pass& pass, int64_t width, float* y, int64_t ldy) const {

@@ -21,13 +21,15 @@ void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* nam
     if (parts.Has(own)) name = own;
   };
   if (!names->mtp.empty()) {
-    replace(names->embedding, names->mtp + "embed_tokens.weight");
-    names->final_norm = names->mtp + names->mtp_final_norm + ".weight";
+    const auto own = [&](const std::string& name) { return names->mtp + name + ".weight"; };
+    if (!names->mtp_embedding.empty()) replace(names->embedding, own(names->mtp_embedding));
+    if (!names->mtp_head.empty()) replace(names->head, own(names->mtp_head));
+    if (!names->mtp_final_norm.empty()) names->final_norm = own(names->mtp_final_norm);
     return;
   }
   replace(names->embedding, prefix + "embed_tokens.weight");
   replace(names->head, prefix + "shared_head.head.weight");
-  names->final_norm = prefix + "shared_head.norm.weight";
+  names->final_norm = prefix + names->mtp_layer_norm + ".weight";
 }
 
 // SafeAILab and SGLang name the layer of EAGLE3 "midlayer", vLLM "layers.0". Names may begin with
@@ -69,6 +71,13 @@ HiddenInputWeights BuildHiddenInput(Parts& parts) {
     return parts.Rows(name, hidden, width, {0, hidden}, bias, keys);
   };
   const TensorNames& names = parts.names();
+  if (config.is_mtp && config.streams)
+    return {
+        .embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
+        .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
+        .projection = projection(names.mtp + names.mtp_projection, hidden, false, "hidden_size"),
+        .embedding_projection =
+            projection(names.mtp + names.mtp_embedding_projection, hidden, false, "hidden_size")};
   if (config.is_mtp && !names.mtp.empty())
     return {.embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
             .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),

@@ -174,6 +174,7 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     Place(device, weights.hidden_input->embedding_norm);
     Place(device, weights.hidden_input->hidden_norm);
     Place(device, weights.hidden_input->projection);
+    Place(device, weights.hidden_input->embedding_projection);
   }
   Place(device, weights.head_streams);
   for (LayerWeights& layer : weights.layers) {
