@@ -49,6 +49,7 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"query_pre_attn_scalar", kNever},
       {"sliding_window", kZero},
       {"sliding_window_size", kZero},
+      {"sliding_windows", kNever},
       {"swa_head_dim", kNever},
       {"swa_num_attention_heads", kNever},
       {"swa_num_key_value_heads", kNever},
@@ -115,6 +116,7 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"scale_depth", kOne},
       {"scale_emb", kOne},
       {"swiglu_limit", kNever},
+      {"swiglu_limits", kNever},
       {"use_mixed_mlp_moe", kTrue},
       {"use_rmsnorm", kTrue},
   };
@@ -171,6 +173,8 @@ constexpr std::string_view kNoEffect[] = {
     "moe_shared_expert_overlap",
     "mtp_layers_block_type",
     "mtp_loss_scaling_factor",
+    "mtp_num_speculative_steps",
+    "mtp_share_layers",
     "mtp_transformer_layers",
     "num_experts_per_tok",
     "num_key_value_heads",  // in models with MLA

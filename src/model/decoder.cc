@@ -298,7 +298,7 @@ void Decoder::Project(Pass& p, int layer) const {
     if (grouped_) grouped_->Project(p, w.grouped, layer, x, rounded);
     if (latent_) latent_->StoreLatents(p, w.latent, layer, x);
   }
-  if (DropsRows(p, layer)) {
+  if (DropsRows(p, layer) && !compressed_) {
     if (grouped_ && attends && p.rows.tokens > 0) grouped_->KeepLogitRows(p);
     p.KeepLogitRows();
   }

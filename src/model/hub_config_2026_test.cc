@@ -170,6 +170,16 @@ TEST(HubConfig, KExaone236B) {
   EXPECT_EQ(c.layers[3].window, 0);
   EXPECT_FALSE(c.layers[3].rope);
   EXPECT_EQ(c.moe->router.group_score, RouterConfig::GroupScore::kTop2Sum);
+  const ModelConfig mtp = MtpConfigOf(c);
+  EXPECT_FALSE(mtp.has_moe() || mtp.layers[0].moe);
+  EXPECT_EQ(mtp.layers[0].window, 128);
+  EXPECT_EQ(LayerPrefix(NamesOf(mtp), mtp.first_layer), "mtp.layers.0.");
+  std::string full = kExaone;
+  full.insert(1, R"("mtp_layer_types": ["full_attention"], "mtp_sliding_windows": [0],)");
+  EXPECT_TRUE(ParseModelConfig(full).unknown_keys.empty());
+  const ModelConfig of_full = MtpConfigOf(ParseModelConfig(full));
+  EXPECT_EQ(of_full.layers[0].window, 0);
+  EXPECT_FALSE(of_full.layers[0].rope);
 }
 
 TEST(HubConfig, ExaoneRefusesAnUnknownPattern) {
@@ -406,6 +416,12 @@ TEST(HubConfig, LingMini2) {
   EXPECT_EQ(c.moe->router.num_groups, 8);
   EXPECT_EQ(c.moe->router.topk_groups, 4);
   EXPECT_EQ(CountMoe(c), 19);
+  ModelConfig with_mtp = c;
+  with_mtp.mtp_layers = 1;
+  const ModelConfig mtp = MtpConfigOf(with_mtp);
+  EXPECT_TRUE(mtp.layers[0].moe);
+  EXPECT_EQ(LayerPrefix(NamesOf(mtp), mtp.first_layer), "model.layers.20.");
+  EXPECT_EQ(NamesOf(mtp).mtp_layer_norm, "final_layernorm");
 }
 
 }  // namespace

@@ -251,6 +251,16 @@ TEST(HubConfig, NemotronH) {
   EXPECT_EQ(latent.dense_width(5), 1856);
   EXPECT_EQ(latent.moe->shared_intermediate, 0);
 
+  text.insert(1, R"("num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E",)");
+  const ModelConfig super = ParseModelConfig(text), mtp = MtpConfigOf(super);
+  EXPECT_TRUE(super.unknown_keys.empty());
+  ASSERT_EQ(mtp.num_layers(), 2);
+  EXPECT_TRUE(mtp.layers[0].attends() && mtp.layers[1].moe && mtp.layers[1].dense_beside);
+  const TensorNames names = NamesOf(mtp);
+  EXPECT_EQ(LayerPrefix(names, mtp.first_layer + 1) + names.moe, "mtp.layers.1.mixer");
+  EXPECT_EQ(names.mtp + names.mtp_projection, "mtp.layers.0.eh_proj");
+  EXPECT_EQ(names.mtp + names.mtp_final_norm, "mtp.layers.1.final_layernorm");
+
   EXPECT_THAT(ErrorWith(kNemotron, "MEM*E-", "MEM?E-"), HasSubstr("holds \"?\""));
   EXPECT_THAT(ErrorWith(kNemotron, "MEM*E-", "MEMME-"),
               HasSubstr("want at least one layer with full_attention"));
@@ -297,6 +307,15 @@ TEST(HubConfig, DeepSeekV4Flash) {
   EXPECT_EQ(c.quantization.rules.size(), 2u);
   EXPECT_EQ(c.quantization.rules[0].scheme.format, WeightFormat::kMxfp4);
   EXPECT_EQ(c.quantization.rules[1].scheme.format, WeightFormat::kFp8Block);
+  const ModelConfig mtp = MtpConfigOf(c);
+  EXPECT_EQ(mtp.layers[0].window, 128);
+  EXPECT_FALSE(mtp.has_states() || mtp.layers[0].by_token);
+  EXPECT_EQ(mtp.target_row_width(), 4 * 4096);
+  const TensorNames names = NamesOf(mtp);
+  EXPECT_EQ(LayerPrefix(names, mtp.first_layer) + names.q_a, "mtp.0.attn.wq_a");
+  EXPECT_EQ(names.mtp + names.mtp_embedding_projection, "mtp.0.e_proj");
+  EXPECT_EQ(names.mtp + names.mtp_projection, "mtp.0.h_proj");
+  EXPECT_EQ(names.head_streams, "mtp.0.hc_head_");
 }
 
 }  // namespace

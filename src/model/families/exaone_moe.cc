@@ -1,6 +1,10 @@
 // K-EXAONE: DeepSeek-V3's router with Qwen3's attention. Most layers have a sliding window; the
-// others attend to all tokens and have no rotary embedding. The MTP layer is dense. Its attention
-// is that of the first layer, as in vLLM and SGLang (exaone_moe_mtp.py).
+// others attend to all tokens and have no rotary embedding. The MTP layer is
+// dense.
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
@@ -38,6 +42,29 @@ void ReadWindows(const ConfigReader& reader, ModelConfig* config) {
   RotateWindowsOnly(config);
 }
 
+// Without keys of its own, the MTP layer has the attention of the first layer, as in vLLM and
+// SGLang (exaone_moe_mtp.py).
+void ReadMtpLayer(const ConfigReader& reader, ModelConfig* config) {
+  LayerConfig layer = config->layers.front();
+  layer.moe = false;
+  const std::vector<std::string> types = reader.Strings("mtp_layer_types");
+  const std::vector<int64_t> windows = reader.Ints("mtp_sliding_windows", 0, INT32_MAX);
+  if (!types.empty()) {
+    const bool slides = types.front() == "sliding_attention";
+    if (!slides && types.front() != "full_attention")
+      throw Invalid("{} holds \"{}\"; want sliding_attention or full_attention",
+                    reader.Where("mtp_layer_types"), types.front());
+    const int64_t window = !slides           ? 0
+                           : windows.empty() ? reader.IntOr({"sliding_window"}, 4096, 1, INT32_MAX)
+                                             : windows.front();
+    layer.window = static_cast<int32_t>(window);
+    layer.rope = slides || std::ranges::none_of(config->layers, [](const LayerConfig& other) {
+                   return other.window > 0;
+                 });
+  }
+  config->mtp_block = {layer};
+}
+
 // is_moe_layer repeats what other keys say.
 void CheckMoeLayers(const ConfigReader& reader, const ModelConfig& config) {
   constexpr std::string_view kKey = "is_moe_layer";
@@ -63,8 +90,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, 1, config);
   CheckMoeLayers(reader, *config);
   ReadWindows(reader, config);
-  config->mtp_block = {config->layers.front()};
-  config->mtp_block[0].moe = false;
+  ReadMtpLayer(reader, config);
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadNoAuxRouter(reader, {.scale = 2.5}, &config->moe->router);
   ReadSharedExperts(reader, {"num_shared_experts"}, 1, config);
