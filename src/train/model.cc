@@ -55,6 +55,8 @@ void CheckTrainable(const ModelConfig& c, const TensorNames& names, const LossOp
   refuse(names.blocks > 1 || c.has_shortcuts(), "a layer with several attention blocks");
   refuse(c.moe && c.moe->router.zero_experts > 0, "a router of experts without computation");
   refuse(c.attention.index_topk > 0, "an attention to keys that an indexer selects");
+  refuse(options.mtp_layers > 0 && !names.mtp.empty(),
+         "an MTP module whose tensors are not those of a further layer");
   refuse(names.correction_bias_row, "a router with a selection bias of one row");
   refuse(!c.quantization.method.empty(), "a quantized checkpoint");
   refuse(c.pooling.has_value(), "an embedding model or a classifier");
