@@ -56,7 +56,9 @@ TensorNames Names(const ModelConfig& config) {
 constexpr Family kFamilies[] = {{.architecture = "AfmoeForCausalLM",
                                  .model_type = "afmoe",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .tool_parser = "qwen25",
+                                 .reasoning_parser = "qwen3"}};
 
 }  // namespace
 

@@ -114,12 +114,16 @@ constexpr Family kFamilies[] = {
      .model_type = "deepseek_v32",
      .read_config = ReadDeepseek,
      .names = NamesWithCorrectionBias,
-     .mtp = true},
+     .mtp = true,
+     .tool_parser = "deepseekv32",
+     .reasoning_parser = "deepseek-v3"},
     {.architecture = "GlmMoeDsaForCausalLM",
      .model_type = "glm_moe_dsa",
      .read_config = ReadGlm,
      .names = NamesWithCorrectionBias,
-     .mtp = true},
+     .mtp = true,
+     .tool_parser = "glm45",
+     .reasoning_parser = "glm45"},
 };
 
 }  // namespace

@@ -47,7 +47,9 @@ constexpr Family kFamilies[] = {{.architecture = "Ernie4_5_MoeForCausalLM",
                                  .model_type = "ernie4_5_moe",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .mtp = true}};
+                                 .mtp = true,
+                                 .tool_parser = "qwen25",
+                                 .reasoning_parser = "ernie45"}};
 
 }  // namespace
 

@@ -108,12 +108,16 @@ constexpr Family kFamilies[] = {
      .model_type = "exaone_moe",
      .read_config = ReadConfig,
      .names = Names,
-     .mtp = true},
+     .mtp = true,
+     .tool_parser = "qwen25",
+     .reasoning_parser = "qwen3"},
     {.architecture = "ExaoneMoeForCausalLM",
      .model_type = "exaone_moe",
      .read_config = ReadConfig,
      .names = Names,
-     .mtp = true},
+     .mtp = true,
+     .tool_parser = "qwen25",
+     .reasoning_parser = "qwen3"},
 };
 
 }  // namespace

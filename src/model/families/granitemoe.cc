@@ -53,11 +53,13 @@ constexpr Family kFamilies[] = {
     {.architecture = "GraniteMoeForCausalLM",
      .model_type = "granitemoe",
      .read_config = ReadConfig,
-     .names = Names},
+     .names = Names,
+     .tool_parser = "granite"},
     {.architecture = "GraniteMoeSharedForCausalLM",
      .model_type = "granitemoeshared",
      .read_config = ReadShared,
-     .names = Names},
+     .names = Names,
+     .tool_parser = "granite"},
 };
 
 }  // namespace

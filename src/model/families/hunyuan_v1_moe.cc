@@ -55,7 +55,9 @@ TensorNames Names(const ModelConfig&) {
 constexpr Family kFamilies[] = {{.architecture = "HunYuanMoEV1ForCausalLM",
                                  .model_type = "hunyuan_v1_moe",
                                  .read_config = ReadConfig,
-                                 .names = Names}};
+                                 .names = Names,
+                                 .tool_parser = "hunyuan_a13b",
+                                 .reasoning_parser = "hunyuan_a13b"}};
 
 }  // namespace
 

@@ -101,7 +101,8 @@ constexpr Family kFamilies[] = {{.architecture = "LongcatFlashForCausalLM",
                                  .model_type = "longcat_flash",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .mtp = true}};
+                                 .mtp = true,
+                                 .tool_parser = "longcat"}};
 
 }  // namespace
 

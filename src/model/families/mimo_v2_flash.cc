@@ -116,7 +116,9 @@ constexpr Family kFamilies[] = {{.architecture = "MiMoV2FlashForCausalLM",
                                  .model_type = "mimo_v2_flash",
                                  .read_config = ReadConfig,
                                  .names = Names,
-                                 .mtp = true}};
+                                 .mtp = true,
+                                 .tool_parser = "qwen3_coder",
+                                 .reasoning_parser = "qwen3"}};
 
 }  // namespace
 

@@ -57,7 +57,8 @@ constexpr Family kFamilies[] = {{.architecture = "Mistral4ForCausalLM",
                                  .model_type = "mistral4",
                                  .read_config = ReadConfig,
                                  .names = DefaultNames,
-                                 .tool_parser = "mistral"}};
+                                 .tool_parser = "mistral",
+                                 .reasoning_parser = "mistral"}};
 
 }  // namespace
 

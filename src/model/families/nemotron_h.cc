@@ -176,7 +176,8 @@ constexpr Family kFamilies[] = {{.architecture = "NemotronHForCausalLM",
                                  .read_config = ReadConfig,
                                  .names = Names,
                                  .mtp = true,
-                                 .tool_parser = "qwen3_coder"}};
+                                 .tool_parser = "qwen3_coder",
+                                 .reasoning_parser = "qwen3"}};
 
 }  // namespace
 

@@ -91,6 +91,7 @@ constexpr Family kFamilies[] = {{.architecture = "Qwen3NextForCausalLM",
                                  .read_config = ReadQwen35,
                                  .names = Names,
                                  .mtp = true,
+                                 .tool_parser = "qwen3_coder",
                                  .reasoning_parser = "qwen3"}};
 
 }  // namespace

@@ -57,6 +57,11 @@ using MakeCallParser = std::unique_ptr<CallParser> (*)(OutputEvents& out,
 
 // <tool_call>{"name": …, "arguments": …}</tool_call>: Hermes, Qwen 2.5, Qwen 3.
 std::unique_ptr<CallParser> MakeHermesParser(OutputEvents& out, const OfferedTools& tools);
+// The same objects, or a list of them, with other markers: <|tool_call|> without an end (Granite
+// 3), <tool_calls> (Hunyuan-A13B) and <longcat_tool_call>.
+std::unique_ptr<CallParser> MakeGraniteParser(OutputEvents& out, const OfferedTools& tools);
+std::unique_ptr<CallParser> MakeHunyuanA13bParser(OutputEvents& out, const OfferedTools& tools);
+std::unique_ptr<CallParser> MakeLongcatParser(OutputEvents& out, const OfferedTools& tools);
 // {"name": …, "parameters": …} at the start of the content, or after <|python_tag|>; several calls
 // are separated by semicolons. Without the tag, only offered tools can be called.
 std::unique_ptr<CallParser> MakeLlama3Parser(OutputEvents& out, const OfferedTools& tools);

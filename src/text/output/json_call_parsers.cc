@@ -1,4 +1,5 @@
-// Formats whose calls are JSON objects with name and arguments: Hermes and Llama 3.
+// Formats whose calls are JSON objects with name and arguments: Hermes and its variants, and
+// Llama 3.
 #include <array>
 #include <optional>
 #include <string>
@@ -11,14 +12,19 @@ namespace {
 
 using Status = JsonCallReader::Status;
 
+// Calls between two markers. An empty closing marker: the calls end where the JSON ends.
 class HermesParser : public CallParser {
  public:
-  HermesParser(OutputEvents& out, const OfferedTools& tools) : CallParser(out), tools_(tools) {}
+  HermesParser(OutputEvents& out, const OfferedTools& tools, std::string_view open,
+               std::string_view close)
+      : CallParser(out),
+        open_(open),
+        close_(close),
+        opens_{open},
+        both_{open, close},
+        tools_(tools) {}
 
  private:
-  static constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
-  static constexpr std::array kOpens{kOpen};
-  static constexpr std::array kBoth{kOpen, kClose};
   enum class State { kText, kCalls, kTail };
 
   bool Step() override {
@@ -39,11 +45,11 @@ class HermesParser : public CallParser {
   }
 
   bool ReadText() {
-    const PieceBuffer::Found found = unclosed_ ? input_.Find(kBoth) : input_.Find(kOpens);
+    const PieceBuffer::Found found = unclosed_ ? input_.Find(both_) : input_.Find(opens_);
     writer_.Content(input_.rest().substr(0, found.begin));
     input_.Consume(found.begin + found.marker.size());
-    if (found.marker == kOpen) {
-      reader_.emplace(writer_, tools_, JsonCallReader::Options{.stop = kClose});
+    if (found.marker == open_) {
+      reader_.emplace(writer_, tools_, JsonCallReader::Options{.stop = close_});
       state_ = State::kCalls;
     }
     unclosed_ = unclosed_ && found.marker.empty();
@@ -57,18 +63,19 @@ class HermesParser : public CallParser {
     if (status == Status::kMore) return false;
     if (status == Status::kMalformed) {
       WriteMalformed();
-      unclosed_ = reader_->calls() > 0;
+      unclosed_ = reader_->calls() > 0 && !close_.empty();
       state_ = State::kText;
       return true;
     }
-    if (const std::string raw = reader_->TakeRaw(); !IsBlank(raw)) writer_.Content(raw);
-    state_ = State::kTail;
+    const std::string raw = reader_->TakeRaw();
+    if (close_.empty() || !IsBlank(raw)) writer_.Content(raw);
+    state_ = close_.empty() ? State::kText : State::kTail;
     return true;
   }
 
   // If no call was read, the opening marker becomes content too.
   void WriteMalformed() {
-    if (reader_->calls() == 0) writer_.Content(kOpen);
+    if (reader_->calls() == 0) writer_.Content(open_);
     writer_.Content(reader_->TakeRaw());
   }
 
@@ -80,14 +87,17 @@ class HermesParser : public CallParser {
       input_.Consume(1);
       return true;
     }
-    const PieceBuffer::Match match = input_.StartsWith(kClose);
+    const PieceBuffer::Match match = input_.StartsWith(close_);
     if (match == PieceBuffer::Match::kPartly) return false;
-    if (match == PieceBuffer::Match::kYes) input_.Consume(kClose.size());
+    if (match == PieceBuffer::Match::kYes) input_.Consume(close_.size());
     unclosed_ = match == PieceBuffer::Match::kNo;
     state_ = State::kText;
     return true;
   }
 
+  const std::string_view open_, close_;
+  const std::array<std::string_view, 1> opens_;
+  const std::array<std::string_view, 2> both_;
   const OfferedTools& tools_;
   State state_ = State::kText;
   std::optional<JsonCallReader> reader_;
@@ -177,7 +187,19 @@ class Llama3Parser : public CallParser {
 }  // namespace
 
 std::unique_ptr<CallParser> MakeHermesParser(OutputEvents& out, const OfferedTools& tools) {
-  return std::make_unique<HermesParser>(out, tools);
+  return std::make_unique<HermesParser>(out, tools, "<tool_call>", "</tool_call>");
+}
+
+std::unique_ptr<CallParser> MakeGraniteParser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<HermesParser>(out, tools, "<|tool_call|>", "");
+}
+
+std::unique_ptr<CallParser> MakeHunyuanA13bParser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<HermesParser>(out, tools, "<tool_calls>", "</tool_calls>");
+}
+
+std::unique_ptr<CallParser> MakeLongcatParser(OutputEvents& out, const OfferedTools& tools) {
+  return std::make_unique<HermesParser>(out, tools, "<longcat_tool_call>", "</longcat_tool_call>");
 }
 
 std::unique_ptr<CallParser> MakeLlama3Parser(OutputEvents& out, const OfferedTools& tools) {

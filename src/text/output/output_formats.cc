@@ -70,6 +70,16 @@ std::span<const CallFormat> CallFormats() {
        .begin = "<tool_call>",
        .make = MakeGlm45Parser},
       {.name = "gpt-oss", .aliases = {"openai", "gpt_oss"}, .markers = kHarmonyMarkers},
+      {.name = "granite",
+       .aliases = {},
+       .markers = {"<|tool_call|>"},
+       .begin = "<|tool_call|>",
+       .make = MakeGraniteParser},
+      {.name = "hunyuan_a13b",
+       .aliases = {},
+       .markers = {"<tool_calls>", "</tool_calls>"},
+       .begin = "<tool_calls>",
+       .make = MakeHunyuanA13bParser},
       {.name = "kimi_k2",
        .aliases = {},
        .markers = {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
@@ -80,6 +90,11 @@ std::span<const CallFormat> CallFormats() {
        .aliases = {"llama3_json", "llama4_json"},
        .markers = {"<|python_tag|>"},
        .make = MakeLlama3Parser},
+      {.name = "longcat",
+       .aliases = {},
+       .markers = {"<longcat_tool_call>", "</longcat_tool_call>"},
+       .begin = "<longcat_tool_call>",
+       .make = MakeLongcatParser},
       {.name = "minimax-m2",
        .aliases = {"minimax_m2"},
        .markers = {"<minimax:tool_call>", "</minimax:tool_call>"},
@@ -96,12 +111,12 @@ std::span<const CallFormat> CallFormats() {
        .markers = {"<|python_start|>", "<|python_end|>"},
        .make = MakePythonicParser},
       {.name = "qwen25",
-       .aliases = {"qwen", "hermes"},
+       .aliases = {"qwen", "hermes", "ernie45", "trinity"},
        .markers = {"<tool_call>", "</tool_call>"},
        .begin = "<tool_call>",
        .make = MakeHermesParser},
       {.name = "qwen3_coder",
-       .aliases = {"qwen3_xml"},
+       .aliases = {"qwen3_xml", "mimo"},
        .markers = {"<tool_call>", "</tool_call>"},
        .begin = "<tool_call>",
        .make = MakeQwen3CoderParser},
@@ -112,7 +127,7 @@ std::span<const CallFormat> CallFormats() {
 std::span<const ReasoningFormat> ReasoningFormats() {
   static const std::vector<ReasoningFormat> kFormats = {
       {.name = "deepseek-r1",
-       .aliases = {"deepseek_r1", "step3"},
+       .aliases = {"deepseek_r1", "step3", "nano_v3", "nemotron_v3"},
        .open = kThink,
        .close = kEndThink,
        .always = true},
@@ -120,8 +135,20 @@ std::span<const ReasoningFormat> ReasoningFormats() {
        .aliases = {"deepseek_v3", "deepseek-v4", "deepseek_v4"},
        .open = kThink,
        .close = kEndThink},
+      {.name = "ernie45",
+       .aliases = {},
+       .open = kThink,
+       .close = kEndThink,
+       .content_open = "<response>",
+       .content_close = "</response>"},
       {.name = "glm45", .aliases = {"glm47"}, .open = kThink, .close = kEndThink},
       {.name = "gpt-oss", .aliases = {"openai_gptoss", "gpt_oss"}, .open = {}, .close = {}},
+      {.name = "hunyuan_a13b",
+       .aliases = {},
+       .open = kThink,
+       .close = kEndThink,
+       .content_open = "<answer>",
+       .content_close = "</answer>"},
       {.name = "kimi", .aliases = {}, .open = "◁think▷", .close = "◁/think▷"},
       {.name = "kimi_k2", .aliases = {}, .open = kThink, .close = kEndThink},
       {.name = "minimax",
@@ -130,7 +157,7 @@ std::span<const ReasoningFormat> ReasoningFormats() {
        .close = kEndThink,
        .always = true},
       {.name = "mistral", .aliases = {}, .open = "[THINK]", .close = "[/THINK]"},
-      {.name = "qwen3", .aliases = {"interns1"}, .open = kThink, .close = kEndThink},
+      {.name = "qwen3", .aliases = {"interns1", "mimo"}, .open = kThink, .close = kEndThink},
       {.name = "qwen3-thinking", .aliases = {}, .open = kThink, .close = kEndThink, .always = true},
       {.name = "seed_oss", .aliases = {}, .open = "<seed:think>", .close = "</seed:think>"},
   };
@@ -150,12 +177,15 @@ const CallFormat* DetectCallFormat(std::string_view source) {
   if (Has(source, "<|tool_calls_section_begin|>")) return named("kimi_k2");
   if (Has(source, "<｜tool▁calls▁begin｜>"))
     return named(Has(source, "```json") ? "deepseekv3" : "deepseekv31");
+  if (Has(source, "<longcat_tool_call>")) return named("longcat");
   if (Has(source, kDsml)) return named(Has(source, "tool_calls>") ? "deepseekv4" : "deepseekv32");
   if (Has(source, "<tool_call>")) {
     if (Has(source, "<arg_key>")) return named("glm45");
     return named(Has(source, "<function=") && Has(source, "<parameter=") ? "qwen3_coder"
                                                                          : "qwen25");
   }
+  if (Has(source, "<tool_calls>")) return named("hunyuan_a13b");
+  if (Has(source, "<|tool_call|>")) return named("granite");
   if (Has(source, "[TOOL_CALLS]")) return named("mistral");
   // Some templates of Llama request calls of the form [func_name1(params_name1=params_value1 …)].
   if (Has(source, "(params_name1=params_value1")) return named("pythonic");
@@ -178,6 +208,8 @@ const ReasoningFormat* DetectReasoningFormat(std::string_view source) {
   if (Has(source, "<minimax:tool_call>")) return named("minimax");
   if (Has(source, "<|tool_calls_section_begin|>")) return named("kimi_k2");
   if (Has(source, "<arg_key>")) return named("glm45");
+  if (Has(source, "<answer>")) return named("hunyuan_a13b");
+  if (Has(source, "<response>")) return named("ernie45");
   return named("qwen3");
 }
 
@@ -192,6 +224,8 @@ std::vector<std::string_view> OutputFormat::Markers() const {
     markers.insert(markers.end(), kHarmonyMarkers.begin(), kHarmonyMarkers.end());
   } else {
     markers.insert(markers.end(), {reasoning->open, reasoning->close});
+    if (!reasoning->content_open.empty())
+      markers.insert(markers.end(), {reasoning->content_open, reasoning->content_close});
   }
   return markers;
 }

@@ -36,6 +36,8 @@ struct ReasoningFormat {
   // True: the output begins with reasoning even if neither prompt nor output has the opening
   // marker, unless the prompt ends with the closing marker.
   bool always = false;
+  // Markers around the content after the reasoning, which are dropped; empty: none.
+  std::string_view content_open = {}, content_close = {};
 
   bool IsHarmony() const { return open.empty(); }
 };

@@ -62,7 +62,9 @@ OutputParser::OutputParser(const OutputFormat& format, std::shared_ptr<const Off
   if (!format.reasoning) return;
   const ReasoningSplitter::Markers markers{.open = format.reasoning->open,
                                            .close = format.reasoning->close,
-                                           .call = calls ? calls->begin : std::string_view()};
+                                           .call = calls ? calls->begin : std::string_view(),
+                                           .content_open = format.reasoning->content_open,
+                                           .content_close = format.reasoning->content_close};
   splitter_.emplace(events_, markers, ReasoningStart(*format.reasoning, prompt));
 }
 

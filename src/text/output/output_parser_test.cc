@@ -63,6 +63,19 @@ std::vector<FormatSample> Samples() {
        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Löndon\"}}\n"
        "</tool_call>\n<tool_call>\n{\"arguments\": {\"text\": \"a</tool_call>\\n\", \"count\": 3}, "
        "\"name\": \"f\"}\n</tool_call>"},
+      {"longcat",
+       "<longcat_tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Löndon\"}}\n"
+       "</longcat_tool_call>",
+       "<longcat_tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Löndon\"}}\n"
+       "</longcat_tool_call><longcat_tool_call>\n{\"name\": \"f\", \"arguments\": "
+       "{\"text\": \"a</tool_call>\\n\", \"count\": 3}}\n</longcat_tool_call>"},
+      {"hunyuan_a13b",
+       R"(<tool_calls>[{"name": "get_weather", "arguments": {"city": "Löndon"}}]</tool_calls>)",
+       R"(<tool_calls>[{"name": "get_weather", "arguments": {"city": "Löndon"}}, )"
+       R"({"name": "f", "arguments": {"text": "a</tool_call>\n", "count": 3}}]</tool_calls>)"},
+      {"granite", R"(<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Löndon"}}])",
+       R"(<|tool_call|> [{"name": "get_weather", "arguments": {"city": "Löndon"}}, )"
+       R"({"name": "f", "arguments": {"text": "a</tool_call>\n", "count": 3}}])"},
       {"llama3", R"({"name": "get_weather", "parameters": {"city": "Löndon"}})",
        R"(<|python_tag|>{"name": "get_weather", "parameters": {"city": "Löndon"}}; )"
        R"({"name": "f", "parameters": {"text": "a</tool_call>\n", "count": 3}})"},
@@ -214,6 +227,11 @@ TEST(OutputParserTest, MalformedCallsStayText) {
       "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
       "The tag <tool_call> begins a call, </tool_call> ends it.",
       "<tool_call>[]</tool_call>",
+      "<tool_calls>",
+      "<tool_calls>[]</tool_calls>",
+      "<longcat_tool_call>no json</longcat_tool_call>",
+      "<|tool_call|>[{\"name\": 5}]",
+      "<|tool_call|> text",
       "<function=",
       "<function=a b>",
       "<tool_call><function></function></tool_call>",

@@ -1,6 +1,7 @@
 #include "text/output/reasoning_splitter.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace switchyard {
 
@@ -8,10 +9,13 @@ ReasoningSplitter::ReasoningSplitter(OutputEvents& out, const Markers& markers, 
     : out_(out),
       open_(markers.open),
       ends_{markers.close, markers.call},
-      end_count_(markers.call.empty() ? 1 : 2) {
-  state_ = start == Start::kUndecided   ? State::kStart
-           : start == Start::kReasoning ? State::kReasoningStart
-                                        : State::kContent;
+      end_count_(markers.call.empty() ? 1 : 2),
+      content_open_(markers.content_open),
+      content_ends_{markers.content_close} {
+  state_ = start == Start::kUndecided     ? State::kStart
+           : start == Start::kReasoning   ? State::kReasoningStart
+           : markers.content_open.empty() ? State::kContent
+                                          : State::kContentOpen;
 }
 
 std::string ReasoningSplitter::Push(std::string_view text) {
@@ -29,6 +33,7 @@ std::string ReasoningSplitter::Finish() {
   while (Step(&content)) {
   }
   if (state_ == State::kReasoning) out_.Reasoning(lines_);
+  if (state_ == State::kInner) content += lines_;
   if (state_ == State::kStart) content += input_.rest();
   return content;
 }
@@ -43,7 +48,13 @@ bool ReasoningSplitter::Step(std::string* content) {
     case State::kReasoning:
       return ReadReasoning();
     case State::kContentStart:
-      return SkipLineEnds(State::kContent);
+      return SkipLineEnds(content_open_.empty() ? State::kContent : State::kContentOpen);
+    case State::kContentOpen:
+      return ReadContentOpen();
+    case State::kInnerStart:
+      return SkipLineEnds(State::kInner);
+    case State::kInner:
+      return ReadInner(content);
     case State::kContent:
       *content += input_.rest();
       input_.Consume(input_.rest().size());
@@ -64,6 +75,10 @@ bool ReasoningSplitter::ReadStart(std::string* content) {
     return false;
   } else if (state_ == State::kStart) {
     if (word.empty()) return false;
+    if (!content_open_.empty()) {
+      state_ = State::kContentOpen;
+      return true;
+    }
     *content += text;
     input_.Consume(text.size());
     state_ = State::kContent;
@@ -75,18 +90,49 @@ bool ReasoningSplitter::ReadStart(std::string* content) {
 
 bool ReasoningSplitter::ReadReasoning() {
   const PieceBuffer::Found found = input_.Find({ends_.data(), end_count_});
-  const std::string_view text = input_.rest().substr(0, found.begin);
-  const size_t last = text.find_last_not_of('\n');
-  if (last == std::string_view::npos) {
-    lines_ += text;
-  } else {
-    out_.Reasoning(lines_);
-    out_.Reasoning(text.substr(0, last + 1));
-    lines_ = text.substr(last + 1);
-  }
+  out_.Reasoning(WithoutLastLines(input_.rest().substr(0, found.begin)));
   input_.Consume(found.begin);
   if (found.marker.empty()) return false;
   if (found.marker == ends_[0]) input_.Consume(found.marker.size());
+  lines_.clear();
+  state_ = State::kContentStart;
+  return true;
+}
+
+std::string ReasoningSplitter::WithoutLastLines(std::string_view text) {
+  const size_t last = text.find_last_not_of('\n');
+  if (last == std::string_view::npos) {
+    lines_ += text;
+    return {};
+  }
+  std::string all = std::move(lines_);
+  all += text.substr(0, last + 1);
+  lines_ = text.substr(last + 1);
+  return all;
+}
+
+// White space may precede the marker. Without a marker, the white space is part of the content.
+bool ReasoningSplitter::ReadContentOpen() {
+  const std::string_view text = input_.rest();
+  const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  const std::string_view word = text.substr(space);
+  if (word.starts_with(content_open_)) {
+    input_.Consume(space + content_open_.size());
+    state_ = State::kInnerStart;
+    return true;
+  }
+  if (content_open_.starts_with(word) && !input_.ended()) return false;
+  state_ = State::kContent;
+  return true;
+}
+
+bool ReasoningSplitter::ReadInner(std::string* content) {
+  const PieceBuffer::Found found = input_.Find(content_ends_);
+  *content += WithoutLastLines(input_.rest().substr(0, found.begin));
+  input_.Consume(found.begin);
+  if (found.marker.empty()) return false;
+  input_.Consume(found.marker.size());
+  lines_.clear();
   state_ = State::kContentStart;
   return true;
 }

@@ -76,6 +76,40 @@ TEST(ReasoningTest, ACallEndsIt) {
   EXPECT_EQ(Parse("qwen3", "<think>hm\n" + call).reasoning, "hm\n" + call);
 }
 
+TEST(ReasoningTest, MarkersAroundTheContentAreDropped) {
+  const std::map<std::string, std::string> kMarkers = {{"hunyuan_a13b", "answer"},
+                                                       {"ernie45", "response"}};
+  for (const auto& [format, name] : kMarkers) {
+    SCOPED_TRACE(format);
+    const std::string open = "<" + name + ">", close = "</" + name + ">";
+    const std::string text = "<think>\na\n</think>\n" + open + "\nb\n\nc\n" + close + "\n";
+    const ParsedMessage whole = Parse(format, text);
+    EXPECT_EQ(whole.reasoning, "a");
+    EXPECT_EQ(whole.content, "b\n\nc");
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      const std::string_view view = text;
+      EXPECT_EQ(ParsePieces({.calls = "", .reasoning = format, .prompt = {}},
+                            std::vector{view.substr(0, cut), view.substr(cut)}),
+                whole)
+          << cut;
+    }
+    EXPECT_EQ(Parse(format, open + "b" + close).content, "b");
+    EXPECT_EQ(Parse(format, open + "b\n").content, "b\n");  // cut by a limit
+    EXPECT_EQ(Parse(format, "b " + open).content, "b " + open);
+    EXPECT_EQ(Parse(format, "<think>a</think>\n\nb").content, "b");
+    EXPECT_EQ(Parse(format, "\n" + open + "\nb\n" + close,
+                    {.header = "assistant\n<think>\n\n</think>\n", .message = {}})
+                  .content,
+              "b");
+    const ParsedMessage call = Parse(
+        format,
+        "<think>a</think>\n" + open + "\n<tool_calls>[{\"name\": \"f\"}]</tool_calls>\n" + close,
+        {}, "hunyuan_a13b");
+    EXPECT_EQ(call.calls.size(), 1u);
+    EXPECT_EQ(call.content, "");
+  }
+}
+
 TEST(ReasoningTest, MissingEndLeavesAllTextReasoning) {
   const ParsedMessage message = Parse("qwen3", "<think>\nhm\n");
   EXPECT_EQ(message.reasoning, "hm\n");
@@ -139,8 +173,10 @@ TEST(OutputFormatsTest, TemplatesChooseTheFormats) {
       {"deepseek_v3_1", {"deepseekv31", "deepseek-v3"}},
       {"gemma3", {"", ""}},
       {"glm4_5", {"glm45", "glm45"}},
+      {"granite_moe", {"granite", ""}},
       {"harmony", {"gpt-oss", "gpt-oss"}},
       {"hermes", {"qwen25", ""}},
+      {"hunyuan_a13b", {"qwen25", "hunyuan_a13b"}},
       {"kimi_k2", {"kimi_k2", ""}},
       {"llama3", {"", ""}},
       {"llama3_1", {"llama3", ""}},
@@ -172,11 +208,14 @@ TEST(OutputFormatsTest, NamesOfSglangAndVllmAreKnown) {
         "hermes",       "kimi_k2",     "llama3",      "minimax-m2",      "mistral",
         "pythonic",     "qwen",        "qwen25",      "qwen3_coder",     "deepseek_v3",
         "deepseek_v31", "openai",      "llama3_json", "llama4_pythonic", "minimax_m2",
-        "qwen3_xml",    "deepseekv32", "deepseekv4",  "deepseek_v32",    "deepseek_v4"})
+        "qwen3_xml",    "deepseekv32", "deepseekv4",  "deepseek_v32",    "deepseek_v4",
+        "ernie45",      "granite",     "longcat",     "hunyuan_a13b",    "mimo"})
     EXPECT_NE(FindCallFormat(name), nullptr) << name;
-  for (const char* name : {"deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2",
-                           "qwen3", "qwen3-thinking", "minimax", "step3", "deepseek_r1",
-                           "openai_gptoss", "minimax_m2", "deepseek-v4", "deepseek_v4"})
+  for (const char* name :
+       {"deepseek-r1", "deepseek-v3",   "glm45",          "gpt-oss",     "kimi",
+        "kimi_k2",     "qwen3",         "qwen3-thinking", "minimax",     "step3",
+        "deepseek_r1", "openai_gptoss", "minimax_m2",     "deepseek-v4", "deepseek_v4",
+        "ernie45",     "hunyuan_a13b",  "mimo",           "nano_v3",     "nemotron_v3"})
     EXPECT_NE(FindReasoningFormat(name), nullptr) << name;
   EXPECT_EQ(FindCallFormat("nonsense"), nullptr);
   EXPECT_EQ(FindReasoningFormat(""), nullptr);
