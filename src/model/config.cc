@@ -192,6 +192,19 @@ ModelConfig LoadGguf(const std::filesystem::path& file, std::string_view overrid
   return model;
 }
 
+// An MTP layer has attention, since it has to see earlier tokens, and no recurrent states.
+void CheckMtpBlock(const ModelConfig& target) {
+  const std::vector<LayerConfig>& block = target.mtp_block;
+  const bool experts = std::ranges::any_of(block, &LayerConfig::moe);
+  if (std::ranges::any_of(block, &LayerConfig::attends) &&
+      std::ranges::none_of(block, &LayerConfig::has_state) && (target.has_moe() || !experts))
+    return;
+  throw Invalid(
+      "the multi-token prediction (MTP) layer of {} cannot draft: want attention, no recurrent "
+      "state, and experts only if other layers have some",
+      target.architecture);
+}
+
 }  // namespace
 
 int64_t ModelConfig::longest_context() const {
@@ -210,19 +223,6 @@ std::vector<std::string> MtpArchitectures() {
   for (const Family& family : Families())
     if (family.mtp) names.emplace(family.architecture);
   return {names.begin(), names.end()};
-}
-
-// An MTP layer has attention, since it has to see earlier tokens, and no recurrent states.
-void CheckMtpBlock(const ModelConfig& target) {
-  const std::vector<LayerConfig>& block = target.mtp_block;
-  const bool experts = std::ranges::any_of(block, &LayerConfig::moe);
-  if (std::ranges::any_of(block, &LayerConfig::attends) &&
-      std::ranges::none_of(block, &LayerConfig::has_state) && (target.has_moe() || !experts))
-    return;
-  throw Invalid(
-      "the multi-token prediction (MTP) layer of {} cannot draft: want attention, no recurrent "
-      "state, and experts only if other layers have some",
-      target.architecture);
 }
 
 ModelConfig MtpConfigOf(const ModelConfig& target) {
