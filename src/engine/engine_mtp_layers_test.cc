@@ -7,6 +7,7 @@
 #include <numbers>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/format.h"
@@ -34,11 +35,13 @@ struct MtpCase {
   const char* family;
   MeshShape mesh;
   SpeculativeOptions speculative;
+  int64_t layers = 1;  // MTP layers
 
   // The name of a test contains this text.
   friend void PrintTo(const MtpCase& c, std::ostream* out) {
-    *out << fmt::format("{} {} tp {} ep {} dp {} topk {}", c.family, c.speculative.algorithm,
-                        c.mesh.tp, c.mesh.ep, c.mesh.dp, c.speculative.eagle_topk);
+    *out << fmt::format("{} {} tp {} ep {} dp {} topk {} layers {}", c.family,
+                        c.speculative.algorithm, c.mesh.tp, c.mesh.ep, c.mesh.dp,
+                        c.speculative.eagle_topk, c.layers);
   }
 };
 
@@ -48,7 +51,7 @@ TEST_P(MtpLayersOfEngine, GiveTheOutputsWithoutDrafts) {
   const MtpCase& c = GetParam();
   const fs::path from = FamilyDir(c.family);
   const testing::TempDir dir;
-  testing::WriteModel(from, testing::WithMtpLayer(from), dir.path());
+  testing::WriteModel(from, testing::WithMtpLayer(from, c.layers), dir.path(), c.layers);
   EngineConfig config = ConfigIn(dir.path(), c.mesh);
   constexpr uint64_t kRequests = FewerIfSanitized(16);
   Outputs want;
@@ -74,6 +77,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         MtpCase{"mimo_v2_flash", {1, 1}, Chains()}, MtpCase{"mimo_v2_flash", {2, 2}, Chains()},
         MtpCase{"mimo_v2_flash", {.tp = 2, .ep = 2, .dp = 2}, Trees()},
+        MtpCase{"mimo_v2_flash", {1, 1}, Chains(), 3},
+        MtpCase{"mimo_v2_flash", {2, 2}, Chains(), 3},
+        MtpCase{"mimo_v2_flash", {.tp = 2, .ep = 2, .dp = 2}, Chains(), 3},
+        MtpCase{"mimo_v2_flash", {1, 1}, {.algorithm = "NEXTN"}, 3},
+        MtpCase{"mimo_v2_flash", {1, 1}, Trees(), 3},  // the first layer makes all drafts
         MtpCase{"longcat_flash", {1, 1}, Trees()}, MtpCase{"longcat_flash", {2, 2}, Chains()},
         MtpCase{"longcat_flash", {.tp = 2, .ep = 2, .dp = 2}, Chains()},
         MtpCase{"exaone_moe", {1, 1}, Trees()}, MtpCase{"exaone_moe_groups", {2, 2}, Chains()},
@@ -98,10 +106,10 @@ INSTANTIATE_TEST_SUITE_P(
 // of hidden / 2 planes: the token times an angle of the plane.
 class Ring {
  public:
-  Ring(const fs::path& from, bool reads_hidden)
+  Ring(const fs::path& from, bool reads_hidden, int64_t layers = 1)
       : config_(LoadModelConfig(from)),
         names_(testing::MtpNamesOf(config_)),
-        tensors_(testing::WithMtpLayer(from)) {
+        tensors_(testing::WithMtpLayer(from, layers)) {
     StopLayers();
     std::vector<float> embedding, head, norm;
     for (int64_t token = 0; token < config_.vocab_size; ++token)
@@ -117,8 +125,11 @@ class Ring {
     Set(names.final_norm, {config_.hidden}, norm);
     if (!names_.embedding.empty()) Set(names_.embedding + ".weight", vocabulary, embedding);
     if (!names_.head.empty()) Set(names_.head + ".weight", vocabulary, head);
-    Set(names_.final_norm + ".weight", {config_.hidden}, norm);
-    SetProjection(reads_hidden);
+    for (int64_t depth = 0; depth < layers; ++depth) {
+      const testing::MtpNames of_depth = testing::MtpNamesOf(config_, depth);
+      Set(of_depth.final_norm + ".weight", {config_.hidden}, norm);
+      SetProjection(of_depth, reads_hidden, depth + 1);
+    }
   }
 
   const RawTensors& tensors() const { return tensors_; }
@@ -161,18 +172,18 @@ class Ring {
     }
   }
 
-  // From the token after the row: its embedding. From the hidden row: the embedding of the next
-  // token, which the projection turns by one step.
-  void SetProjection(bool reads_hidden) {
+  // From the token that the row reads: its embedding. From the hidden row: the embedding of this
+  // token, which is `steps` after that of the hidden row. The projection turns it.
+  void SetProjection(const testing::MtpNames& names, bool reads_hidden, int64_t steps) {
     const int64_t hidden = config_.hidden;
-    const std::vector<float> e = Values(names_.embedding_norm), h = Values(names_.hidden_norm);
+    const std::vector<float> e = Values(names.embedding_norm), h = Values(names.hidden_norm);
     std::vector<float> of_embedding(hidden * hidden), of_hidden(hidden * hidden);
     for (int64_t i = 0; i < hidden; ++i) {
       if (!reads_hidden) {
         of_embedding[i * hidden + i] = 1 / e[i];
         continue;
       }
-      const double angle = Angle(i / 2);
+      const double angle = Angle(i / 2) * static_cast<double>(steps);
       for (const int64_t j : {i, i ^ 1}) {
         // [cos, −sin; sin, cos]
         const double turn = i == j ? std::cos(angle) : (i % 2 == 0 ? -1 : 1) * std::sin(angle);
@@ -180,15 +191,15 @@ class Ring {
         of_hidden[i * hidden + j] = static_cast<float>(turn / (factor * h[j]));
       }
     }
-    if (!names_.embedding_projection.empty()) {
-      Set(names_.embedding_projection + ".weight", {hidden, hidden}, of_embedding);
-      return Set(names_.projection + ".weight", {hidden, hidden}, of_hidden);
+    if (!names.embedding_projection.empty()) {
+      Set(names.embedding_projection + ".weight", {hidden, hidden}, of_embedding);
+      return Set(names.projection + ".weight", {hidden, hidden}, of_hidden);
     }
     std::vector<float> both;
     for (int64_t i = 0; i < hidden; ++i)
       for (const std::vector<float>* const part : {&of_embedding, &of_hidden})
         both.insert(both.end(), part->begin() + i * hidden, part->begin() + (i + 1) * hidden);
-    Set(names_.projection + ".weight", {hidden, 2 * hidden}, both);
+    Set(names.projection + ".weight", {hidden, 2 * hidden}, both);
   }
   std::vector<float> Values(const std::string& name) const {
     const std::string& bytes = tensors_.at(name + ".weight").bytes;  // float32
@@ -204,13 +215,18 @@ class Ring {
 
 // A chain of drafts is right only if each pass reads the right embedding, or hidden row.
 TEST(MtpLayersOfEngineTest, AnMtpLayerThatKnowsTheNextTokensIsAlwaysRight) {
-  for (const char* family : {"mimo_v2_flash", "longcat_flash", "exaone_moe", "ernie4_5_moe_sparse",
-                             "bailing_moe_v2", "nemotron_h", "deepseek_v4"})
+  // MiMo-V2-Flash also with a layer for each draft.
+  const std::vector<std::pair<const char*, int64_t>> families = {
+      {"mimo_v2_flash", 1},  {"mimo_v2_flash", 3},       {"longcat_flash", 1}, {"exaone_moe", 1},
+      {"bailing_moe_v2", 1}, {"ernie4_5_moe_sparse", 1}, {"nemotron_h", 1},    {"deepseek_v4", 1}};
+  for (const auto& [family, layers] : families)
     for (const bool reads_hidden : {false, true}) {
-      SCOPED_TRACE(fmt::format("{} reads hidden rows {}", family, reads_hidden));
+      SCOPED_TRACE(
+          fmt::format("{}, layers {}, reads hidden rows {}", family, layers, reads_hidden));
       const testing::TempDir dir;
-      testing::WriteModel(FamilyDir(family), Ring(FamilyDir(family), reads_hidden).tensors(),
-                          dir.path());
+      testing::WriteModel(FamilyDir(family),
+                          Ring(FamilyDir(family), reads_hidden, layers).tensors(), dir.path(),
+                          layers);
       EngineConfig config = ConfigIn(dir.path(), {2, 2});
       config.speculative = Chains();
       config.speculative.draft_quantization = "unquant";

@@ -404,8 +404,7 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
   CheckOptions(config, plan, places);
   plan.draft = ReadDraftConfig(config, plan.model, plan.cuda);
   CheckDraft(config, plan.draft, places);
-  plan.drafts =
-      LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
+  plan.drafts = DraftLimitsOf(config, plan.draft);
   // GPUs launch steps ahead, before the drafts are known; a pooled model generates nothing.
   // With recurrent states, each draft would need a slot in all passes of all requests. Nor are
   // drafts forced with compressed attention, whose layers usually have such states.

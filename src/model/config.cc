@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/bounded_json.h"
+#include "core/check.h"
 #include "core/error.h"
 #include "core/gguf_files.h"
 #include "core/regular_file.h"
@@ -225,7 +226,7 @@ std::vector<std::string> MtpArchitectures() {
   return {names.begin(), names.end()};
 }
 
-ModelConfig MtpConfigOf(const ModelConfig& target) {
+ModelConfig MtpConfigOf(const ModelConfig& target, bool by_depth) {
   const Family* family = FindFamily(target.architecture);
   if (target.mtp_layers == 0 || family == nullptr || !family->mtp || target.pooling)
     throw Invalid("{} has no multi-token prediction (MTP) layer that can draft: {}",
@@ -247,6 +248,11 @@ ModelConfig MtpConfigOf(const ModelConfig& target) {
     if (std::ranges::none_of(mtp.layers, &LayerConfig::moe)) mtp.moe.reset();
     // Its attention has no entries, of which an indexer could select some.
     if (mtp.attention.kind == AttentionConfig::Kind::kCompressed) mtp.attention.index_topk = 0;
+    if (by_depth && target.mtp_by_depth) {
+      CHECK_EQ(target.mtp_block.size(), 1u);
+      mtp.mtp_depths = target.mtp_layers;
+      mtp.layers.assign(static_cast<size_t>(mtp.mtp_depths), target.mtp_block[0]);
+    }
     return mtp;
   }
   // Attention with experts, whatever the last layer has.

@@ -236,6 +236,12 @@ struct ModelConfig {
   // MTP layers read rows before the final norm: those of the target, and their own for later
   // drafts. With `streams` such a row has all streams of a token.
   bool mtp_before_norm = false;
+  // MTP layer i is trained to guess the token i + 2 positions after the target's row that it reads.
+  // So each draft of a step has a layer of its own (MtpConfigOf, `mtp_depths`).
+  bool mtp_by_depth = false;
+  // Set by MtpConfigOf: the number of MTP layers, each of which has an input and a final norm of
+  // its own. A pass runs layer ForwardBatch::depth only. 1: one MTP layer, which makes all drafts.
+  int64_t mtp_depths = 1;
   // Set by MtpConfigOf and StageConfigOf. is_mtp: the model is an MTP layer. first_layer: the
   // number of its first layer in the checkpoint.
   bool is_mtp = false;
@@ -359,8 +365,8 @@ inline int64_t ModelConfig::head_rows() const {
 
 // The model that consists of the first MTP layer of `target`, for drafts. Its input is a hidden row
 // of the target, or of itself, and the next token (ForwardBatch::hidden). Error kInvalid if the
-// target has none.
-ModelConfig MtpConfigOf(const ModelConfig& target);
+// target has none. `by_depth`: with ModelConfig::mtp_by_depth, all MTP layers of the target.
+ModelConfig MtpConfigOf(const ModelConfig& target, bool by_depth = false);
 // The inputs of layers that `draft` reads (ModelOptions::kept_inputs). Empty: it reads rows after
 // the final norm, or none. `target`: the part of the target that ends with its last layer.
 std::vector<int64_t> InputsReadBy(const ModelConfig& draft, const ModelConfig& target);

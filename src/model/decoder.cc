@@ -20,6 +20,16 @@ std::optional<Attention> MakeAttention(const LayerContext& context, AttentionCon
   return std::make_optional<Attention>(context);
 }
 
+std::vector<HiddenInput> MakeHiddenInputs(const LayerContext& context,
+                                          const ModelWeights& weights) {
+  std::vector<HiddenInput> inputs;
+  if (!weights.hidden_input) return inputs;
+  inputs.emplace_back(context, *weights.hidden_input);
+  for (const ModelWeights::Depth& depth : weights.later_depths)
+    inputs.emplace_back(context, depth.hidden_input);
+  return inputs;
+}
+
 // Each layer is sharded at multiples of its format's unit, so a rank's shards may differ in size.
 std::optional<DenseFeedForward> MakeDense(const LayerContext& context,
                                           const ModelWeights& weights) {
@@ -69,9 +79,7 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
       beat_(std::move(beat)),
       last_mixer_(LastMixer(context.config)),
       vocabulary_(context, weights),
-      hidden_input_(weights.hidden_input
-                        ? std::make_optional<HiddenInput>(context, *weights.hidden_input)
-                        : std::nullopt),
+      hidden_inputs_(MakeHiddenInputs(context, weights)),
       grouped_(MakeAttention<GroupedAttention>(context, AttentionConfig::Kind::kGrouped)),
       latent_(MakeAttention<LatentAttention>(context, AttentionConfig::Kind::kLatent)),
       linear_(context.config.has_linear() ? std::make_optional<LinearAttention>(context)
@@ -84,8 +92,10 @@ Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
 
 int64_t Decoder::ScratchFloats(int64_t max_tokens) const {
   const auto need = [&](const auto& layer) { return layer ? layer->ScratchFloats(max_tokens) : 0; };
-  return std::max({need(hidden_input_), need(grouped_), need(latent_), need(linear_),
-                   need(compressed_), need(dense_)});
+  const int64_t hidden_input =
+      hidden_inputs_.empty() ? 0 : hidden_inputs_.front().ScratchFloats(max_tokens);
+  return std::max({hidden_input, need(grouped_), need(latent_), need(linear_), need(compressed_),
+                   need(dense_)});
 }
 
 void Decoder::ReserveLogits(std::span<const int64_t> group_rows, Pass& pass) const {
@@ -168,8 +178,8 @@ void Decoder::Run(std::span<const Operation> program, std::span<Pass* const> pas
                                             .micro_batch = 0,
                                             .rows = selected,
                                             .columns = c_.config.hidden});
-  if (selected > 0 && !KeepsNormed(head) && weights_.final_norm.defined())
-    Norm(head.selected.data(), weights_.final_norm, selected, head.selected.data());
+  if (selected > 0 && !KeepsNormed(head) && FinalNorm(head).defined())
+    Norm(head.selected.data(), FinalNorm(head), selected, head.selected.data());
   vocabulary_.Logits(group_logit_rows, head.selected.data(), &head.head);
 }
 
@@ -197,14 +207,14 @@ void Decoder::Embed(Pass& p) const {
   BeginRows(p);
   if (p.rows.tokens > 0 && c_.config.streams) return EmbedInStreams(p);
   if (p.rows.tokens > 0) vocabulary_.Embed(p, p.residual.data());
-  if (p.rows.tokens > 0 && hidden_input_) hidden_input_->Join(p);
+  if (p.rows.tokens > 0 && !hidden_inputs_.empty()) hidden_inputs_[p.depth].Join(p);
 }
 
 // All streams begin with the row of the embedding, or with the streams that HiddenInput joins.
 void Decoder::EmbedInStreams(Pass& p) const {
   const int64_t hidden = c_.config.hidden, width = c_.config.residual_width();
   vocabulary_.Embed(p, p.normed.data());
-  if (hidden_input_) return hidden_input_->Join(p);
+  if (!hidden_inputs_.empty()) return hidden_inputs_[p.depth].Join(p);
   for (int64_t first = 0; first < width; first += hidden)
     c_.device.CopyRows({.x = p.normed.data(),
                         .ldx = hidden,
@@ -312,7 +322,12 @@ void Decoder::Attend(Pass& p, int layer) const {
 }
 
 bool Decoder::DropsRows(const Pass& p, int layer) const {
-  return p.only_logit_rows && c_.config.has_head && layer == last_mixer_;
+  if (!p.only_logit_rows || !c_.config.has_head) return false;
+  return layer == (c_.config.mtp_depths > 1 ? p.depth : last_mixer_);
+}
+
+const Tensor& Decoder::FinalNorm(const Pass& p) const {
+  return p.depth == 0 ? weights_.final_norm : weights_.later_depths[p.depth - 1].final_norm;
 }
 
 void Decoder::AttendRows(Pass& p, int layer) const {
@@ -456,7 +471,7 @@ void Decoder::SelectRows(Pass& p, float* to) const {
   KeepInput(p, c_.config.num_layers());
   const bool normed = KeepsNormed(p);
   const float* rows = FinalRows(p);
-  if (normed && p.rows.tokens > 0) Norm(rows, weights_.final_norm, p.rows.tokens, p.hidden_out);
+  if (normed && p.rows.tokens > 0) Norm(rows, FinalNorm(p), p.rows.tokens, p.hidden_out);
   if (!normed && p.hidden_out) {
     const int64_t width = c_.config.hidden_row_width();
     c_.device.CopyRows({.x = p.residual.data(),

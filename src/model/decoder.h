@@ -132,6 +132,7 @@ class Decoder {
   void Collapse(Pass& p, const StreamWeights& w, bool mixes, float* y) const;
   // The final rows before the norm, [T, H].
   const float* FinalRows(Pass& p) const;
+  const Tensor& FinalNorm(const Pass& p) const;
   // Adds the output of a branch, summed over ranks, to the residual stream. If `norm` is defined,
   // the output is normed first. With fused_, the next norm does the addition.
   void AddBranch(Pass& p, const Tensor& norm) const;
@@ -148,7 +149,7 @@ class Decoder {
   const std::function<void()> beat_;
   const int last_mixer_;  // the last layer with a mixer
   const EmbeddingAndHead vocabulary_;
-  const std::optional<HiddenInput> hidden_input_;
+  const std::vector<HiddenInput> hidden_inputs_;  // by depth (ModelConfig::mtp_depths); or empty
   const std::optional<GroupedAttention> grouped_;
   const std::optional<LatentAttention> latent_;
   const std::optional<LinearAttention> linear_;

@@ -64,6 +64,9 @@ struct ForwardBatch {
   const float* hidden = nullptr;
   std::vector<int32_t> hidden_rows;
   bool own_hidden = false;
+  // The MTP layer that runs, with ModelConfig::mtp_depths. Each element of `tokens` is then the
+  // token after the next `depth` ones. Equal in all groups.
+  int32_t depth = 0;
   // If true, rows other than `logit_rows` only store keys and values: the last layer computes
   // queries, experts and outputs for `logit_rows` only, and Model::hidden has these rows only. The
   // logit rows of a sequence are its last ones. Supported on CPUs only, and not together with

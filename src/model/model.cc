@@ -66,7 +66,8 @@ struct Model::Impl {
   Activations hidden;                         // [max_tokens, H] if they are kept
   std::vector<const float*> hidden_inputs;    // addresses of hidden rows of earlier batches
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
-  std::vector<schedule::Operation> plain;     // the schedule of one micro-batch
+  // The schedules of one micro-batch, by depth (ModelConfig::mtp_depths); else one.
+  std::vector<std::vector<schedule::Operation>> plain;
   std::vector<schedule::Operation> two_prefill,
       two_decode;  // schedules of two micro-batches, if there are two passes
 
@@ -159,8 +160,20 @@ struct Model::Impl {
     if (device.is_cpu()) comm.memory->CheckAborted();  // a layer may take long
   }
 
+  // With mtp_depths, the schedule of layer `depth` only.
+  std::vector<schedule::Operation> PlainSchedule(int depth) const {
+    schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/false);
+    if (config.mtp_depths == 1) return schedule::Plan(shape);
+    shape.range.begin = depth;
+    shape.range.end = depth + 1;
+    std::vector<schedule::Operation> list = schedule::Plan(shape);
+    for (schedule::Operation& operation : list)
+      if (operation.layer != schedule::Operation::kNone) operation.layer += depth;
+    return list;
+  }
+
   void MakeSchedules() {
-    plain = schedule::Plan(ServeShapeOf(config, options.moe, /*two_batches=*/false));
+    for (int depth = 0; depth < config.mtp_depths; ++depth) plain.push_back(PlainSchedule(depth));
     if (!options.two_batch_overlap) return;
     schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);
@@ -331,7 +344,7 @@ struct Model::Impl {
     const int64_t more = HasAllLogits(batch) ? 0 : p.rows.logit_rows;
     Pass* const only[] = {&p};
     if (record) AgreeOnSelection(only);
-    Execute(plain, only, p.group_logit_rows,
+    Execute(plain[p.depth], only, p.group_logit_rows,
             record ? p.RecordingKey(SizeOf(p.rows.tokens, more, inputs)) : 0);
     return {.data = p.head.logits.data(), .rows = std::ssize(batch.logit_rows)};
   }

@@ -253,6 +253,58 @@ TEST(MtpLayersTest, ComputeWhatTheirPublishedCodeDoes) {
   }
 }
 
+// A pass of one of several MTP layers has the logits of this layer alone.
+TEST(MtpLayersTest, RunByDepth) {
+  constexpr int64_t kLayers = 3;
+  const std::filesystem::path from = Fixture("../families/mimo_v2_flash");
+  const RawTensors tensors = testing::WithMtpLayer(from, kLayers);
+  const testing::TempDir dir;
+  testing::WriteModel(from, tensors, dir.path(), kLayers);
+  const ModelConfig config = MtpConfigOf(LoadModelConfig(dir.path()), /*by_depth=*/true);
+  ASSERT_EQ(config.mtp_depths, kLayers);
+  ASSERT_EQ(config.num_layers(), kLayers);
+  CheckCheckpoint(dir.path(), config);
+  ForwardBatch batch = testing::PlainBatchOf(Ids(11, 5), 0);
+  testing::RandomTensors random(7);
+  random.Add("hidden", {batch.num_tokens(), config.hidden}, 0, 2);
+  batch.hidden = reinterpret_cast<const float*>(random.tensors.at("hidden").bytes.data());
+  batch.only_logit_rows = true;
+  const auto run = [&](const std::filesystem::path& path, const ModelConfig& model_config,
+                       int32_t depth) {
+    std::vector<float> logits;
+    RunRankThreads(1, SymmetricBytesPerRank(model_config, {}, {.tp = 1}),
+                   [&](int rank, std::shared_ptr<SharedArena> arena) {
+                     const auto comm = RankComm::Create(std::move(arena), {.tp = 1}, rank);
+                     ThreadPool pool(1);
+                     ModelOptions options{.dtype = DType::kF32, .max_tokens = 32};
+                     options.keeps_hidden = true;
+                     Model model(path, model_config, options, *comm, pool);
+                     KvStorage kv(model_config, comm->mesh, std::size(testing::kPlainPages),
+                                  kPageSize, DType::kF32);
+                     ForwardBatch own = batch;
+                     // The other layers' keys are in the cache too.
+                     for (int32_t i = 0; i < model_config.mtp_depths; ++i) {
+                       own.depth = i;
+                       const std::span<const float> all = model.Forward(own, kv);
+                       if (i == depth) logits.assign(all.begin(), all.end());
+                     }
+                   });
+    return logits;
+  };
+  for (int32_t depth = 0; depth < kLayers; ++depth) {
+    RawTensors one = testing::ReadSafetensors(from);
+    const std::string prefix = testing::MimoMtpPrefix(depth);
+    for (const auto& [name, tensor] : tensors)
+      if (name.starts_with(prefix)) one[testing::kMtpPrefix + name.substr(prefix.size())] = tensor;
+    const testing::TempDir alone;
+    testing::WriteModel(from, one, alone.path());
+    const std::vector<float> want =
+        run(alone.path(), MtpConfigOf(LoadModelConfig(alone.path())), 0);
+    EXPECT_FALSE(want.empty());
+    EXPECT_EQ(run(dir.path(), config, depth), want) << depth;
+  }
+}
+
 // Whatever the last layer of the model is.
 TEST(MtpLayersTest, AreOfTheirOwnKind) {
   for (const char* name : {"mimo_v2_flash", "mimo_v2_flash_published"}) {

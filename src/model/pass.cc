@@ -107,6 +107,8 @@ void Pass::Begin(const ForwardBatch& batch, KvStorage& cache, const int32_t* dra
         (batch.states.empty() && !config.has_states()));
   static const std::vector<kernels::StateSpan> kNone;
   SetStates(config.has_states() ? batch.states : kNone);
+  depth = batch.depth;
+  CHECK(depth >= 0 && depth < config.mtp_depths);
   only_logit_rows = batch.only_logit_rows;
   CHECK(!only_logit_rows || !config.has_states());
   CHECK(!only_logit_rows || (context_.device.is_cpu() && !batch.routed_experts));

@@ -96,6 +96,7 @@ class Pass {
   // between two operations, the same ones on every rank.
   bool aborted = false;
   bool only_logit_rows = false;  // ForwardBatch::only_logit_rows
+  int32_t depth = 0;             // ForwardBatch::depth
   PassRows rows;
   MicroBatchPlace place;
   std::vector<int64_t> group_tokens, group_decode_tokens, group_logit_rows;  // [dp]

@@ -28,7 +28,12 @@ struct MtpNames {
   std::string embedding = {}, head = {};  // of the MTP layer's own
 };
 
-inline MtpNames MtpNamesOf(const ModelConfig& target) {
+inline std::string MimoMtpPrefix(int64_t depth) {
+  return "model.mtp.layers." + std::to_string(depth) + ".";
+}
+
+// `depth`: the number of the MTP layer of MiMo-V2-Flash, which has several.
+inline MtpNames MtpNamesOf(const ModelConfig& target, int64_t depth = 0) {
   const std::string_view family = target.architecture;
   // Names in a layer: two norms, the projection, and the final norm.
   const auto in_layer = [](const std::string& prefix, const std::string& norm_end,
@@ -39,7 +44,10 @@ inline MtpNames MtpNamesOf(const ModelConfig& target) {
                     .projection = prefix + "eh_proj",
                     .final_norm = final_norm};
   };
-  if (family.starts_with("MiMo")) return in_layer(kMtpPrefix, "", kMtpPrefix + "final_layernorm");
+  if (family.starts_with("MiMo")) {
+    const std::string prefix = MimoMtpPrefix(depth);
+    return in_layer(prefix, "", prefix + "final_layernorm");
+  }
   if (family.starts_with("Longcat")) {
     MtpNames names = in_layer(kMtpPrefix, ".m", "model.mtp.norm");
     names.embedding = "model.mtp.embed_tokens";
@@ -133,11 +141,11 @@ inline RawTensors CopiedMtpTensors(const ModelConfig& target, const RawTensors& 
 
 // Random tensors of the MTP layers of MiMo-V2-Flash and LongCat-Flash, which have other names or
 // shapes than the layers of the model. LongCat-Flash has an embedding of its own for it.
-inline RawTensors MtpTensorsOf(const ModelConfig& target, uint32_t seed = 1) {
-  RandomTensors random(seed);
+inline RawTensors MtpTensorsOf(const ModelConfig& target, int64_t depth = 0) {
+  RandomTensors random(static_cast<uint32_t>(1 + depth));
   const int64_t hidden = target.hidden, heads = target.attention.heads;
   const AttentionConfig& a = target.attention;
-  const std::string layer = kMtpPrefix, attention = layer + "self_attn.";
+  const std::string layer = MimoMtpPrefix(depth), attention = layer + "self_attn.";
   const auto feed_forward = [&](const std::string& prefix) {
     random.Matrix(prefix + "gate_proj", target.intermediate, hidden);
     random.Matrix(prefix + "up_proj", target.intermediate, hidden);
@@ -173,21 +181,21 @@ inline RawTensors MtpTensorsOf(const ModelConfig& target, uint32_t seed = 1) {
   return random.tensors;
 }
 
-// The tensors of checkpoint `from` and of its MTP layer.
-inline RawTensors WithMtpLayer(const std::filesystem::path& from) {
+// The tensors of checkpoint `from` and of its MTP layers, of which only MiMo-V2-Flash has several.
+inline RawTensors WithMtpLayer(const std::filesystem::path& from, int64_t layers = 1) {
   const ModelConfig target = LoadModelConfig(from);
   const std::string_view family = target.architecture;
   RawTensors tensors = ReadSafetensors(from);
-  tensors.merge(family.starts_with("MiMo") || family.starts_with("Longcat")
-                    ? MtpTensorsOf(target)
-                    : CopiedMtpTensors(target, tensors));
+  const bool random = family.starts_with("MiMo") || family.starts_with("Longcat");
+  for (int64_t depth = 0; depth < layers; ++depth)
+    tensors.merge(random ? MtpTensorsOf(target, depth) : CopiedMtpTensors(target, tensors));
   return tensors;
 }
 
 inline void WriteModel(const std::filesystem::path& from, const RawTensors& tensors,
-                       const std::filesystem::path& to) {
+                       const std::filesystem::path& to, int64_t mtp_layers = 1) {
   auto config = nlohmann::json::parse(ReadBytes(from / "config.json"));
-  config["num_nextn_predict_layers"] = 1;
+  config["num_nextn_predict_layers"] = mtp_layers;
   WriteBytes(to / "config.json", config.dump());
   WriteSafetensors(to / "model.safetensors", tensors);
 }

@@ -147,7 +147,13 @@ struct ModelWeights {
   int64_t vocab_begin = 0, vocab_end = 0;
   std::vector<LayerWeights> layers;
   std::optional<HiddenInputWeights> hidden_input;  // with ModelConfig::takes_hidden()
-  Tensor final_norm;                               // float32 [H], or [2, H] as in LayerWeights
+  // Of MTP layers after the first one (ModelConfig::mtp_depths); other models: empty.
+  struct Depth {
+    HiddenInputWeights hidden_input;
+    Tensor final_norm;
+  };
+  std::vector<Depth> later_depths;
+  Tensor final_norm;  // float32 [H], or [2, H] as in LayerWeights
   // This rank's rows of the vocabulary head (HeadRows); a tied head is a view of the embedding. A
   // classifier's head has all classes on every rank. An embedding model has no head.
   WeightView head;

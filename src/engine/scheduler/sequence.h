@@ -85,6 +85,9 @@ struct Sequence {
   int64_t draft_computed = 0;
   // [rows, H] the target's hidden rows from `draft_computed` on, for an MTP layer that was not run.
   std::vector<float> saved_hidden;
+  // With several MTP layers (DraftForward::depths): the position of the first row of saved_hidden.
+  // It may be before `draft_computed`, since later layers compute the last rows again.
+  int64_t saved_begin = 0;
   DraftCounts draft_counts, forced_counts;  // drafts of the algorithm; of GrammarDrafter
 
   // For pipeline stages: number of times that the sequence was admitted. Several passes are in

@@ -1,8 +1,10 @@
 #include "engine/speculative/draft_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "engine/pipeline/stage_links.h"
 #include "engine/speculative/token_map.h"
 #include "kernels/device.h"
@@ -95,13 +97,40 @@ void ReduceHead(const EngineConfig& config, const ModelConfig& target, ModelConf
   }
 }
 
+// Whether MTP layers that are trained for it draft one after another: in chains on CPUs. Else the
+// first one makes all drafts.
+bool DraftsByDepth(const EngineConfig& config, bool cuda) {
+  return !cuda && config.mesh.pp == 1 && config.speculative.eagle_topk == 1;
+}
+
+void CheckDepths(const EngineConfig& config, const ModelConfig& draft) {
+  const SpeculativeOptions& options = config.speculative;
+  if (draft.mtp_depths == 1) return;
+  const DraftLimits limits = LimitsOf(options, config.mesh.pp);
+  if (limits.adapts || limits.most <= draft.mtp_depths) return;
+  throw Invalid("{}: {} has {} MTP layers, and each makes one draft; want at most {} drafts",
+                options.num_draft_tokens > 0
+                    ? fmt::format("--speculative-num-draft-tokens {}", options.num_draft_tokens)
+                    : fmt::format("--speculative-num-steps {}", options.num_steps),
+                draft.architecture, draft.mtp_depths, draft.mtp_depths);
+}
+
 }  // namespace
+
+DraftLimits DraftLimitsOf(const EngineConfig& config, const std::optional<ModelConfig>& draft) {
+  DraftLimits limits =
+      LimitsOf(config.speculative, config.mesh.pp, config.disaggregation_mode == "prefill");
+  if (draft && draft->mtp_depths > 1)
+    limits.most = std::min(limits.most, static_cast<int32_t>(draft->mtp_depths));
+  return limits;
+}
 
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda) {
   const DraftSource source = SourceOf(config.speculative);
+  const bool prefill = config.disaggregation_mode == "prefill";
   std::optional<ModelConfig> draft;
-  if (source == DraftSource::kMtp) draft = MtpConfigOf(target);
+  if (source == DraftSource::kMtp) draft = MtpConfigOf(target, DraftsByDepth(config, cuda));
   if (source == DraftSource::kEagle || source == DraftSource::kEagle3)
     draft = LoadEagleConfig(DraftPath(config), target, source == DraftSource::kEagle3);
   if (source == DraftSource::kStandalone) draft = LoadModelConfig(DraftPath(config));
@@ -118,6 +147,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
   }
   if (draft) Quantize(config, target, cuda, &*draft);
   if (draft && !config.speculative.token_map.empty()) ReduceHead(config, target, &*draft);
+  if (draft && !prefill) CheckDepths(config, *draft);
   if (draft && draft->output_width() < config.speculative.eagle_topk)
     throw Invalid("--speculative-eagle-topk {}: the draft model has only {} tokens",
                   config.speculative.eagle_topk, draft->output_width());

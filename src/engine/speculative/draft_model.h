@@ -7,6 +7,7 @@
 #include "engine/config.h"
 #include "engine/kept_model.h"
 #include "engine/speculative/model_drafter.h"
+#include "engine/speculative/options.h"
 #include "model/model.h"
 
 namespace switchyard {
@@ -17,6 +18,8 @@ class StageLinks;
 // Error kInvalid if the draft model does not fit the target.
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda);
+// LimitsOf, and at most one draft for each MTP layer if these draft one after another.
+DraftLimits DraftLimitsOf(const EngineConfig& config, const std::optional<ModelConfig>& draft);
 // The directory of the draft model's checkpoint.
 std::filesystem::path DraftPath(const EngineConfig& config);
 // Options of the draft model. `target`: the result of MakeModelOptions. The draft's MoE layers have
@@ -52,6 +55,7 @@ class DraftModel : public DraftForward {
   }
   bool takes_hidden() const override { return model_.config().takes_hidden(); }
   int64_t hidden_width() const override { return model_.config().target_row_width(); }
+  int64_t depths() const override { return model_.config().mtp_depths; }
   const float* target_hidden() const override { return target_.hidden(); }
   const float* hidden() const override { return model_.hidden(); }
   void ReadTargetHidden(int64_t first_row, int64_t rows, float* to) override;

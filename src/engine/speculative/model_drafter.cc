@@ -18,11 +18,6 @@ constexpr int64_t kCounts = 3;  // counts of a pass: tokens, decode tokens, logi
 // whether the first pass processes saved rows.
 int64_t StrideOf(int64_t limit) { return kCounts * limit + 1; }
 
-// A chain ends if the probability that all its drafts are right is below this. One more draft takes
-// a pass of the draft model and a row of the target. With the bundled model (models/yardling) that
-// is 0.4 of the time of a plain step, and with larger models less.
-constexpr double kImprobable = 0.4;
-
 double ProbabilityOf(std::span<const float> logits, int32_t token) {
   const float max = Max(logits);
   return std::exp(static_cast<double>(logits[token]) - max) / ExpSum(logits, max);
@@ -182,6 +177,11 @@ std::vector<int64_t> ModelDrafter::CountsOf(int64_t limit) const {
 int64_t ModelDrafter::Backlog(const Sequence& sequence) const {
   const int64_t missed = sequence.computed - sequence.draft_computed;
   if (!model_.takes_hidden()) return missed;
+  if (model_.depths() > 1) {
+    const bool saved = sequence.saved_begin <= sequence.draft_computed &&
+                       sequence.saved_begin + SavedRows(sequence) == sequence.computed;
+    return saved ? missed : 0;
+  }
   return SavedRows(sequence) == missed
              ? missed
              : 0;  // some missed rows were not saved: the sequence gets no more drafts
@@ -301,6 +301,7 @@ void ModelDrafter::Forward(bool may_end, int64_t pass) {
 }
 
 void ModelDrafter::Draft(std::span<const DraftPart> parts, int64_t limit) {
+  if (model_.depths() > 1) return DraftByDepth(parts, limit);
   if (limit == 0) {
     if (!model_.takes_hidden()) return;
     for (const DraftPart& part : parts) Save(part);

@@ -51,6 +51,9 @@ class DraftForward {
   virtual bool takes_hidden() const = 0;
   // Elements of a hidden row of the target.
   virtual int64_t hidden_width() const { return 0; }
+  // Number of MTP layers that draft one after another (ModelConfig::mtp_depths). Several need
+  // takes_hidden(), and do not draw.
+  virtual int64_t depths() const { return 1; }
   // Hidden rows in the model's memory. target_hidden(): of the target's last pass [.,
   // hidden_width]. hidden(): of the last Forward, for all rows or, with
   // ForwardBatch::only_logit_rows, for the logit rows.
@@ -91,6 +94,10 @@ struct TreeShape {
 // before the one before it has ended. Its rows take their tokens on the device. So the host
 // prepares a pass while the device computes the previous one.
 //
+// With several MTP layers (DraftForward::depths), layer i takes the target's hidden row of position
+// p and the token at p + 1 + i, and gives draft i + 1 (model_drafter_depths.cc). Its last rows need
+// the drafts before, and are computed again in the next step, with the tokens that were sampled.
+//
 // With trees, each pass after the first one has `width` rows for each sequence: the best drafts of
 // the last level (model_drafter_trees.cc). Their keys are in the slots after the sequence's last
 // token, and a row attends to the keys of its ancestors. The most probable token takes the first
@@ -123,6 +130,11 @@ class ModelDrafter : public Drafter {
   int64_t Backlog(const Sequence& sequence) const override;
 
  private:
+  // A chain ends if the probability that all its drafts are right is below this. One more draft
+  // takes a pass of the draft model and a row of the target. With the bundled model
+  // (models/yardling) that is 0.4 of the time of a plain step, and with larger models less.
+  static constexpr double kImprobable = 0.4;
+
   // A sequence that gets drafts, and its row in hidden() after the last pass.
   struct Chain {
     Sequence* sequence = nullptr;
@@ -154,6 +166,25 @@ class ModelDrafter : public Drafter {
   }
   void AddRowAt(int32_t slot, int64_t position, int32_t token, int32_t hidden_row);
   void EndRows(const Sequence& sequence, int64_t begin, int64_t end);
+  // Several MTP layers (model_drafter_depths.cc). DraftByDepth is Draft for them. AddDepthPart adds
+  // the hidden rows of a part to hidden_. SaveByDepth keeps them for a later step. AddDepth fills
+  // the batch with the rows of layer `depth`, and ForwardDepth runs it.
+  struct DepthRows {
+    Sequence* sequence = nullptr;
+    int64_t hidden_begin = 0;    // position of its first row in hidden_
+    int64_t hidden_row = 0;      // index of this row
+    int64_t begin = 0, end = 0;  // positions that no layer has computed before
+    bool decoding = false;
+    int64_t wanted = 0;
+    double probability = 1;  // as in Chain
+  };
+  void DraftByDepth(std::span<const DraftPart> parts, int64_t limit);
+  void AddDepthPart(const DraftPart& part, int64_t limit);
+  void SaveByDepth(const DraftPart& part);
+  void AddDepth(int64_t depth);
+  void ForwardDepth(int64_t depth, bool may_end);
+  // Whether Sequence::saved_hidden continues with the rows of the part.
+  bool JoinsSaved(const DraftPart& part) const;
   // Fills the batch with the next row of each sequence that needs more than `drafts` drafts.
   // `launched`: the last drafts are not known yet, so the rows refer to the tokens of the last
   // pass.
@@ -228,6 +259,8 @@ class ModelDrafter : public Drafter {
   std::vector<uint32_t> mask_;  // [MaskWords(vocab)]
   std::vector<int32_t> output_;
   std::vector<Chain> chains_;
+  std::vector<DepthRows> depth_rows_;
+  std::vector<size_t> depth_drafts_;  // indices in depth_rows_ of the batch's logit rows
   // The sequences of the passes that were launched and not collected, oldest pass first. Those of a
   // pass are in the order of its logit rows.
   std::deque<std::vector<Sequence*>> launched_;

@@ -60,6 +60,13 @@ TensorNames NamesOfLayer(const TensorNames& names, int64_t layer) {
   return own;
 }
 
+std::string MtpName(const TensorNames& names, const std::string& part, int64_t depth) {
+  std::string name = names.mtp + part;
+  if (const size_t at = name.find('#'); at != std::string::npos)
+    name.replace(at, 1, std::to_string(depth));
+  return name;
+}
+
 std::span<const Wrapper> Wrappers() { return kWrappers; }
 
 std::span<const Family> Families() {

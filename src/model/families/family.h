@@ -25,7 +25,7 @@ struct TensorNames {
   // "mtp.layers.0." and "mtp.norm".
   std::string mtp;
   // After this prefix: `layers` of the MTP layer, norms of the embedding and of the hidden row, and
-  // their projection.
+  // their projection. "#" stands for the number of the MTP layer (MtpName).
   std::string mtp_layers = "layers.";
   std::string mtp_embedding_norm = "pre_fc_norm_embedding", mtp_hidden_norm = "pre_fc_norm_hidden";
   std::string mtp_projection = "fc";
@@ -118,6 +118,9 @@ inline std::string CorrectionBiasName(const TensorNames& names, const std::strin
 std::string LayerPrefix(const TensorNames& names, int64_t layer);
 // The names in layer `layer` of the model, without "#".
 TensorNames NamesOfLayer(const TensorNames& names, int64_t layer);
+
+// The name of a part of MTP layer `depth`, such as names.mtp_projection, with the prefix `mtp`.
+std::string MtpName(const TensorNames& names, const std::string& part, int64_t depth);
 
 struct Family {
   std::string_view architecture;  // "Qwen3MoeForCausalLM"

@@ -4,7 +4,8 @@
 //
 // The MTP layers have a sliding window and a dense feed-forward. Each reads the target's rows
 // before the final norm, as in SGLang (models/mimo_v2_nextn.py,
-// speculative/multi_layer_eagle_worker_v2.py).
+// speculative/multi_layer_eagle_worker_v2.py): layer i the row of position p and the token of
+// p + 1 + i.
 #include <algorithm>
 
 #include "core/error.h"
@@ -88,7 +89,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
       reader.DoubleOr({"layernorm_epsilon"}, static_cast<double>(config->norm_eps), 0.0, 1.0));
   ReadDenseIntermediate(reader, config);
   config->mtp_layers = 3;  // the published config.json does not tell
-  config->mtp_before_norm = true;
+  config->mtp_before_norm = config->mtp_by_depth = true;
   ReadAttention(reader, config);
   const std::vector<int64_t> sparse = ReadFlags(reader, "moe_layer_freq", config->num_layers());
   if (!ReadMlpLayerTypes(reader, config))
@@ -104,10 +105,10 @@ TensorNames Names(const ModelConfig& config) {
   names.sinks = "self_attn.attention_sink_bias";
   names.sinks_alternative = "self_attn.sinks";  // transformers' own modules
   names.mtp = "model.mtp.";
-  names.mtp_embedding_norm = "layers.0.enorm";
-  names.mtp_hidden_norm = "layers.0.hnorm";
-  names.mtp_projection = "layers.0.eh_proj";
-  names.mtp_final_norm = "layers.0.final_layernorm";
+  names.mtp_embedding_norm = "layers.#.enorm";
+  names.mtp_hidden_norm = "layers.#.hnorm";
+  names.mtp_projection = "layers.#.eh_proj";
+  names.mtp_final_norm = "layers.#.final_layernorm";
   if (config.is_mtp) names.post_attention_norm = "pre_mlp_layernorm";
   return names;
 }

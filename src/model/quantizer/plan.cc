@@ -100,13 +100,18 @@ Requests RequestsOf(const Checkpoint& checkpoint, const ModelConfig& config) {
   Record(checkpoint, config, &requests);
   const Family* family = FindFamily(config.architecture);
   if (config.mtp_layers > 0 && family->mtp && !config.pooling) {
-    const ModelConfig mtp = MtpConfigOf(config);
-    // Some exporters drop the MTP layer but keep its key in config.json.
-    const std::string prefix = LayerPrefix(NamesOf(mtp), mtp.first_layer);
-    const auto first = checkpoint.tensors().lower_bound(prefix);
-    if (first != checkpoint.tensors().end() && first->first.starts_with(prefix)) {
-      Record(checkpoint, mtp, &requests);
+    ModelConfig mtp = MtpConfigOf(config, /*by_depth=*/true);
+    // Some exporters drop MTP layers but keep their number in config.json.
+    const auto has = [&](int64_t depth) {
+      const std::string prefix = LayerPrefix(NamesOf(mtp), mtp.first_layer + depth);
+      const auto first = checkpoint.tensors().lower_bound(prefix);
+      return first != checkpoint.tensors().end() && first->first.starts_with(prefix);
+    };
+    while (mtp.mtp_depths > 1 && !has(mtp.mtp_depths - 1)) {
+      --mtp.mtp_depths;
+      mtp.layers.pop_back();
     }
+    if (has(0)) Record(checkpoint, mtp, &requests);
   }
   return requests;
 }

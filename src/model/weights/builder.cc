@@ -210,6 +210,10 @@ ModelWeights BuildWeights(const ModelConfig& config, const Mesh& mesh, const Loa
   ModelWeights w;
   UseHiddenInputNames(parts, &names);
   if (config.takes_hidden()) w.hidden_input = BuildHiddenInput(parts);
+  for (int64_t depth = 1; depth < config.mtp_depths; ++depth)
+    w.later_depths.push_back(
+        {.hidden_input = BuildHiddenInput(parts, depth),
+         .final_norm = BuildNorm(parts, MtpName(names, names.mtp_final_norm, depth) + ".weight")});
   w.vocab_begin = vocab.begin;
   w.vocab_end = vocab.end;
   const bool attends = mesh.attends();

@@ -21,7 +21,7 @@ void UseMtpNames(const Parts& parts, const std::string& prefix, TensorNames* nam
     if (parts.Has(own)) name = own;
   };
   if (!names->mtp.empty()) {
-    const auto own = [&](const std::string& name) { return names->mtp + name + ".weight"; };
+    const auto own = [&](const std::string& name) { return MtpName(*names, name, 0) + ".weight"; };
     if (!names->mtp_embedding.empty()) replace(names->embedding, own(names->mtp_embedding));
     if (!names->mtp_head.empty()) replace(names->head, own(names->mtp_head));
     if (!names->mtp_final_norm.empty()) names->final_norm = own(names->mtp_final_norm);
@@ -58,7 +58,7 @@ void UseHiddenInputNames(const Parts& parts, TensorNames* names) {
   if (parts.config().eagle) UseEagleNames(parts, names);
 }
 
-HiddenInputWeights BuildHiddenInput(Parts& parts) {
+HiddenInputWeights BuildHiddenInput(Parts& parts, int64_t depth) {
   const ModelConfig& config = parts.config();
   const int64_t hidden = config.hidden;
   const std::string prefix = LayerPrefix(parts, 0);
@@ -71,18 +71,17 @@ HiddenInputWeights BuildHiddenInput(Parts& parts) {
     return parts.Rows(name, hidden, width, {0, hidden}, bias, keys);
   };
   const TensorNames& names = parts.names();
+  const auto part = [&](const std::string& name) { return MtpName(names, name, depth); };
   if (config.is_mtp && config.streams)
-    return {
-        .embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
-        .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
-        .projection = projection(names.mtp + names.mtp_projection, hidden, false, "hidden_size"),
-        .embedding_projection =
-            projection(names.mtp + names.mtp_embedding_projection, hidden, false, "hidden_size")};
+    return {.embedding_norm = norm_of(part(names.mtp_embedding_norm)),
+            .hidden_norm = norm_of(part(names.mtp_hidden_norm)),
+            .projection = projection(part(names.mtp_projection), hidden, false, "hidden_size"),
+            .embedding_projection =
+                projection(part(names.mtp_embedding_projection), hidden, false, "hidden_size")};
   if (config.is_mtp && !names.mtp.empty())
-    return {.embedding_norm = norm_of(names.mtp + names.mtp_embedding_norm),
-            .hidden_norm = norm_of(names.mtp + names.mtp_hidden_norm),
-            .projection =
-                projection(names.mtp + names.mtp_projection, 2 * hidden, false, "hidden_size")};
+    return {.embedding_norm = norm_of(part(names.mtp_embedding_norm)),
+            .hidden_norm = norm_of(part(names.mtp_hidden_norm)),
+            .projection = projection(part(names.mtp_projection), 2 * hidden, false, "hidden_size")};
   if (config.is_mtp)
     return {.embedding_norm = norm("enorm"),
             .hidden_norm = norm("hnorm"),

@@ -86,8 +86,8 @@ std::string LayerPrefix(const Parts& parts, int64_t index);
 // Replaces names of *names, which are those of `parts`, by the names of an MTP layer's or an EAGLE
 // head's own tensors. Other models: no change.
 void UseHiddenInputNames(const Parts& parts, TensorNames* names);
-// Requires ModelConfig::takes_hidden().
-HiddenInputWeights BuildHiddenInput(Parts& parts);
+// Requires ModelConfig::takes_hidden(). `depth`: the number of the MTP layer (mtp_depths).
+HiddenInputWeights BuildHiddenInput(Parts& parts, int64_t depth = 0);
 
 // `layer`: the number of the layer in the model; `prefix`: the result of LayerPrefix.
 GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,

@@ -110,6 +110,13 @@ void Place(kernels::Device& device, CompressedAttentionWeights& w) {
   if (w.index_entries) Place(device, *w.index_entries);
 }
 
+void Place(kernels::Device& device, HiddenInputWeights& w) {
+  Place(device, w.embedding_norm);
+  Place(device, w.hidden_norm);
+  Place(device, w.projection);
+  Place(device, w.embedding_projection);
+}
+
 // GPUs round the rows of products with narrower weights, but the weights of residual streams are
 // computed from unrounded rows. So the matrix becomes float32.
 void Place(kernels::Device& device, StreamWeights& w) {
@@ -170,12 +177,11 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   Place(device, weights.head);
   Place(device, weights.head_bias);
   Place(device, weights.final_norm);
-  if (weights.hidden_input) {
-    Place(device, weights.hidden_input->embedding_norm);
-    Place(device, weights.hidden_input->hidden_norm);
-    Place(device, weights.hidden_input->projection);
-    Place(device, weights.hidden_input->embedding_projection);
+  for (ModelWeights::Depth& depth : weights.later_depths) {
+    Place(device, depth.hidden_input);
+    Place(device, depth.final_norm);
   }
+  if (weights.hidden_input) Place(device, *weights.hidden_input);
   Place(device, weights.head_streams);
   for (LayerWeights& layer : weights.layers) {
     GroupedAttentionWeights& grouped = layer.grouped;

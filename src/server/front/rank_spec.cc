@@ -117,8 +117,7 @@ RankJob DecodeRankSpec(std::string_view bytes, const std::filesystem::path& mode
         "--speculative-token-map {}: the tokens differ from those that the server started with; "
         "want the same file on all nodes, unchanged while the server runs",
         map);
-  job.plan.drafts = LimitsOf(job.config.speculative, job.config.mesh.pp,
-                             job.config.disaggregation_mode == "prefill");
+  job.plan.drafts = DraftLimitsOf(job.config, job.plan.draft);
   return job;
 }
 
