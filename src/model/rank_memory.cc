@@ -10,6 +10,7 @@
 #include "model/complete_options.h"
 #include "model/kv_storage.h"
 #include "model/layers/compressed_attention.h"
+#include "model/layers/hidden_input.h"
 #include "model/layers/linear_attention.h"
 #include "model/layers/scratch.h"
 #include "model/model.h"
