@@ -17,6 +17,15 @@ constexpr std::string_view kFinalChannel = "<|channel|>final<|message|>";
 // Converts a call format to the form that the grammar library takes. nullopt if the format does not
 // write parameters as JSON, or has no marker before the parameters.
 std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTokens& special) {
+  // A list of JSON objects between two markers.
+  const auto list = [](std::string open, std::string close) {
+    return ToolCallFormat{.open = std::move(open),
+                          .head = "{\"name\": ",
+                          .between = ", \"arguments\": ",
+                          .tail = "}",
+                          .separator = ", ",
+                          .close = std::move(close)};
+  };
   ToolCallFormat format;
   if (calls.name == "qwen25") {
     format = {.head = "<tool_call>\n{\"name\": ",
@@ -35,12 +44,15 @@ std::optional<ToolCallFormat> GrammarOf(const CallFormat& calls, const SpecialTo
       return s.first == "[ARGS]";  // only Mistral's tokenizers since v11 have this token
     });
     format = named ? ToolCallFormat{.head = "[TOOL_CALLS]", .between = "[ARGS]", .quoted = false}
-                   : ToolCallFormat{.open = "[TOOL_CALLS][",
-                                    .head = "{\"name\": ",
-                                    .between = ", \"arguments\": ",
-                                    .tail = "}",
-                                    .separator = ", ",
-                                    .close = "]"};
+                   : list("[TOOL_CALLS][", "]");
+  } else if (calls.name == "hunyuan_a13b") {
+    format = list("<tool_calls>[", "]</tool_calls>");
+  } else if (calls.name == "granite") {
+    format = list("<|tool_call|>[", "]");
+  } else if (calls.name == "longcat") {
+    format = {.head = "<longcat_tool_call>\n{\"name\": ",
+              .between = ", \"arguments\": ",
+              .tail = "}\n</longcat_tool_call>"};
   } else if (calls.name == "deepseekv3") {
     format = {.open = "<｜tool▁calls▁begin｜>",
               .head = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
