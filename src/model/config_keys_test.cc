@@ -180,6 +180,21 @@ TEST(ConfigKeysTest, SparseAttentionUnderAnotherNameIsRefused) {
   }
 }
 
+TEST(ConfigKeysTest, ALimitOfWeightsThatChangesThemIsRefused) {
+  json config = Defaults().at("ernie4_5_moe");
+  config["moe_norm_min"] = 0.5;
+  EXPECT_THAT(ErrorOf(config), HasSubstr("moe_norm_min is 0.5"));
+}
+
+// Keys of newer K-EXAONE models, which transformers 5.24 does not know.
+TEST(ConfigKeysTest, WindowsAndLimitsByLayerAreRefused) {
+  for (const char* key : {"sliding_windows", "swiglu_limits"}) {
+    json config = Defaults().at("exaone_moe");
+    config[key] = json::array({1, 2});
+    EXPECT_THAT(ErrorOf(config), HasSubstr(std::string(key) + " is")) << key;
+  }
+}
+
 TEST(ConfigKeysTest, RotarySettingsThatAFamilyDoesNotReadAreRefused) {
   json config = Defaults().at("qwen3_moe");
   config["rope_parameters"]["llama_4_scaling_beta"] = 0.1;

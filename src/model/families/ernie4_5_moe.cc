@@ -3,11 +3,21 @@
 //
 // The MTP layer is dense. As in FastDeploy (ernie4_5_mtp.py), it reads rows after the final norm,
 // and the model's final norm follows it.
+#include "core/error.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
 
 namespace switchyard {
 namespace {
+
+// Weights are divided by at least this. Below the limit it changes nothing but sums of weights that
+// are nearly 0.
+void CheckNormMin(const ConfigReader& reader) {
+  constexpr double kMost = 1e-9;
+  const double smallest = reader.DoubleOr({"moe_norm_min"}, 1e-12, 0.0, 1e6);
+  if (smallest > kMost)
+    throw Invalid("{} is {}; want at most {}", reader.Where("moe_norm_min"), smallest, kMost);
+}
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-5, config);
@@ -25,6 +35,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   config->mtp_block = {LayerConfig{}};
   config->moe = ReadMoe(reader, {"moe_intermediate_size"});
   config->moe->router.renormalize = true;
+  CheckNormMin(reader);
   ReadSharedExperts(reader, {"moe_num_shared_experts"}, 2, config);
 }
 
