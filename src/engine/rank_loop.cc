@@ -163,6 +163,10 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
   const CpuBinding binding = BindRank(config, plan, comm->all());
   ThreadPool pool(binding.threads, binding.cpus);
+  // The time in which a GPU computes what is between two layers of experts, in decode and short
+  // prompts.
+  constexpr std::chrono::milliseconds kAwake(2);
+  if (plan.host_experts && !plan.OnGpu(config.mesh, rank)) pool.StayAwake(kAwake);
   std::optional<StageLinks> links;
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);

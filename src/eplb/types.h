@@ -1,6 +1,7 @@
 // Input and output types of placement planners: recorded loads, ranks, placements of all layers.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,8 +15,10 @@ namespace switchyard {
 struct LoadHistory {
   int steps = 0, layers = 0, experts = 0;
   std::vector<int32_t> counts;  // [steps, layers, experts], oldest step first
-  // Number of passes whose counts a step sums. Only the costs of unequal ranks depend on it.
+  // Number of passes whose counts a step sums, the mean over the steps. Only the costs of unequal
+  // ranks depend on it.
   double passes = 1;
+  int64_t AllPasses() const { return std::llround(passes * steps); }
 
   std::span<const int32_t> At(int step, int layer) const {
     return std::span(counts).subspan((static_cast<size_t>(step) * layers + layer) * experts,
