@@ -17,6 +17,7 @@
 #include "model/layers/context.h"
 #include "model/micro_batches.h"
 #include "model/movable_layers.h"
+#include "model/stream_copies.h"
 #include "model/pass.h"
 #include "model/rank_device.h"
 #include "model/rope.h"
@@ -84,7 +85,8 @@ struct Model::Impl {
         groups(rank_device->groups()),
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
         weights(options.weights ? *options.weights
-                                : LoadWeights(dir, config, comm.mesh, options.load)),
+                                : LoadWeights(dir, config, comm.mesh,
+                                              BeforeStreamCopies(config, comm.mesh, options))),
         cos_sin(PlaceTable(device, BuildCosSin(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
@@ -189,7 +191,7 @@ struct Model::Impl {
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
-    KeepForStreams(moe, dir, config, comm.mesh, options);
+    KeepForStreams(moe, dir, config, comm.mesh, options, weights.bytes_mapped);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
     if (options.movable_experts) {
       moe_backend->ReserveMoves(options.movable_layers);

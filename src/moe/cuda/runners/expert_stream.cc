@@ -1,11 +1,13 @@
 #include "moe/cuda/runners/expert_stream.h"
 
-#include <algorithm>
+#include <sys/mman.h>
+
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
-#include "core/cpus.h"
 #include "core/error.h"
 #include "quant/formats.h"
 
@@ -13,6 +15,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
 
@@ -27,11 +30,34 @@ DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeight
 
 PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(layer.slot_bytes()) {
   for (const int64_t array : bytes_) stride_ += Aligned(array);
-  memory_ = PinnedMemory(static_cast<size_t>(stride_ * experts));
+  total_ = static_cast<size_t>(CeilDiv(stride_ * experts, kHugePage) * kHugePage);
+  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, total_)));
+  if (!memory_)
+    throw Resource("no {} bytes of host memory for the experts of a layer; want --stream-experts off",
+                   total_);
+  madvise(memory_.get(), total_, MADV_HUGEPAGE);  // faster to allocate and to lock; may fail
+}
+
+void PinnedExperts::Release::operator()(std::byte* memory) const {
+  if (pinned && cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+  std::free(memory);
+}
+
+void PinnedExperts::Pin() {
+  CHECK(memory_ != nullptr && !pinned());
+  const cudaError_t error = cudaHostRegister(memory_.get(), total_, cudaHostRegisterPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    throw Resource(
+        "cannot lock {} bytes of host memory for the experts of a layer: {}; want --stream-experts "
+        "off, or a higher limit of locked memory",
+        total_, cudaGetErrorString(error));
+  }
+  memory_.get_deleter().pinned = true;
 }
 
 ExpertSlot PinnedExperts::Slot(int32_t expert) const {
-  std::byte* at = memory_.as<std::byte>() + stride_ * expert;
+  std::byte* at = memory_.get() + stride_ * expert;
   ExpertSlot slot{};
   for (size_t i = 0; i < slot.size(); ++i) {
     if (bytes_[i] > 0) slot[i] = at;
@@ -42,10 +68,7 @@ ExpertSlot PinnedExperts::Slot(int32_t expert) const {
 
 ExpertStream::ExpertStream(const DeviceExperts& layer, const kernels::ExpertWeights& expert,
                            int group)
-    : buffers_{BufferLike(layer, expert, group), BufferLike(layer, expert, group)},
-      uploader_([](std::byte* to, const void* from,
-                   int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); },
-                std::clamp(AllowedCpuCount(), 1, 8)) {
+    : buffers_{BufferLike(layer, expert, group), BufferLike(layer, expert, group)} {
   CheckFits(layer);
 }
 
@@ -59,8 +82,30 @@ void ExpertStream::CheckFits(const DeviceExperts& layer) const {
     throw Invalid("--stream-experts: layers have experts of different formats or sizes; want off");
 }
 
+// Each call has an uploader of its own, with one thread, because callers convert in parallel.
 void ExpertStream::Convert(const kernels::ExpertWeights& expert, const ExpertSlot& to) {
-  uploader_.Upload(expert, buffers_[0].arithmetic, to);
+  std::unique_ptr<ExpertUploader> uploader;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      uploader = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (!uploader)
+    uploader = std::make_unique<ExpertUploader>(
+        [](std::byte* slot, const void* from, int64_t bytes) {
+          std::memcpy(slot, from, static_cast<size_t>(bytes));
+        },
+        /*threads=*/1);
+  uploader->Upload(expert, buffers_[0].arithmetic, to);
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(uploader));
+}
+
+void ExpertStream::EndConversions() {
+  const std::lock_guard lock(mutex_);
+  idle_.clear();
 }
 
 void ExpertStream::Upload(int i, const PinnedExperts& from, std::span<const int32_t> experts) {
