@@ -29,8 +29,8 @@
 #include "bench/cuda/gpu_benches.h"
 #include "bench/model_shapes.h"
 #include "bench/timing.h"
+#include "comm/device/communicator.h"
 #include "comm/device/cuda/host_link.h"
-#include "comm/device/rank_threads.h"
 #include "core/check.h"
 #include "core/cpus.h"
 #include "core/cuda/runtime.h"
@@ -347,20 +347,19 @@ void AddResult(const HostCase& c, const GpuResults& gpu, const CpuResults& cpu, 
   if (layers.empty()) return report.Note("no layer had rows for the CPUs; want more experts there");
   const auto us = [](std::vector<double> values) { return 1e6 * Median(std::move(values)); };
   Result result = {.name = kBenchName, .shape = c.Describe(), .seconds = Median(layers)};
-  result.more = {
-      {"mean of all layers us", 1e6 * gpu.pass / kPassLayers - 1e-3 * kAttentionNs},
-      {"route us", us(on_gpu[kRouted])},
-      {"dispatch us", us(on_gpu[kSentRows])},
-      {"own experts us", us(on_gpu[kComputedOwn])},
-      {"wait+sum us", us(on_gpu[kSummed])},
-      {"CPU rows to flags us", us(busy)},
-      {"permute us", us(on_cpu[kPermutedRows])},
-      {"experts us", us(on_cpu[kComputedRows])},
-      {"flags us", us(on_cpu[kFlagged])},
-      {"latency us", us(latency)},
-      {"CPU waits us", us(on_cpu[kAwaited])},
-      {"between us", us(on_cpu[kRest])},
-      {"CPU rows", rows}};
+  result.more = {{"mean of all layers us", 1e6 * gpu.pass / kPassLayers - 1e-3 * kAttentionNs},
+                 {"route us", us(on_gpu[kRouted])},
+                 {"dispatch us", us(on_gpu[kSentRows])},
+                 {"own experts us", us(on_gpu[kComputedOwn])},
+                 {"wait+sum us", us(on_gpu[kSummed])},
+                 {"CPU rows to flags us", us(busy)},
+                 {"permute us", us(on_cpu[kPermutedRows])},
+                 {"experts us", us(on_cpu[kComputedRows])},
+                 {"flags us", us(on_cpu[kFlagged])},
+                 {"latency us", us(latency)},
+                 {"CPU waits us", us(on_cpu[kAwaited])},
+                 {"between us", us(on_cpu[kRest])},
+                 {"CPU rows", rows}};
   report.Add(std::move(result));
 }
 

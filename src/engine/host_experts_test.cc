@@ -175,9 +175,7 @@ TEST(HostExpertsTest, StreamsNeedACopyOfAllExpertsOnTheHost) {
 TEST(HostExpertsTest, AutoStreamsConsiderWhichExpertsAreOnTheGpu) {
   EngineConfig config = OnGpuAndCpu({8, 8});
   config.moe.stream_experts = "auto";
-  const auto tokens = [&] {
-    return MakeModelOptions(config, PlanOf(config), 0).moe.stream_tokens;
-  };
+  const auto tokens = [&] { return MakeModelOptions(config, PlanOf(config), 0).moe.stream_tokens; };
   const int64_t uniform = tokens();
   EXPECT_GT(uniform, 0);
   config.mesh.expert_slots = {4, 12};

@@ -8,7 +8,7 @@
 #include <memory>
 #include <thread>
 
-#include "comm/device/rank_threads.h"
+#include "comm/device/communicator.h"
 #include "core/testing.h"
 
 namespace switchyard {

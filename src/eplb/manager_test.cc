@@ -54,11 +54,9 @@ struct Rank {
                                                             : random.Below(kExperts)));
       }
       replicas.Choose({.layer = layer}, logical, &physical);
-      manager.OnRoute(0, layer,
-                      {.tokens = 40,
-                       .logical = logical.ids,
-                       .physical = physical.ids,
-                       .streamed = streams});
+      manager.OnRoute(
+          0, layer,
+          {.tokens = 40, .logical = logical.ids, .physical = physical.ids, .streamed = streams});
     }
     manager.EndPass(0);
   }

@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/device/rank_threads.h"
+#include "comm/device/communicator.h"
 #include "core/error.h"
 #include "core/testing.h"
 #include "model/rank_device.h"
-#include "model/weights/expert_loader.h"
 #include "model/weights/assembled.h"
+#include "model/weights/expert_loader.h"
 #include "moe/cpu/cpu_backend.h"
 
 namespace switchyard {

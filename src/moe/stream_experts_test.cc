@@ -86,7 +86,7 @@ TEST(StreamExpertsTest, LongPassesWithPromptsStream) {
   EXPECT_TRUE(streams({150, 0}, {0, 0}));
   EXPECT_FALSE(streams({199, 0}, {0, 0}));  // two rounds
   EXPECT_TRUE(streams({200, 0}, {0, 0}));
-  EXPECT_TRUE(streams({310, 0}, {0, 0}));   // three
+  EXPECT_TRUE(streams({310, 0}, {0, 0}));  // three
 }
 
 // The rank on a GPU does not take part here: a rank that waited for it would end with an error.

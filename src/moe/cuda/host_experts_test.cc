@@ -20,8 +20,8 @@ struct HostExperts {
   MoeOptions options;
   MeshShape mesh;
   std::vector<TestPass> passes;
-  bool captures = false;  // whether each pass is captured and replayed twice
-  int64_t padding = 0;    // the last rows of each pass are padding
+  bool captures = false;                // whether each pass is captured and replayed twice
+  int64_t padding = 0;                  // the last rows of each pass are padding
   RoutingObserver* observer = nullptr;  // of the rank on the GPU; passes have the numbers 1, 2, …
 
   // The outputs of rank 0, which is on a GPU.

@@ -53,9 +53,9 @@ void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group) {
            "slowest rank; default: equal ranks");
   app.Flag(
       "--stream-experts", args.engine.moe.stream_experts, group,
-      "With --device cuda,cpu: for passes with prompts and at least this number of tokens, the "
-      "GPU computes all experts, and reads those of the CPUs over its link. The host needs "
-      "memory for a pinned copy of all experts. auto: the number from which on this is "
+      "With --device cuda,cpu: for passes with prompts and at least this number of tokens in a "
+      "round, the GPU computes all experts, and reads those of the CPUs over its link. The host "
+      "needs memory for a pinned copy of all experts. auto: the number from which on this is "
       "estimated to be faster. off: never");
 }
 

@@ -5,7 +5,8 @@
 //   DropPadding   one thread for each slot
 //   Order         as in exchange_dispatch.cu; for few tokens each block of Send computes it
 //   Send          rounds each row once, in registers, and writes it to its one or two places
-//   WaitForHosts  one warp, a lane for each CPU rank, polls the flags over the link. With few tokens
+//   WaitForHosts  one warp, a lane for each CPU rank, polls the flags over the link. With few
+//   tokens
 //                 the blocks of Sum do this instead
 //   Sum           each lane has up to eight loads in flight, so that a token with that many experts
 //                 on CPUs waits for the link once

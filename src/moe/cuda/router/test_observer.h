@@ -21,7 +21,7 @@ struct SummingObserver : RoutingObserver {
   std::map<int, std::map<int64_t, std::vector<int32_t>>> rows, physical_rows;
   std::map<uint64_t, MoeTimes> timed;  // by pass number
   int placements = 0, calls = 0;
-  std::vector<uint64_t> counted_passes;  // pass number of each call of OnCounts
+  std::vector<uint64_t> counted_passes;   // pass number of each call of OnCounts
   std::vector<uint64_t> streamed_passes;  // of those calls that report streamed rows
 
   void OnPlacement(int, const ExpertPlacement&) override { ++placements; }

@@ -33,8 +33,8 @@ PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(l
   total_ = static_cast<size_t>(CeilDiv(stride_ * experts, kHugePage) * kHugePage);
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, total_)));
   if (!memory_)
-    throw Resource("no {} bytes of host memory for the experts of a layer; want --stream-experts off",
-                   total_);
+    throw Resource(
+        "no {} bytes of host memory for the experts of a layer; want --stream-experts off", total_);
   madvise(memory_.get(), total_, MADV_HUGEPAGE);  // faster to allocate and to lock; may fail
 }
 
