@@ -18,17 +18,17 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
-constexpr int kRanks = 3;
+constexpr int kLoadingRanks = 3;
 
-EngineConfig Streaming() {
+EngineConfig StreamingConfig() {
   EngineConfig config;
-  config.mesh.tp = kRanks;
+  config.mesh.tp = kLoadingRanks;
   config.moe.stream_experts = "auto";
   return config;
 }
 
 void RunLoads(milliseconds timeout, const std::function<void(int rank, LoadWait& wait)>& load) {
-  RunRankThreads(kRanks, LoadWait::BytesPerRank(Streaming()),
+  RunRankThreads(kLoadingRanks, LoadWait::BytesPerRank(StreamingConfig()),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    SymmetricMemory memory(std::move(arena), rank, {.timeout = timeout});
                    LoadWait wait(memory);
@@ -39,7 +39,7 @@ void RunLoads(milliseconds timeout, const std::function<void(int rank, LoadWait&
 
 TEST(LoadWaitTest, OnlyStreamsNeedIt) {
   EXPECT_EQ(LoadWait::BytesPerRank({}), 0u);
-  EXPECT_GT(LoadWait::BytesPerRank(Streaming()), 0u);
+  EXPECT_GT(LoadWait::BytesPerRank(StreamingConfig()), 0u);
 }
 
 // Rank 0 loads for longer than the timeout.

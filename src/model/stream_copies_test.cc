@@ -92,14 +92,14 @@ void WithLayers(const ModelConfig& config, Copies& copies,
   });
 }
 
-ModelConfig Config() {
+ModelConfig CopiedConfig() {
   ModelConfig config = LoadModelConfig(FixtureDir("qwen3_moe"));
   config.layers[0].moe = false;
   return config;
 }
 
 TEST(StreamCopiesTest, OnlyGpusThatStreamHaveCopies) {
-  const ModelConfig config = Config();
+  const ModelConfig config = CopiedConfig();
   ModelOptions options = StreamingOptions();
   size_t bytes = 0;
   const ExpertLoader loader(FixtureDir("qwen3_moe"), config, Mesh(), {});
@@ -115,7 +115,7 @@ TEST(StreamCopiesTest, OnlyGpusThatStreamHaveCopies) {
 }
 
 TEST(StreamCopiesTest, WeightsAndCopiesHaveOneProgress) {
-  const ModelConfig config = Config();
+  const ModelConfig config = CopiedConfig();
   ModelOptions options = StreamingOptions();
   std::vector<std::pair<size_t, size_t>> reports;
   options.load.progress = [&](size_t done, size_t total) { reports.emplace_back(done, total); };
@@ -140,7 +140,7 @@ TEST(StreamCopiesTest, WeightsAndCopiesHaveOneProgress) {
 }
 
 TEST(StreamCopiesTest, AnErrorOfOneThreadEndsTheLoad) {
-  const ModelConfig config = Config();
+  const ModelConfig config = CopiedConfig();
   Copies kept{.of_expert = std::vector<std::atomic<int>>(config.moe->router.num_experts),
               .bad_expert = 3};
   const auto run = [&] {

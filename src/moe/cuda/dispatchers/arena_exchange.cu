@@ -6,8 +6,7 @@
 //   Order         as in exchange_dispatch.cu; for few tokens each block of Send computes it
 //   Send          rounds each row once, in registers, and writes it to its one or two places
 //   WaitForHosts  one warp, a lane for each CPU rank, polls the flags over the link. With few
-//   tokens
-//                 the blocks of Sum do this instead
+//                 tokens the blocks of Sum do this instead
 //   Sum           each lane has up to eight loads in flight, so that a token with that many experts
 //                 on CPUs waits for the link once
 // Pipeline: none. The kernels do not start early, because they order writes over the link.
