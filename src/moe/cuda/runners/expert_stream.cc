@@ -1,8 +1,5 @@
 #include "moe/cuda/runners/expert_stream.h"
 
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -15,7 +12,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kPage = 4096;  // whole pages are locked
 
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
 
@@ -30,34 +27,28 @@ DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeight
 
 PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(layer.slot_bytes()) {
   for (const int64_t array : bytes_) stride_ += Aligned(array);
-  total_ = static_cast<size_t>(CeilDiv(stride_ * experts, kHugePage) * kHugePage);
-  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, total_)));
-  if (!memory_)
-    throw Resource(
-        "no {} bytes of host memory for the experts of a layer; want --stream-experts off", total_);
-  madvise(memory_.get(), total_, MADV_HUGEPAGE);  // faster to allocate and to lock; may fail
-}
-
-void PinnedExperts::Release::operator()(std::byte* memory) const {
-  if (pinned && cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
-  std::free(memory);
+  memory_ = Tensor::Empty(DType::kU8, {CeilDiv(stride_ * experts, kPage) * kPage});
 }
 
 void PinnedExperts::Pin() {
-  CHECK(memory_ != nullptr && !pinned());
-  const cudaError_t error = cudaHostRegister(memory_.get(), total_, cudaHostRegisterPortable);
+  CHECK(!pinned());
+  void* const memory = memory_.mutable_raw();
+  const cudaError_t error =
+      cudaHostRegister(memory, static_cast<size_t>(memory_.num_bytes()), cudaHostRegisterPortable);
   if (error != cudaSuccess) {
     cudaGetLastError();
     throw Resource(
         "cannot lock {} bytes of host memory for the experts of a layer: {}; want --stream-experts "
         "off, or a higher limit of locked memory",
-        total_, cudaGetErrorString(error));
+        memory_.num_bytes(), cudaGetErrorString(error));
   }
-  memory_.get_deleter().pinned = true;
+  lock_ = {memory, [](void* pages) {
+             if (cudaHostUnregister(pages) != cudaSuccess) cudaGetLastError();
+           }};
 }
 
 ExpertSlot PinnedExperts::Slot(int32_t expert) const {
-  std::byte* at = memory_.get() + stride_ * expert;
+  auto* at = static_cast<std::byte*>(const_cast<void*>(memory_.raw())) + stride_ * expert;
   ExpertSlot slot{};
   for (size_t i = 0; i < slot.size(); ++i) {
     if (bytes_[i] > 0) slot[i] = at;

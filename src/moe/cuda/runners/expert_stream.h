@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
+#include "core/tensor.h"
 #include "moe/cuda/runners/expert_upload.h"
 #include "moe/cuda/runners/expert_weights.h"
 
@@ -25,18 +25,13 @@ class PinnedExperts {
   ExpertSlot Slot(int32_t expert) const;
   // Call it when all slots are written. Error kResource names --stream-experts.
   void Pin();
-  bool pinned() const { return memory_.get_deleter().pinned; }
+  bool pinned() const { return lock_ != nullptr; }
 
  private:
-  struct Release {
-    bool pinned = false;
-    void operator()(std::byte* memory) const;
-  };
-
   ExpertSlotBytes bytes_{};
   int64_t stride_ = 0;
-  size_t total_ = 0;
-  std::unique_ptr<std::byte, Release> memory_;
+  Tensor memory_;
+  std::shared_ptr<void> lock_;  // of the pages; released before the memory
 };
 
 // Two buffers of some experts on the device, and the stream on which uploads run. All layers of a
