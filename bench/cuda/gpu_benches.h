@@ -18,6 +18,10 @@ void DeviceOpsBench(const Options& options, const GpuMachine& machine, Report& r
 // Kernels of training; a program of its own (bench/cuda/train_kernels.cu).
 void TrainKernelsBench(const Options& options, const GpuMachine& machine, Report& report);
 
+// A MoE layer of a GPU and the CPUs of its host, part by part; a program of its own. Option `model`
+// selects another shape; `experts_per_rank` is the number of experts on the CPUs.
+void HostExpertsBench(const Options& options, Report& report);
+
 // Part of `exchange`. Returns the bytes per second of a plain copy to a peer, while all ranks copy.
 double DispatchCombineBench(const Options& options, Report& report);
 // `link`: bytes per second to a peer; 0: unknown.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -20,16 +21,21 @@ namespace {
 constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 
+// `awake`: the least time before it returns false.
 template <typename Done>
-bool SpinUntil(const Done& done) {
+bool SpinUntil(const Done& done, std::chrono::microseconds awake = {}) {
+  using std::chrono::steady_clock;
+  const auto start = awake.count() > 0 ? steady_clock::now() : steady_clock::time_point();
   for (int i = 0; i < kSpins; ++i) {
     if (done()) return true;
     Pause();
   }
-  for (int i = 0; i < kYields; ++i) {
-    if (done()) return true;
-    std::this_thread::yield();
-  }
+  do {
+    for (int i = 0; i < kYields; ++i) {
+      if (done()) return true;
+      std::this_thread::yield();
+    }
+  } while (awake.count() > 0 && steady_clock::now() - start < awake);
   return false;
 }
 
@@ -50,6 +56,7 @@ struct ThreadPool::State {
   alignas(kLine) std::atomic<uint64_t> epoch{0};
   std::atomic<int> sleepers{0};  // workers that Wake must wake
   std::atomic<bool> stop{false};
+  std::atomic<int64_t> awake_us{0};  // StayAwake
 
   alignas(kLine) std::atomic<int64_t> next{0};
   int64_t n = 0;
@@ -68,7 +75,8 @@ struct ThreadPool::State {
       return (now % 2 == 1 && now != seen) || stop.load();
     };
     while (true) {
-      if (!SpinUntil(called)) Sleep(called);
+      const std::chrono::microseconds awake(awake_us.load(std::memory_order_relaxed));
+      if (!SpinUntil(called, awake)) Sleep(called);
       if (stop.load()) return;
       const uint64_t now = epoch.load();
       if (now % 2 == 0) continue;  // the loop has ended
@@ -125,6 +133,8 @@ ThreadPool::~ThreadPool() {
   state_->Wake();
   for (std::thread& w : state_->workers) w.join();
 }
+
+void ThreadPool::StayAwake(std::chrono::microseconds time) { state_->awake_us.store(time.count()); }
 
 int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 

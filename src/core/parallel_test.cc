@@ -59,6 +59,21 @@ TEST(ThreadPoolTest, LoopsAfterPauses) {
   EXPECT_LT(sums[7], 600);
 }
 
+// Workers that poll for longer take part in loops too, and the pool ends before their time is over.
+TEST(ThreadPoolTest, WorkersMayStayAwake) {
+  std::vector<int64_t> sums(8);
+  {
+    ThreadPool pool(3);
+    pool.StayAwake(std::chrono::milliseconds(5));
+    for (int round = 0; round < 100; ++round) {
+      std::this_thread::sleep_for(std::chrono::microseconds(round % 4 * 97));
+      if (round == 50) pool.StayAwake(std::chrono::hours(1));
+      pool.Run(8, [&](int64_t i) { ++sums[i]; });
+    }
+  }
+  for (const int64_t sum : sums) EXPECT_EQ(sum, 100);
+}
+
 // A pool may end while its workers spin or sleep.
 TEST(ThreadPoolTest, PoolsEndAtAnyTime) {
   for (int i = 0; i < 40; ++i) {

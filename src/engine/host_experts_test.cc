@@ -172,6 +172,33 @@ TEST(HostExpertsTest, StreamsNeedACopyOfAllExpertsOnTheHost) {
   }
 }
 
+TEST(HostExpertsTest, AutoStreamsConsiderWhichExpertsAreOnTheGpu) {
+  EngineConfig config = OnGpuAndCpu({8, 8});
+  config.moe.stream_experts = "auto";
+  const auto tokens = [&] { return MakeModelOptions(config, PlanOf(config), 0).moe.stream_tokens; };
+  const int64_t uniform = tokens();
+  EXPECT_GT(uniform, 0);
+  config.mesh.expert_slots = {4, 12};
+  EXPECT_NEAR(tokens(), uniform, 1);  // the number of experts cancels out
+  config.eplb.enable = true;          // the GPU then has the hottest experts
+  EXPECT_GT(tokens(), uniform);
+  // A round that is too short for the uploads never streams.
+  config.moe.long_seq_per_round_tokens = uniform;
+  EXPECT_EQ(tokens(), 0);
+}
+
+TEST(HostExpertsTest, StreamsNeedARoundOfSoManyTokens) {
+  EngineConfig config = OnGpuAndCpu({4, 12});
+  config.moe.stream_experts = "100";
+  config.moe.long_seq_per_round_tokens = 99;
+  try {
+    PlanOf(config);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("--deepep-normal-long-seq-per-round-tokens"));
+  }
+}
+
 TEST(HostExpertsTest, StreamsNeedAPassOfSoManyTokens) {
   EngineConfig config = OnGpuAndCpu({4, 12});
   config.moe.stream_experts = "1000000";

@@ -12,7 +12,8 @@
 #include "engine/pipeline/stage_links.h"
 #include "eplb/manager.h"
 #include "kernels/ops.h"
-#include "model/weights/expert_formats.h"
+#include "model/complete_options.h"
+#include "model/weights.h"
 #include "moe/stream_experts.h"
 
 namespace switchyard {
@@ -63,36 +64,6 @@ int64_t MinTokensOfTwoBatches(const EngineConfig& config, const EnginePlan& plan
   return 2 * kRowsPerExpert * router.num_experts / router.top_k;
 }
 
-// MoeOptions::stream_tokens. Equal on all ranks. The rates are rough: half of what a thread reaches
-// in products of bfloat16 with AVX-512, and PCIe 4.
-int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
-  const int64_t tokens = ParseStreamExperts(config.moe.stream_experts);
-  if (!plan.host_experts || !plan.model.has_moe()) return 0;
-  // Without a pass of so many tokens, the copies would never be used.
-  const int64_t most = plan.max_batch_tokens > 0 ? plan.max_batch_tokens : tokens;
-  if (tokens > most)
-    throw Invalid(
-        "--stream-experts {}: a pass has at most {} tokens; want a smaller number, or a larger "
-        "--chunked-prefill-size",
-        tokens, most);
-  if (tokens >= 0) return tokens;
-  constexpr double kFlopsOfThread = 80e9, kLink = 25e9;
-  const ModelConfig& model = plan.model;
-  const double weights = 3.0 * static_cast<double>(model.expert_row_width()) *
-                         static_cast<double>(model.moe->intermediate);
-  const auto layers = static_cast<double>(std::ranges::count_if(model.layers, &LayerConfig::moe));
-  const int experts = model.moe->router.num_experts;
-  const int64_t break_even = BreakEvenTokens(
-      {.experts = experts,
-       .top_k = model.moe->router.top_k,
-       .expert_bytes = ExpertFormatsOf(model).bytes / (layers * experts),
-       .flops_of_row = 2 * weights,
-       .cpu_flops = kFlopsOfThread * plan.threads_per_rank * config.mesh.expert_ranks,
-       .link_bandwidth = kLink});
-  const bool reached = plan.max_batch_tokens == 0 || break_even <= plan.max_batch_tokens;
-  return reached ? break_even : 0;
-}
-
 }  // namespace
 
 ModelConfig EnginePlan::ModelOf(const MeshShape& mesh, int rank) const {
@@ -104,7 +75,10 @@ ModelConfig EnginePlan::ModelOf(const MeshShape& mesh, int rank) const {
   return of_rank;
 }
 
-ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
+namespace {
+
+// MakeModelOptions without the number of tokens from which on passes stream experts.
+ModelOptions OptionsWithoutStreams(const EngineConfig& config, const EnginePlan& plan, int rank) {
   ModelOptions options{.dtype = plan.dtype,
                        .max_tokens = plan.max_batch_tokens,
                        .context_length = plan.context_length,
@@ -125,7 +99,6 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
     // The exchange of GPUs with CPUs has one mode, and a combine in each round.
     options.moe.deepep_mode = "normal";
     options.moe.combine_long_seq = true;
-    options.moe.stream_tokens = StreamTokens(config, plan);
   }
   if (plan.OnGpu(config.mesh, rank)) {
     // Maximum rows of a decode batch that is recorded as a CUDA graph. Each row may be a sequence.
@@ -152,6 +125,62 @@ ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan
   }
   options.load.load_format = config.load_format;
   options.load.dummy_seed = config.random_seed;
+  return options;
+}
+
+// The number of tokens from which on streams are faster, by rough rates: half of what a thread
+// reaches in products of bfloat16 with AVX-512, and PCIe 4. If experts are placed by heat, the GPU
+// has the hottest ones, and routing is assumed to be Zipf-like, as in `switchyard plan`.
+int64_t AutoStreamTokens(const EngineConfig& config, const EnginePlan& plan) {
+  constexpr double kFlopsOfThread = 80e9, kLink = 25e9, kExponent = 0.8;
+  const ModelConfig& model = plan.model;
+  const RouterConfig& router = model.moe->router;
+  const Range held =
+      ExpertsOfRank(router.num_experts + config.moe.num_redundant_experts, Mesh(config.mesh, 0));
+  const int on_gpu = std::min(router.num_experts, static_cast<int>(held.size()));
+  const bool by_heat = config.eplb.enable || config.moe.init_expert_location != "trivial";
+  const LoadOptions load =
+      CompletePlacedLoad(model, OptionsWithoutStreams(config, plan, 0), config.mesh);
+  const double weights = 3.0 * static_cast<double>(model.expert_row_width()) *
+                         static_cast<double>(model.moe->intermediate);
+  return BreakEvenTokens(
+      {.top_k = router.top_k,
+       .uploaded = std::max(1, router.num_experts - on_gpu),
+       .cpu_share = ShareOfColdExperts(router.num_experts, on_gpu, by_heat ? kExponent : 0),
+       .expert_bytes = static_cast<double>(ExpertBytes(model, Mesh(config.mesh, 0), load)),
+       .flops_of_row = 2 * weights,
+       .cpu_flops = kFlopsOfThread * plan.threads_per_rank * config.mesh.expert_ranks,
+       .link_bandwidth = kLink});
+}
+
+// MoeOptions::stream_tokens. Equal on all ranks.
+int64_t StreamTokens(const EngineConfig& config, const EnginePlan& plan) {
+  const int64_t tokens = ParseStreamExperts(config.moe.stream_experts);
+  if (tokens == 0 || !plan.host_experts || !plan.model.has_moe()) return 0;
+  // Without a round of so many tokens, the copies would never be used.
+  const int64_t of_round = config.moe.long_seq_per_round_tokens;
+  if (plan.max_batch_tokens > 0 && tokens > plan.max_batch_tokens)
+    throw Invalid(
+        "--stream-experts {}: a pass has at most {} tokens; want a smaller number, or a larger "
+        "--chunked-prefill-size",
+        tokens, plan.max_batch_tokens);
+  if (tokens > of_round)
+    throw Invalid(
+        "--stream-experts {}: each round of a pass uploads the experts, and has at most {} tokens; "
+        "want a smaller number, or a larger --deepep-normal-long-seq-per-round-tokens",
+        tokens, of_round);
+  if (tokens > 0) return tokens;
+  const int64_t most =
+      plan.max_batch_tokens > 0 ? std::min(plan.max_batch_tokens, of_round) : of_round;
+  const int64_t break_even = AutoStreamTokens(config, plan);
+  return break_even <= most ? break_even : 0;
+}
+
+}  // namespace
+
+ModelOptions MakeModelOptions(const EngineConfig& config, const EnginePlan& plan, int rank) {
+  ModelOptions options = OptionsWithoutStreams(config, plan, rank);
+  options.moe.stream_tokens = StreamTokens(config, plan);
   return options;
 }
 

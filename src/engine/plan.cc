@@ -16,6 +16,7 @@
 #include "engine/gpu_memory.h"
 #include "engine/host_memory.h"
 #include "engine/kv_cache/state_slots.h"
+#include "engine/load_wait.h"
 #include "engine/machine.h"
 #include "engine/memory_plan.h"
 #include "engine/pipeline/stage_links.h"
@@ -455,7 +456,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
           plan.weight_bytes_per_rank,
           WeightBytesPerRank(plan.ModelOf(config.mesh, rank), MakeModelOptions(config, plan, rank),
                              Mesh(config.mesh, rank)));
-  plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan));
+  plan.symmetric_bytes_per_rank +=
+      StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)) + LoadWait::BytesPerRank(config);
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=
         SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);

@@ -19,6 +19,7 @@
 #include "engine/kept_pages.h"
 #include "engine/kept_weights.h"
 #include "engine/leader_messages.h"
+#include "engine/load_wait.h"
 #include "engine/memory_plan.h"
 #include "engine/model_forward.h"
 #include "engine/pipeline/stage_links.h"
@@ -51,14 +52,16 @@ std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
 // What a rank does while it loads: the leader reports progress, and after an abort each rank ends.
 // If ranks keep their weights for the next epoch, they finish loading instead, because the next
 // epoch would otherwise load the weights again.
+// `wait`: null if the others wait with a fixed deadline.
 std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
                                                     const SymmetricMemory& memory,
-                                                    bool keeps_weights) {
+                                                    bool keeps_weights, LoadWait* wait) {
   std::function<void(size_t, size_t)> report;
   if (rank == 0) report = ThrottledProgress(io);
   if (keeps_weights) return report;
-  return [&memory, report = std::move(report)](size_t done, size_t total) {
+  return [&memory, wait, report = std::move(report)](size_t done, size_t total) {
     memory.CheckAborted();
+    if (wait) wait->Advance();
     if (report) report(done, total);
   };
 }
@@ -163,10 +166,17 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
   const CpuBinding binding = BindRank(config, plan, comm->all());
   ThreadPool pool(binding.threads, binding.cpus);
+  // The time in which a GPU computes what is between two layers of experts, in decode and short
+  // prompts.
+  constexpr std::chrono::milliseconds kAwake(2);
+  if (plan.host_experts && !plan.OnGpu(config.mesh, rank)) pool.StayAwake(kAwake);
+  std::optional<LoadWait> load_wait;
+  if (LoadWait::IsNeeded(config)) load_wait.emplace(*comm->memory);
   std::optional<StageLinks> links;
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
-  options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights);
+  options.load.progress = LoadingProgress(comm->mesh.rank(), io, *comm->memory, keeps_weights,
+                                          load_wait ? &*load_wait : nullptr);
   ExpertServices experts(config, plan, whole, *comm);
   experts.AddTo(&options);
   if (links && experts.recorder) experts.recorder->UseLane(links->loads());
@@ -205,9 +215,8 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   if (links) links->AwaitLoaded();
-  // The copies of experts for streams take the rank on a GPU longer than others need to load. If it
-  // ends, the others end too.
-  comm->all().Barrier("model loaded", /*idle=*/config.moe.stream_experts != "off");
+  if (load_wait) load_wait->Await();
+  comm->all().Barrier("model loaded");
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),

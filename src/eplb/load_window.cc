@@ -47,7 +47,7 @@ LoadWindow::LoadWindow(int layers, int experts, int ranks, const ExpertMap& map,
       map_(map),
       passes_per_step_(1 + (passes - 1) / kSteps),
       world_(world),
-      now_(static_cast<size_t>(layers) * (experts + ranks)) {}
+      now_(static_cast<size_t>(layers) * (experts + ranks) + 1) {}
 
 LoadWindow::Counts& LoadWindow::CountsOf(uint64_t pass) {
   if (const auto it = open_.find(pass); it != open_.end()) return it->second;
@@ -83,6 +83,9 @@ void LoadWindow::AddCounts(uint64_t pass, int layer, std::span<const int32_t> lo
     ranks[map_.Owner(static_cast<int32_t>(p))] += physical[p];
 }
 
+// One rank counts a skipped pass. It is one with tokens, which are those of the first ranks.
+void LoadWindow::SkipPass(uint64_t pass) { CountsOf(pass).back() = world_.rank() == 0 ? 1 : 0; }
+
 // Counts are summed over ranks as float32. Sums are exact below 2^24, accurate to one part in 10^7
 // above, and equal on all ranks.
 bool LoadWindow::EndPass(uint64_t pass) {
@@ -95,7 +98,8 @@ bool LoadWindow::EndPass(uint64_t pass) {
   sums_.assign(now_.begin(), now_.end());
   world_.AllReduceSum(sums_.data(), sums_.size());
   const auto ranks = sums_.begin() + static_cast<int64_t>(layers_) * experts_;
-  const std::vector<int64_t> rank_count(ranks, sums_.end());
+  const std::vector<int64_t> rank_count(ranks, sums_.end() - 1);
+  const double skipped = sums_.back();
   const bool any = std::ranges::any_of(rank_count, [](int64_t rows) { return rows > 0; });
   if (any) {  // steps without rows are dropped
     if (steps_.size() == kSteps) {
@@ -104,7 +108,9 @@ bool LoadWindow::EndPass(uint64_t pass) {
     }
     std::vector<int32_t> counts(ranks - sums_.begin());
     std::transform(sums_.begin(), ranks, counts.begin(), ToCount);
-    steps_.push_back({std::move(counts), BalancednessOf(rank_count, ranks_)});
+    steps_.push_back({.counts = std::move(counts),
+                      .balancedness = BalancednessOf(rank_count, ranks_),
+                      .passes = static_cast<double>(passes_per_step_) - skipped});
     ++steps_since_plan_;
     if (mixed_) balanced_since_ = steps_.size();
   }
@@ -118,8 +124,12 @@ LoadHistory LoadWindow::History(int most) const {
   LoadHistory history{
       .steps = static_cast<int>(steps_.size() - first), .layers = layers_, .experts = experts_};
   history.passes = static_cast<double>(passes_per_step_);
-  for (size_t i = first; i < steps_.size(); ++i)
+  double passes = 0;
+  for (size_t i = first; i < steps_.size(); ++i) {
     history.counts.insert(history.counts.end(), steps_[i].counts.begin(), steps_[i].counts.end());
+    passes += steps_[i].passes;
+  }
+  if (history.steps > 0) history.passes = passes / history.steps;
   return history;
 }
 

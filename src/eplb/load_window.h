@@ -35,6 +35,10 @@ class LoadWindow {
   // Adds one round of a pass as counts of each expert and of each slot.
   void AddCounts(uint64_t pass, int layer, std::span<const int32_t> logical,
                  std::span<const int32_t> physical);
+  // The choices of this pass do not count, because its time does not depend on the placement: a GPU
+  // streams the experts of CPUs. Called by each rank that has tokens in the pass, as often as it
+  // likes. Planners get the number of the other passes (LoadHistory::passes).
+  void SkipPass(uint64_t pass);
   // Ends a pass. Every passes_per_step-th call completes a step: it is collective, and the sums are
   // then equal on every rank. Returns whether a step has just been completed.
   bool EndPass(uint64_t pass);
@@ -61,7 +65,8 @@ class LoadWindow {
   double ShapeChange() const;
 
  private:
-  using Counts = std::vector<int64_t>;  // token counts [layers, experts], then [layers, EP ranks]
+  // Token counts [layers, experts], then [layers, EP ranks], then 1 if the pass was skipped.
+  using Counts = std::vector<int64_t>;
   // Returns the counts of a pass in flight. ExpertsOf and RanksOf return a layer's part of them:
   // [experts] and [EP ranks].
   Counts& CountsOf(uint64_t pass);
@@ -86,6 +91,7 @@ class LoadWindow {
   struct Step {
     std::vector<int32_t> counts;  // [layers, experts]
     double balancedness = 1;
+    double passes = 0;  // without skipped ones
   };
   std::deque<Step> steps_;  // oldest first
   size_t balanced_since_ = 0;

@@ -97,6 +97,39 @@ TEST(LoadWindow, PassesInFlightCountWhenTheyEnd) {
   });
 }
 
+// A GPU computes the rows of pass 2 itself, so they do not count, and neither does the pass.
+TEST(LoadWindow, SkippedPassesDoNotCount) {
+  OnRanks([](RankComm& comm) {
+    LoadWindow window = Window(comm, 4 * LoadWindow::kSteps);  // four passes per step
+    const bool sends = comm.mesh.rank() == 0;                  // the other rank has experts only
+    const auto pass = [&](uint64_t number, int32_t expert, bool skipped) {
+      for (int layer = 0; sends && layer < kLayers; ++layer) {
+        if (skipped) {
+          window.SkipPass(number);
+        } else {
+          window.Add(number, layer, std::vector{expert}, std::vector{expert});
+        }
+      }
+      return window.EndPass(number);
+    };
+    EXPECT_FALSE(pass(1, 0, false));
+    EXPECT_FALSE(pass(2, 5, true));
+    EXPECT_FALSE(pass(3, 0, false));
+    EXPECT_TRUE(pass(4, 1, false));
+    ASSERT_EQ(window.History().steps, 1);
+    EXPECT_EQ(window.History().passes, 3);
+    EXPECT_EQ(window.History().AllPasses(), 3);
+    EXPECT_TRUE(std::ranges::equal(window.History().At(0, 0),
+                                   std::vector<int32_t>{2, 1, 0, 0, 0, 0, 0, 0}));
+    for (uint64_t number = 5; number < 8; ++number) EXPECT_FALSE(pass(number, 0, true));
+    EXPECT_TRUE(pass(8, 0, false));
+    EXPECT_EQ(window.History().passes, 2);  // the mean of 3 and 1
+    EXPECT_EQ(window.History(1).passes, 1);
+    for (uint64_t number = 9; number < 13; ++number) EXPECT_FALSE(pass(number, 0, true));
+    EXPECT_EQ(window.History().steps, 2);  // a step of skipped passes is dropped
+  });
+}
+
 TEST(LoadWindow, CountsMoreThanFloatsCanOneByOne) {
   OnRanks([](RankComm& comm) {
     LoadWindow window = Window(comm, LoadWindow::kSteps);

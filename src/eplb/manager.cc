@@ -91,11 +91,15 @@ void EplbManager::Attach(MovableExperts* experts) {
 }
 
 void EplbManager::OnRoute(uint64_t pass, int layer, const RoutedTokens& tokens) {
-  if (window_) window_->Add(pass, index_of_[layer], tokens.logical, tokens.physical);
+  if (!window_) return;
+  if (tokens.streamed) return window_->SkipPass(pass);
+  window_->Add(pass, index_of_[layer], tokens.logical, tokens.physical);
 }
 
 void EplbManager::OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) {
-  if (window_) window_->AddCounts(pass, index_of_[layer], counts.logical, counts.physical);
+  if (!window_) return;
+  if (counts.streamed) return window_->SkipPass(pass);
+  window_->AddCounts(pass, index_of_[layer], counts.logical, counts.physical);
 }
 
 void EplbManager::AbortPass(uint64_t pass) { window_->AbortPass(pass); }
@@ -155,7 +159,7 @@ void EplbManager::StartPlanning(const char* trigger, int steps) {
   // A requested plan ignores the cost of moves.
   const bool on_request = status_.trigger == "request";
   plan_.Start([algorithm = algorithm_, topology = topology_, previous = Current(),
-               history = window_->History(steps), passes = window_->passes_per_step(), on_request,
+               history = window_->History(steps), on_request,
                dispatch = ParseEpDispatchAlgorithm(options_.dispatch)] {
     Placement plan = PlanPlacement(algorithm, {.history = &history,
                                                .topology = topology,
@@ -163,8 +167,8 @@ void EplbManager::StartPlanning(const char* trigger, int steps) {
                                                .previous = &previous});
     ValidatePlacement(plan, topology);
     const int reset = on_request ? 0
-                                 : ResetLayersNotWorthMoving(history, passes * history.steps,
-                                                             dispatch, topology, previous, &plan);
+                                 : ResetLayersNotWorthMoving(history, history.AllPasses(), dispatch,
+                                                             topology, previous, &plan);
     return Encode(previous, plan, topology, reset);
   });
 }

@@ -54,7 +54,9 @@ struct Rank {
                                                             : random.Below(kExperts)));
       }
       replicas.Choose({.layer = layer}, logical, &physical);
-      manager.OnRoute(0, layer, {.tokens = 40, .logical = logical.ids, .physical = physical.ids});
+      manager.OnRoute(
+          0, layer,
+          {.tokens = 40, .logical = logical.ids, .physical = physical.ids, .streamed = streams});
     }
     manager.EndPass(0);
   }
@@ -71,6 +73,7 @@ struct Rank {
   BatchReplicas replicas;
   kernels::Random random;
   int hot = 4, first_hot = 8;
+  bool streams = false;  // whether passes stream experts
 };
 
 EplbOptions Every(int64_t passes) {
@@ -113,6 +116,22 @@ TEST(EplbManager, EvensOutASkewedLoad) {
     }
   });
   for (size_t i = kMoeLayers; i < maps.size(); ++i) EXPECT_EQ(maps[i], maps[i - kMoeLayers]);
+}
+
+// The skewed passes stream their experts, so their load says nothing about the placement.
+TEST(EplbManager, RowsOfStreamedPassesAreNotCounted) {
+  OnRanks([](RankComm& comm) {
+    Rank rank(Every(100), comm);
+    rank.streams = true;
+    rank.Passes(120);
+    EXPECT_EQ(rank.manager.Status().plans, 0);
+    EXPECT_EQ(rank.manager.Status().balancedness, std::nullopt);
+    EXPECT_THAT(rank.manager.WhyNotRebalance(), HasSubstr("no load has been counted yet"));
+    rank.streams = false;
+    rank.hot = 0;
+    rank.Passes(20);
+    EXPECT_GT(rank.manager.Status().balancedness.value(), 0.7);
+  });
 }
 
 TEST(EplbManager, RanksSendWhatWouldBeConverted) {

@@ -19,6 +19,14 @@ namespace {
 constexpr double kNodePrice = 4;   // as YardOptions::node_price
 constexpr double kMinGain = 0.01;  // as YardOptions::least_gain
 
+// The highest cost of a row.
+double SlowestRow(const RankTopology& topology, int physical) {
+  double row = 0;
+  for (const RankSlots& slots : LivingSlots(topology, physical))
+    row = std::max(row, topology.CostOf(slots.rank).row);
+  return row;
+}
+
 // Rows of the most loaded rank in each step, summed over the steps. For ranks with costs: the time
 // of the slowest rank, in rows of the rank with the highest cost of a row.
 double MaxRankRows(const LoadHistory& history, int layer, EpDispatchAlgorithm dispatch,
@@ -28,8 +36,7 @@ double MaxRankRows(const LoadHistory& history, int layer, EpDispatchAlgorithm di
   divider.Reset(dispatch, location, layer, topology);
   std::vector<int32_t> shares(placement.physical);
   const std::vector<RankSlots> living = LivingSlots(topology, placement.physical);
-  double row = 0;
-  for (const RankSlots& slots : living) row = std::max(row, topology.CostOf(slots.rank).row);
+  const double row = SlowestRow(topology, placement.physical);
   double sum = 0;
   for (int step = 0; step < history.steps; ++step) {
     divider.Divide(history.At(step, layer), shares);
@@ -56,7 +63,10 @@ int ResetLayersNotWorthMoving(const LoadHistory& history, int64_t passes,
         CountMoves(previous.Layer(layer), plan->Layer(layer), topology, plan->logical);
     const double received =
         static_cast<double>(moves.same_node) + kNodePrice * static_cast<double>(moves.other_node);
-    const double cost = kRowsPerExpert * received / topology.NumAlive() + 2 * std::sqrt(before);
+    const double moving = topology.HasMoveCosts()
+                              ? moves.time / SlowestRow(topology, plan->physical)
+                              : kRowsPerExpert * received / topology.NumAlive();
+    const double cost = moving + 2 * std::sqrt(before);
     const double least = kMinGain * (before + kRowsPerExpert * static_cast<double>(passes));
     if (gain > std::max(cost, least)) continue;
     std::ranges::copy(previous.Layer(layer), plan->Layer(layer).begin());

@@ -40,7 +40,8 @@ constexpr double kRowsPerExpert = 64;
 //          of the slowest rank's time, in rows of the rank with the highest cost of a row
 //   cost   kRowsPerExpert rows per expert received (four times that from other nodes) / ranks, plus
 //          two standard deviations of the most loaded rank's count: a gain below this is noise of
-//          few tokens and does not last
+//          few tokens and does not last. With RankCost::move, the weights cost the time of the rank
+//          that takes longest to receive its experts
 // A layer is also reset if its gain is below 1 % of the time of all passes. The time of a pass
 // counts as the rows of its most loaded rank, plus kRowsPerExpert for reading the weights of one
 // expert. `passes`: number of passes in the history. With dispatch `fake` no layer is reset, since

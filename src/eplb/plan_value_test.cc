@@ -65,6 +65,17 @@ TEST(PlanValueTest, ExpertsOfOtherNodesCostMore) {
   EXPECT_LT(FewestRows(kTopology), FewestRows({.ranks = kRanks, .nodes = 2}));
 }
 
+// With costs of moves, the limit is the time of the slowest rank.
+TEST(PlanValueTest, CheapMovesNeedLessGain) {
+  const auto with = [](double move) {
+    return RankTopology{.ranks = kRanks,
+                        .costs = std::vector<RankCost>(kRanks, {.row = 1, .move = move})};
+  };
+  EXPECT_LE(FewestRows(with(1)), FewestRows(kTopology));
+  EXPECT_LT(FewestRows(with(1)), FewestRows(with(100)));
+  EXPECT_LT(FewestRows(with(100)), FewestRows(with(1000)));
+}
+
 TEST(PlanValueTest, AnEqualPlanIsNoReset) {
   const LoadHistory history = Skewed(40);
   const Placement now = Placement::Trivial(kLayers, kPlaces, kExperts);

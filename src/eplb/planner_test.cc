@@ -97,6 +97,19 @@ TEST(PlacementTest, ValidationNamesLayerAndPlace) {
             "layer 1: expert 3 has no slot on a living rank");
 }
 
+// Rank 0 receives two experts in 3 each, rank 1 one in 10.
+TEST(CountMovesTest, TheSlowestRankDeterminesTheTimeOfMoves) {
+  const std::vector<int32_t> before = {0, 1, 2, 3, 4, 5}, after = {0, 3, 4, 3, 4, 2};
+  RankTopology topology{.ranks = 2, .slots = {3, 3}, .costs = {{.move = 3}, {.move = 10}}};
+  EXPECT_TRUE(topology.HasMoveCosts());
+  EXPECT_EQ(CountMoves(before, after, topology, 6).time, 10);
+  topology.costs[1].move = 5;
+  EXPECT_EQ(CountMoves(before, after, topology, 6).time, 6);
+  topology.costs.clear();
+  EXPECT_FALSE(topology.HasMoveCosts());
+  EXPECT_EQ(CountMoves(before, after, topology, 6).time, 0);
+}
+
 TEST(CountMovesTest, CountsWhatARankDoesNotHave) {
   const RankTopology topology{.ranks = 4, .nodes = 2};
   const std::vector<int32_t> before{0, 1, 2, 3, 4, 5, 0, 1};

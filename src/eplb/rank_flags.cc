@@ -44,12 +44,14 @@ std::vector<RankCost> ParseRankCosts(std::string_view flag, const std::string& t
   for (const std::string_view part : Split(text, ',')) {
     const std::vector<std::string_view> numbers = Split(part, ':');
     RankCost& cost = costs.emplace_back();
-    const bool read = numbers.size() <= 2 && Read(numbers.front(), &cost.row) &&
-                      (numbers.size() < 2 || Read(numbers.back(), &cost.expert));
-    if (!read || !(cost.row > 0 && cost.row < 1e12 && cost.expert >= 0 && cost.expert < 1e12))
+    const bool read = numbers.size() <= 3 && Read(numbers.front(), &cost.row) &&
+                      (numbers.size() < 2 || Read(numbers[1], &cost.expert)) &&
+                      (numbers.size() < 3 || Read(numbers[2], &cost.move));
+    const auto is_time = [](double value) { return value >= 0 && value < 1e12; };
+    if (!read || !(cost.row > 0 && is_time(cost.row) && is_time(cost.expert) && is_time(cost.move)))
       throw Invalid(
           "{} {}: want for each EP rank the time of a row, and after a colon that of an expert's "
-          "weights, such as 1:40,20:900",
+          "weights, such as 1:40,20:900; after a second colon that of receiving an expert",
           flag, text);
   }
   return costs;

@@ -20,10 +20,13 @@ TEST(RankFlagsTest, ListsAreReadAndOthersAreRefusedByName) {
   EXPECT_THAT(ParseRankCosts("--costs", ""), IsEmpty());
   EXPECT_THAT(ParseRankCosts("--costs", "1:40,2.5"),
               ElementsAre(RankCost{.row = 1, .expert = 40}, RankCost{.row = 2.5}));
+  EXPECT_THAT(ParseRankCosts("--costs", "1:40:400,2"),
+              ElementsAre(RankCost{.row = 1, .expert = 40, .move = 400}, RankCost{.row = 2}));
   for (const char* text : {"0", "-1", "1,", ",1", "a", "1;2", "1.5"})
     EXPECT_THAT(ErrorOf([&] { ParseExpertSlots("--slots", text); }),
                 HasSubstr(fmt::format("--slots {}: want a number", text)));
-  for (const char* text : {"0", "1:-1", "1:2:3", "1:", ":1", "x", "1,,1", "nan", "1:inf"})
+  for (const char* text :
+       {"0", "1:-1", "1:2:-3", "1:2:3:4", "1:2:", "1:", ":1", "x", "1,,1", "nan", "1:inf"})
     EXPECT_THAT(ErrorOf([&] { ParseRankCosts("--costs", text); }),
                 HasSubstr(fmt::format("--costs {}: want for each EP rank", text)));
 }

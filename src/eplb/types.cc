@@ -29,6 +29,10 @@ bool RankTopology::EqualRanks() const {
          });
 }
 
+bool RankTopology::HasMoveCosts() const {
+  return std::ranges::any_of(costs, [](const RankCost& cost) { return cost.move > 0; });
+}
+
 Placement::Placement(int layers, int physical, int logical)
     : layers(layers),
       physical(physical),
@@ -144,6 +148,7 @@ Moves CountMoves(std::span<const int32_t> previous, std::span<const int32_t> nex
       if (previous[p] >= 0) on_node[slots.node * num_logical + previous[p]] = 1;
   Moves moves;
   for (const RankSlots& slots : living) {
+    const int64_t before_rank = moves.total();
     const auto held = previous.subspan(slots.begin, slots.size());
     for (int p = slots.begin; p < slots.end; ++p) {
       if (next[p] < 0 || std::ranges::find(held, next[p]) != held.end()) continue;
@@ -152,6 +157,8 @@ Moves CountMoves(std::span<const int32_t> previous, std::span<const int32_t> nex
       if (std::ranges::find(before, next[p]) != before.end()) continue;
       ++(on_node[slots.node * num_logical + next[p]] ? moves.same_node : moves.other_node);
     }
+    const auto received = static_cast<double>(moves.total() - before_rank);
+    moves.time = std::max(moves.time, received * topology.CostOf(slots.rank).move);
   }
   return moves;
 }

@@ -1,6 +1,7 @@
 // Input and output types of placement planners: recorded loads, ranks, placements of all layers.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,8 +15,10 @@ namespace switchyard {
 struct LoadHistory {
   int steps = 0, layers = 0, experts = 0;
   std::vector<int32_t> counts;  // [steps, layers, experts], oldest step first
-  // Number of passes whose counts a step sums. Only the costs of unequal ranks depend on it.
+  // Number of passes whose counts a step sums, the mean over the steps. Only the costs of unequal
+  // ranks depend on it.
   double passes = 1;
+  int64_t AllPasses() const { return std::llround(passes * steps); }
 
   std::span<const int32_t> At(int step, int layer) const {
     return std::span(counts).subspan((static_cast<size_t>(step) * layers + layer) * experts,
@@ -26,10 +29,11 @@ struct LoadHistory {
 };
 
 // The time that the experts of a rank take in a pass: `row` for each row (a token and one of its
-// experts), and `expert` for each expert that has rows, to read its weights. Any unit of time, the
-// same for all ranks.
+// experts), and `expert` for each expert that has rows, to read its weights. `move`: the time by
+// which it delays the rank to receive an expert's weights, such as bytes / link for an upload to a
+// GPU; 0 on all ranks: unknown. Any unit of time, the same for all ranks.
 struct RankCost {
-  double row = 1, expert = 0;
+  double row = 1, expert = 0, move = 0;
 
   bool operator==(const RankCost&) const = default;
 };
@@ -46,6 +50,7 @@ struct RankTopology {
   int sources = 0;              // number of ranks, the first ones, that have tokens; 0: all
 
   RankCost CostOf(int rank) const { return costs.empty() ? RankCost() : costs[rank]; }
+  bool HasMoveCosts() const;  // whether RankCost::move is known
   // Whether the time of a rank is proportional to its rows, with the same factor on all ranks, and
   // slots are divided evenly.
   bool EqualRanks() const;
@@ -107,6 +112,7 @@ std::vector<RankSlots> LivingSlots(const RankTopology& topology, int physical);
 struct Moves {
   int64_t same_node = 0;   // another rank of the node holds a replica
   int64_t other_node = 0;  // only ranks of other nodes hold one
+  double time = 0;         // of the rank that takes longest to receive its experts (RankCost::move)
   int64_t total() const { return same_node + other_node; }
 };
 Moves CountMoves(const Placement& previous, const Placement& next, const RankTopology& topology);

@@ -63,6 +63,7 @@ class LayerPlanner {
     std::vector<int32_t> map;  // [physical]
     double time = 0;           // of the slowest rank, mean over the scenarios
     double moved = 0;          // experts received, those from other nodes times node_price
+    double move_time = 0;      // Moves::time
   };
 
   void SetScenarios(int layer, std::span<const double> load) {
@@ -104,17 +105,21 @@ class LayerPlanner {
       const Moves moves = CountMoves(previous_, candidate.map, topology_, history_.experts);
       candidate.moved = static_cast<double>(moves.same_node) +
                         options_.node_price * static_cast<double>(moves.other_node);
+      candidate.move_time = moves.time;
     }
     candidates_.push_back(std::move(candidate));
   }
 
-  // The candidate with the least cost (PlanYard), where times are relative to the least one.
+  // The candidate with the least cost (PlanYard), where times are relative to the least one. If the
+  // time of moves is known, it takes the place of their price.
   std::span<const int32_t> Cheapest() const {
     const double least = std::ranges::min_element(candidates_, {}, &Candidate::time)->time;
     const auto cost = [&](const Candidate& c) {
       const double time = least > 0 ? c.time / least : 1;
-      return options_.horizon * (time + (c.moved > 0 ? options_.least_gain : 0)) +
-             options_.move_price * c.moved / static_cast<double>(bins_.size());
+      const double moves = topology_.HasMoveCosts() && least > 0
+                               ? c.move_time / least
+                               : options_.move_price * c.moved / static_cast<double>(bins_.size());
+      return options_.horizon * (time + (c.moved > 0 ? options_.least_gain : 0)) + moves;
     };
     return std::ranges::min_element(candidates_, {}, cost)->map;
   }

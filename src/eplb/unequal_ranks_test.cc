@@ -193,6 +193,23 @@ TEST(UnequalRanksTest, AGoodPlacementStaysAndAShiftMovesFewExperts) {
   EXPECT_LT(time(third), 0.8 * time(first));
 }
 
+// The same shift of the load: moves that take longer than they gain are not planned.
+TEST(UnequalRanksTest, ExpensiveMovesAreNotPlanned) {
+  constexpr int kExperts = 64;
+  const LoadHistory loads = ZipfLoads(40, 1, kExperts, 32, 1.1, 11);
+  const LoadHistory other = ZipfLoads(40, 1, kExperts, 32, 1.1, 12);
+  const auto moves = [&](double move) {
+    RankTopology topology{.ranks = 2, .slots = {20, 44}, .costs = {kGpu, kCpu}, .sources = 1};
+    const Placement first = PlanUnequal(loads, topology, kExperts, nullptr);
+    for (RankCost& cost : topology.costs) cost.move = move;
+    const Placement second = PlanUnequal(other, topology, kExperts, &first);
+    ValidatePlacement(second, topology);
+    return CountMoves(first, second, topology).total();
+  };
+  EXPECT_GT(moves(1e-3), 0);
+  EXPECT_EQ(moves(1e9), 0);
+}
+
 TEST(UnequalRanksTest, EveryExpertHasASlotOnRandomRanks) {
   std::mt19937 random(9);
   for (uint32_t seed = 0; seed < 40; ++seed) {

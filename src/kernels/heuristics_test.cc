@@ -88,6 +88,25 @@ TEST(HeuristicsTest, ExpertsArePartitionedSoThatEveryThreadHasTasks) {
   EXPECT_EQ(ExpertTaskColumns(256, 4, 64, 2), 128);
 }
 
+// A decode step of one token, in which a rank computes one expert.
+TEST(HeuristicsTest, FewRowsOccupyEveryThread) {
+  EXPECT_EQ(ExpertTaskColumns(1, 1, 1536, 15), 16);
+  EXPECT_EQ(ExpertTaskColumns(1, 1, 4096, 15), 32);
+  EXPECT_EQ(ExpertTaskColumns(2, 1, 1536, 12), 128) << "two tasks for each thread";
+  EXPECT_EQ(ExpertTaskColumns(64, 64, 1536, 15), 128) << "many rows";
+  for (const int threads : {1, 2, 5, 15, 47, 96})
+    for (const int64_t width : {64, 704, 1536, 2880, 7168})
+      for (const int64_t experts : {1, 3, 8}) {
+        const int64_t columns = ExpertTaskColumns(experts, 1, width, threads);
+        EXPECT_EQ(columns % kFinestExpertColumns, 0);
+        const int64_t tasks = experts * ((width + columns - 1) / columns);
+        const int64_t turns = (tasks + threads - 1) / threads;
+        if (columns > kFinestExpertColumns && columns % (2 * kFinestExpertColumns) == 0) {
+          EXPECT_GE(8 * tasks, 7 * turns * threads) << threads << ' ' << width << ' ' << experts;
+        }
+      }
+}
+
 // The last rounds of a task prefetch the rows of the next task, as if they followed in memory.
 TEST(HeuristicsTest, RowsOfTheNextTaskArePrefetchedAfterTheLastOnes) {
   constexpr int kRows = 4;

@@ -20,6 +20,7 @@
 #include "model/pass.h"
 #include "model/rank_device.h"
 #include "model/rope.h"
+#include "model/stream_copies.h"
 #include "model/weights/placing.h"
 #include "model/weights/routers.h"
 #include "moe/dispatchers/exchange_memory.h"
@@ -85,7 +86,8 @@ struct Model::Impl {
         groups(rank_device->groups()),
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
         weights(options.weights ? *options.weights
-                                : LoadWeights(dir, config, comm.mesh, options.load)),
+                                : LoadWeights(dir, config, comm.mesh,
+                                              BeforeStreamCopies(config, comm.mesh, options))),
         cos_sin(PlaceTable(device, BuildCosSin(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
@@ -203,7 +205,7 @@ struct Model::Impl {
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
     }
-    KeepForStreams(moe, dir, config, comm.mesh, options);
+    KeepForStreams(moe, dir, config, comm.mesh, options, weights.bytes_mapped);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
     if (options.movable_experts) {
       moe_backend->ReserveMoves(options.movable_layers);

@@ -58,25 +58,4 @@ std::vector<OwnedExpert> MovableLayers::Switch(PreparedLayer prepared) {
       ->SwitchPlacement(std::move(prepared.placement), std::move(prepared.experts));
 }
 
-void KeepForStreams(const std::vector<std::unique_ptr<MoeLayer>>& layers,
-                    const std::filesystem::path& dir, const ModelConfig& config, const Mesh& mesh,
-                    const ModelOptions& options) {
-  if (!options.gpu || options.moe.stream_tokens == 0) return;
-  const ExpertLoader loader(dir, config, mesh, options.load);
-  const int experts = config.moe->router.num_experts;
-  size_t done = 0, total = 0;  // bytes
-  const auto bytes = [&](size_t i) {
-    return layers[i] ? loader.BytesPerExpert(static_cast<int64_t>(i)) : 0;
-  };
-  for (size_t i = 0; i < layers.size(); ++i) total += bytes(i) * experts;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    if (!layers[i]) continue;
-    for (int32_t expert = 0; expert < experts; ++expert) {
-      layers[i]->KeepForStreams(expert, loader.Load(static_cast<int64_t>(i), expert).weights);
-      done += bytes(i);
-      if (options.load.progress) options.load.progress(done, total);  // it may throw
-    }
-  }
-}
-
 }  // namespace switchyard

@@ -1,13 +1,11 @@
 // The MoE layers of a model, whose experts can move while it runs.
 #pragma once
 
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "model/config.h"
-#include "model/options.h"
 #include "model/weights/expert_loader.h"
 #include "moe/layer.h"
 #include "moe/placement/movable_experts.h"
@@ -41,12 +39,5 @@ class MovableLayers : public MovableExperts {
   const Mesh mesh_;
   const bool same_formats_;
 };
-
-// On a GPU with ModelOptions::moe.stream_tokens: loads all experts of each layer for passes that
-// stream them (MoeLayer::KeepForStreams). `layers`: null for layers without experts. Throws as
-// ExpertLoader.
-void KeepForStreams(const std::vector<std::unique_ptr<MoeLayer>>& layers,
-                    const std::filesystem::path& dir, const ModelConfig& config, const Mesh& mesh,
-                    const ModelOptions& options);
 
 }  // namespace switchyard

@@ -46,11 +46,16 @@ class MoeLayerParts {
   // Stage, or be in host memory. Called on the rank's thread, between two passes. Returns objects
   // that any thread may free.
   virtual std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> experts) = 0;
-  // With MoeOptions::stream_tokens, on a GPU: keeps a copy of this logical expert in host memory,
-  // for passes that stream experts. Called for each expert before the first pass. Error kInvalid
-  // names
-  // --stream-experts if the expert's format differs from that of others.
+  // Copies of all experts of the layer in host memory, with MoeOptions::stream_tokens on a GPU, for
+  // passes that stream experts. Called before the first pass:
+  // - ReserveStreams once, by the rank's thread. `like`: an expert of the sizes of all layers.
+  // - KeepForStreams for each logical expert. Several threads may keep experts at the same time.
+  // - PinStreams once, by the rank's thread.
+  // Error kInvalid names --stream-experts if the format of an expert differs from that of others,
+  // kResource if the memory cannot be page-locked.
+  virtual void ReserveStreams(const kernels::ExpertWeights& /*like*/) {}
   virtual void KeepForStreams(int32_t /*logical*/, const kernels::ExpertWeights& /*expert*/) {}
+  virtual void PinStreams() {}
   // The weights as arrays in the memory of a GPU; none on CPUs. Swap changes their contents.
   virtual std::vector<kernels::DeviceArray> Arrays() const { return {}; }
 

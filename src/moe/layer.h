@@ -117,9 +117,11 @@ class MoeLayer {
   OwnedExpert Expert(int local) const { return parts_->Expert(local); }
   bool readable() const { return parts_->readable(); }
   OwnedExpert Stage(OwnedExpert expert) const { return parts_->Stage(std::move(expert)); }
+  void ReserveStreams(const kernels::ExpertWeights& like) const { parts_->ReserveStreams(like); }
   void KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) const {
     parts_->KeepForStreams(logical, expert);
   }
+  void PinStreams() const { parts_->PinStreams(); }
   std::vector<kernels::DeviceArray> Arrays() const { return parts_->Arrays(); }
 
  private:

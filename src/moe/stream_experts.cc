@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "quant/formats.h"
 
 namespace switchyard {
 
@@ -21,15 +22,30 @@ int64_t ParseStreamExperts(const std::string& flag) {
 }
 
 int64_t BreakEvenTokens(const StreamCosts& c) {
-  const double tokens = c.experts * c.expert_bytes * c.cpu_flops /
-                        (c.link_bandwidth * c.top_k * std::max(c.flops_of_row, 1.0));
-  return std::max(kMinStreamTokens, static_cast<int64_t>(std::ceil(std::min(tokens, 1e15))));
+  const double upload = c.uploaded * c.expert_bytes / c.link_bandwidth;
+  const double of_token = c.top_k * c.cpu_share * c.flops_of_row / c.cpu_flops;
+  const double tokens = std::min(upload / std::max(of_token, 1e-30), 1e15);
+  return std::max(kMinStreamTokens, static_cast<int64_t>(std::ceil(tokens)));
+}
+
+double ShareOfColdExperts(int experts, int first, double exponent) {
+  double all = 0, cold = 0;
+  for (int e = 0; e < experts; ++e) {
+    const double weight = std::pow(e + 1, -exponent);
+    all += weight;
+    if (e >= first) cold += weight;
+  }
+  return all > 0 ? cold / all : 0;
 }
 
 bool StreamsExperts(const MoeOptions& options, std::span<const int64_t> tokens,
                     std::span<const int64_t> decoding) {
-  if (options.stream_tokens <= 0 || std::ranges::equal(tokens, decoding)) return false;
-  return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) >= options.stream_tokens;
+  if (options.stream_tokens <= 0 || tokens.empty() || std::ranges::equal(tokens, decoding))
+    return false;
+  const int64_t longest = std::ranges::max(tokens);
+  const int64_t rounds = std::max<int64_t>(1, CeilDiv(longest, options.long_seq_per_round_tokens));
+  return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) >=
+         options.stream_tokens * rounds;
 }
 
 int StreamGroup(int experts) { return std::clamp(experts / 4, 1, 8); }

@@ -22,21 +22,26 @@ int64_t ParseStreamExperts(const std::string& flag);
 
 // What decides between the two ways, for one layer.
 struct StreamCosts {
-  int experts = 1, top_k = 1;
+  int top_k = 1;
+  int uploaded = 1;           // experts that the GPU does not hold
+  double cpu_share = 1;       // part of the pairs of a token and an expert that CPUs would compute
   double expert_bytes = 0;    // weights of an expert in the GPU's format
   double flops_of_row = 0;    // of one expert
   double cpu_flops = 0;       // per second, of all CPU ranks together
   double link_bandwidth = 0;  // bytes per second
 };
-// The number of tokens from which on reading all experts of the CPUs takes less time than their
-// products on the CPUs, with uniform routing. The number of experts on CPUs cancels out. At least
-// kMinStreamTokens.
+// The number of tokens in a round from which on reading all experts of the CPUs takes less time
+// than their products on the CPUs. At least kMinStreamTokens.
 int64_t BreakEvenTokens(const StreamCosts& costs);
 constexpr int64_t kMinStreamTokens = 64;
+// The part of all rows that experts from number `first` on get if expert e has the weight
+// (e + 1)^−exponent. 0 is uniform routing.
+double ShareOfColdExperts(int experts, int first, double exponent);
 
 // Whether a pass streams experts. `tokens`, `decoding` [dp]: its tokens of each attention group,
 // and those of decoding sequences. Passes that only decode never stream, because they may be CUDA
-// graphs.
+// graphs. A pass in several rounds uploads the experts in each round, so the mean number of tokens
+// in a round counts.
 bool StreamsExperts(const MoeOptions& options, std::span<const int64_t> tokens,
                     std::span<const int64_t> decoding);
 

@@ -32,18 +32,26 @@ TEST(StreamExpertsTest, TheFlagIsAWordOrANumberOfTokens) {
 
 TEST(StreamExpertsTest, BothWaysTakeEqualTimesAtTheBreakEven) {
   // Qwen3-30B-A3B in bfloat16, 16 threads, PCIe 4.
-  const StreamCosts costs{.experts = 128,
-                          .top_k = 8,
-                          .expert_bytes = 3 * 2048.0 * 768 * 2,
-                          .flops_of_row = 6 * 2048.0 * 768,
-                          .cpu_flops = 1.6e12,
-                          .link_bandwidth = 25e9};
-  const auto tokens = static_cast<double>(BreakEvenTokens(costs));
-  for (const double on_cpus : {1.0, 40.0, 127.0}) {
-    const double upload = on_cpus * costs.expert_bytes / costs.link_bandwidth;
-    const double products =
-        tokens * costs.top_k * on_cpus / costs.experts * costs.flops_of_row / costs.cpu_flops;
-    EXPECT_NEAR(upload / products, 1, 0.01);
+  constexpr int kExperts = 128;
+  StreamCosts costs{.top_k = 8,
+                    .expert_bytes = 3 * 2048.0 * 768 * 2,
+                    .flops_of_row = 6 * 2048.0 * 768,
+                    .cpu_flops = 1.6e12,
+                    .link_bandwidth = 25e9};
+  int64_t uniform = 0;
+  for (const double exponent : {0.0, 0.8}) {
+    for (const int on_gpu : {1, 88, 127}) {
+      costs.uploaded = kExperts - on_gpu;
+      costs.cpu_share = ShareOfColdExperts(kExperts, on_gpu, exponent);
+      const int64_t tokens = BreakEvenTokens(costs);
+      const double upload = costs.uploaded * costs.expert_bytes / costs.link_bandwidth;
+      const double products = static_cast<double>(tokens) * costs.top_k * costs.cpu_share *
+                              costs.flops_of_row / costs.cpu_flops;
+      EXPECT_NEAR(upload / products, 1, 0.01);
+      if (exponent == 0 && uniform > 0) EXPECT_NEAR(tokens, uniform, 1);  // of any number
+      if (exponent == 0) uniform = tokens;
+      if (exponent > 0) EXPECT_GT(tokens, uniform);  // CPUs have the cold experts
+    }
   }
   StreamCosts faster = costs;
   faster.link_bandwidth *= 2;
@@ -52,6 +60,13 @@ TEST(StreamExpertsTest, BothWaysTakeEqualTimesAtTheBreakEven) {
   EXPECT_EQ(BreakEvenTokens(faster), kMinStreamTokens);
   faster.link_bandwidth = 1e-9;
   EXPECT_GT(BreakEvenTokens(faster), int64_t{1} << 40);
+}
+
+TEST(StreamExpertsTest, ColdExpertsGetTheRestOfTheRows) {
+  EXPECT_DOUBLE_EQ(ShareOfColdExperts(8, 0, 0.8), 1);
+  EXPECT_DOUBLE_EQ(ShareOfColdExperts(8, 8, 0.8), 0);
+  EXPECT_DOUBLE_EQ(ShareOfColdExperts(8, 2, 0), 0.75);
+  EXPECT_DOUBLE_EQ(ShareOfColdExperts(3, 1, 1), (1.0 / 2 + 1.0 / 3) / (1 + 1.0 / 2 + 1.0 / 3));
 }
 
 TEST(StreamExpertsTest, LongPassesWithPromptsStream) {
@@ -66,6 +81,12 @@ TEST(StreamExpertsTest, LongPassesWithPromptsStream) {
   EXPECT_TRUE(streams({60, 40}, {0, 0}));
   EXPECT_FALSE(streams({99, 0}, {0, 0}));
   EXPECT_FALSE(streams({500, 0}, {500, 0}));  // decode only
+  // Each round uploads the experts again.
+  options.long_seq_per_round_tokens = 150;
+  EXPECT_TRUE(streams({150, 0}, {0, 0}));
+  EXPECT_FALSE(streams({199, 0}, {0, 0}));  // two rounds
+  EXPECT_TRUE(streams({200, 0}, {0, 0}));
+  EXPECT_TRUE(streams({310, 0}, {0, 0}));  // three
 }
 
 // The rank on a GPU does not take part here: a rank that waited for it would end with an error.

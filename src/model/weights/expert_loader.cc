@@ -12,6 +12,25 @@
 #include "model/weights/stored_weights.h"
 
 namespace switchyard {
+namespace {
+
+// An expert, the owners of its biases, and its bytes.
+struct Built {
+  kernels::ExpertWeights weights;
+  std::vector<Tensor> owned;
+  size_t bytes = 0;
+};
+
+Built BuildOne(WeightSource& source, const BuildContext& context, int64_t layer, int32_t expert) {
+  Parts parts(context, source);
+  Built built;
+  const std::string prefix = LayerPrefix(parts, layer);
+  built.weights = BuildExperts(parts, prefix, {&expert, 1}, &built.owned).front();
+  built.bytes = static_cast<size_t>(std::llround(parts.bytes()));
+  return built;
+}
+
+}  // namespace
 
 struct ExpertLoader::Impl {
   Impl(const std::filesystem::path& dir, const ModelConfig& model, const Mesh& ranks,
@@ -34,19 +53,8 @@ struct ExpertLoader::Impl {
         {.check_nan_scales = check_nan_scales, .log = false, .slab_bytes = bytes + kRounding});
   }
 
-  // The expert, the owners of its biases, and its bytes.
-  struct Built {
-    kernels::ExpertWeights weights;
-    std::vector<Tensor> owned;
-    size_t bytes = 0;
-  };
   Built Build(WeightSource& source, int64_t layer, int32_t expert) const {
-    Parts parts({config, mesh, names}, source);
-    Built built;
-    const std::string prefix = LayerPrefix(parts, layer);
-    built.weights = BuildExperts(parts, prefix, {&expert, 1}, &built.owned).front();
-    built.bytes = static_cast<size_t>(std::llround(parts.bytes()));
-    return built;
+    return BuildOne(source, {config, mesh, names}, layer, expert);
   }
 
   const ModelConfig config;
@@ -67,7 +75,7 @@ ExpertLoader::~ExpertLoader() = default;
 // several experts.
 OwnedExpert ExpertLoader::Load(int64_t layer, int32_t expert) const {
   const std::unique_ptr<WeightSource> source = impl_->Source(BytesPerExpert(layer));
-  Impl::Built built = impl_->Build(*source, layer, expert);
+  Built built = impl_->Build(*source, layer, expert);
   source->Finish({});
   std::shared_ptr<const void> owner;
   if (!built.owned.empty())
@@ -85,7 +93,12 @@ bool ExpertLoader::Converts() const {
 }
 
 size_t ExpertLoader::BytesPerExpert(int64_t layer) const {
-  return impl_->Build(*MakeCountingSource(impl_->config), layer, 0).bytes;
+  return LoadedExpertBytes(impl_->config, impl_->mesh, layer);
+}
+
+size_t LoadedExpertBytes(const ModelConfig& config, const Mesh& mesh, int64_t layer) {
+  const TensorNames names = NamesOf(config);
+  return BuildOne(*MakeCountingSource(config), {config, mesh, names}, layer, 0).bytes;
 }
 
 }  // namespace switchyard

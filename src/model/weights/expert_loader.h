@@ -15,7 +15,7 @@ namespace switchyard {
 // Loads experts with the same bits as LoadWeights, on every rank. Matrices used in their stored
 // format are views of the mapped file, whose pages are prefaulted. The calling thread converts all
 // other matrices. Each expert has its own memory, which is freed with the last view of the expert.
-// Used by any thread, one at a time.
+// Immutable, so several threads may load experts at the same time.
 class ExpertLoader {
  public:
   // Opens the checkpoint and keeps its files mapped; borrows nothing. Throws Checkpoint's errors.
@@ -35,5 +35,8 @@ class ExpertLoader {
   struct Impl;
   std::unique_ptr<const Impl> impl_;
 };
+
+// As ExpertLoader::BytesPerExpert, from config.json alone.
+size_t LoadedExpertBytes(const ModelConfig& config, const Mesh& mesh, int64_t layer);
 
 }  // namespace switchyard

@@ -125,7 +125,9 @@ struct CudaMoeParts : MoeLayerParts {
   OwnedExpert Stage(OwnedExpert expert) const override;
   std::vector<OwnedExpert> Swap(std::vector<OwnedExpert> replacements) override;
   std::vector<kernels::DeviceArray> Arrays() const override;
+  void ReserveStreams(const kernels::ExpertWeights& like) override;
   void KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) override;
+  void PinStreams() override;
   // The groups of streamed experts in a pass.
   int groups() const;
   std::span<const int32_t> Group(int group) const;
@@ -147,6 +149,7 @@ struct CudaMoeParts : MoeLayerParts {
   DeviceMatrix shared_gate;  // [1, H]; empty if there is no gate
   // With MoeOptions::stream_tokens: all experts in host memory, and the members of StreamPlaces.
   PinnedExperts pinned;
+  ExpertStream* stream = nullptr;  // of the backend
   std::vector<int32_t> streamed;
   DeviceMemory group_places;
 

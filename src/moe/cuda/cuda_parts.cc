@@ -96,11 +96,20 @@ void CudaMoeParts::SetReplicas(std::vector<int32_t> replicas) {
   if (backend.may_stream()) PlaceGroups();
 }
 
+void CudaMoeParts::ReserveStreams(const kernels::ExpertWeights& like) {
+  stream = &backend.StreamFor(experts, like);
+  pinned = PinnedExperts(experts, config.router.num_experts);
+}
+
 void CudaMoeParts::KeepForStreams(int32_t logical, const kernels::ExpertWeights& expert) {
+  CHECK(stream != nullptr);
   experts.CheckFits(expert, "want --stream-experts off");
-  ExpertStream& stream = backend.StreamFor(experts, expert);
-  if (pinned.empty()) pinned = PinnedExperts(experts, config.router.num_experts);
-  stream.Convert(expert, pinned.Slot(logical));
+  stream->Convert(expert, pinned.Slot(logical));
+}
+
+void CudaMoeParts::PinStreams() {
+  pinned.Pin();
+  stream->EndConversions();
 }
 
 int CudaMoeParts::groups() const {

@@ -52,7 +52,8 @@ void CudaMoeBackend::BeginDispatch(const MoeLayerParts& layer, MoeState& state) 
   CudaMoeState& s = Own(state);
   if (s.exchange || gathers()) s.MarkStage(&MoeTimes::dispatch);
   if (s.exchange) {
-    if (s.device)  // CPUs would read experts' weights for rows that pad the batch
+    // CPUs would read experts' weights for rows that pad the batch. The first row never does.
+    if (s.device && s.round.end > 1)
       Check(DropPaddingIds({.ids = s.buffers.ids.as<int32_t>(),
                             .tokens = s.round.size(),
                             .first = s.round.begin,

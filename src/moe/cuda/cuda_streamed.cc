@@ -16,7 +16,7 @@ namespace switchyard::cuda {
 void CudaMoeBackend::RunStreamed(const CudaMoeParts& parts, CudaMoeState& s) {
   if (s.arrived.in.tokens == 0) return;
   const int groups = parts.groups();
-  CHECK(groups == 0 || (stream_experts_ && !parts.pinned.empty()));
+  CHECK(groups == 0 || (stream_experts_ && parts.pinned.pinned()));
   const auto upload = [&](int group) {
     if (group < groups) stream_experts_->Upload(group % 2, parts.pinned, parts.Group(group));
   };

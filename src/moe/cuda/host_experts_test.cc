@@ -8,6 +8,7 @@
 
 #include "comm/device/cuda/host_link.h"
 #include "kernels/cuda/device/cuda_device.h"
+#include "moe/cuda/router/test_observer.h"
 #include "moe/cuda/testing.h"
 
 namespace switchyard::cuda {
@@ -19,8 +20,9 @@ struct HostExperts {
   MoeOptions options;
   MeshShape mesh;
   std::vector<TestPass> passes;
-  bool captures = false;  // whether each pass is captured and replayed twice
-  int64_t padding = 0;    // the last rows of each pass are padding
+  bool captures = false;                // whether each pass is captured and replayed twice
+  int64_t padding = 0;                  // the last rows of each pass are padding
+  RoutingObserver* observer = nullptr;  // of the rank on the GPU; passes have the numbers 1, 2, …
 
   // The outputs of rank 0, which is on a GPU.
   std::vector<float> OnDevice(RankComm& comm) const {
@@ -36,11 +38,17 @@ struct HostExperts {
     context.groups = {.tp = &alone, .ep = &alone, .moe_tp = &alone, .attn_tp = &alone};
     context.link = &link;
     context.device = device.get();
-    const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, /*shared_whole=*/true),
-                       MakeCudaMoe(options, shape, context));
-    if (options.stream_tokens > 0)
-      for (int e = 0; e < layer.spec.num_experts; ++e)
-        moe.KeepForStreams(e, layer.whole.experts[e]);
+    const auto backend = MakeCudaMoe(options, shape, context);
+    backend->Observe(observer);
+    const MoeLayer moe(layer.config, layer.ShareOf(comm.mesh, /*shared_whole=*/true), backend);
+    if (options.stream_tokens > 0) {
+      moe.ReserveStreams(layer.whole.experts[0]);
+      ThreadPool threads(3);
+      threads.Run(layer.spec.num_experts, [&](int64_t e) {
+        moe.KeepForStreams(static_cast<int32_t>(e), layer.whole.experts[e]);
+      });
+      moe.PinStreams();
+    }
     const auto state = moe.MakeState();
     const size_t bytes = shape.max_tokens * layer.spec.hidden * sizeof(float);
     const auto x = device->Allocate(bytes), y = device->Allocate(bytes);
@@ -50,8 +58,8 @@ struct HostExperts {
       const std::vector<float> hidden = layer.Hidden(pass.total(), pass.seed);
       std::vector<float> out(hidden.size(), NAN);
       device->CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
+      state->pass = ++key;
       state->BeginPass(pass.total() - padding, 0);
-      ++key;
       for (int i = 0; i < (captures ? 2 : 1); ++i) {
         device->CopyIn(y.get(), out.data(), out.size() * sizeof(float));
         device->Run(captures ? key : 0, [&] {
@@ -60,6 +68,8 @@ struct HostExperts {
         });
       }
       device->CopyOut(out.data(), y.get(), out.size() * sizeof(float));
+      state->EndPass();
+      state->ReportRouting(key);
       all.insert(all.end(), out.begin(), out.end());
     }
     gpu.ClearGraphs();
@@ -287,7 +297,7 @@ TEST_F(CudaHostExperts, StreamedBf16AndFp8ExpertsAreNearTheReference) {
 
 TEST_F(CudaHostExperts, LongPassesStreamInEachRound) {
   const TestLayer layer({.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = true});
-  MoeOptions options = Streaming(OptionsFor(DType::kF32), 32);
+  MoeOptions options = Streaming(OptionsFor(DType::kF32), 12);
   options.long_seq_per_round_tokens = 16;
   ExpectNear({.layer = layer,
               .options = options,
@@ -313,6 +323,19 @@ TEST_F(CudaHostExperts, StreamsFindExpertsInAnyPlacement) {
               .mesh = MeshOf({6, 6}),
               .passes = PassesOf(2, {33, 2}, false)},
              1e-5);
+}
+
+TEST_F(CudaHostExperts, ObserversKnowWhichPassesStream) {
+  const TestLayer layer({.hidden = 256, .intermediate = 256, .num_experts = 12});
+  SummingObserver observer;
+  HostExperts run = {.layer = layer,
+                     .options = Streaming(OptionsFor(DType::kF32), 32),
+                     .mesh = MeshOf({5, 7}),
+                     .passes = PassesOf(2, {40, 3, 33, 31}, false)};
+  run.observer = &observer;
+  run.Run();
+  EXPECT_EQ(observer.counted_passes, (std::vector<uint64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(observer.streamed_passes, (std::vector<uint64_t>{1, 3}));
 }
 
 // A pass that only decodes may be a CUDA graph, so it does not stream.

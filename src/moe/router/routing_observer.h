@@ -20,6 +20,8 @@ struct RoutedTokens {
   // [tokens, k] physical experts, −1 for none. One slot more than top_k if the shared expert is
   // dispatched too.
   std::span<const int32_t> physical;
+  // The GPU computes all of these rows, whatever the placement is (moe/stream_experts.h).
+  bool streamed = false;
 };
 
 // The choices of one layer in one pass, counted over the same tokens as RoutedTokens. The spans are
@@ -27,6 +29,7 @@ struct RoutedTokens {
 struct RoutedCounts {
   std::span<const int32_t> logical;   // [num_experts] selections of each expert by the router
   std::span<const int32_t> physical;  // [num_physical] rows sent to each physical expert
+  bool streamed = false;              // as in RoutedTokens
 };
 
 // Times that a rank spent in the stages of MoE layers, in nanoseconds. Dispatch and combine include

@@ -49,13 +49,13 @@ void AddExpertRankFlags(CommandLine& app, ServerArgs& args, const char* group) {
       "--device cuda,cpu");
   app.Flag("--eplb-rank-costs", args.engine.eplb.rank_costs, group,
            "For each EP rank the time of a row, and after a colon that of reading an expert's "
-           "weights, in any unit, such as 1:40,20:900. Placements then minimize the time of the "
-           "slowest rank; default: equal ranks");
+           "weights, in any unit, such as 1:40,20:900. After a second colon: that of receiving an "
+           "expert. Placements then minimize the time of the slowest rank; default: equal ranks");
   app.Flag(
       "--stream-experts", args.engine.moe.stream_experts, group,
-      "With --device cuda,cpu: for passes with prompts and at least this number of tokens, the "
-      "GPU computes all experts, and reads those of the CPUs over its link. The host needs "
-      "memory for a pinned copy of all experts. auto: the number from which on this is "
+      "With --device cuda,cpu: for passes with prompts and at least this number of tokens in a "
+      "round, the GPU computes all experts, and reads those of the CPUs over its link. The host "
+      "needs memory for a pinned copy of all experts. auto: the number from which on this is "
       "estimated to be faster. off: never");
 }
 

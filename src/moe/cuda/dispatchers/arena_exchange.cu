@@ -5,7 +5,8 @@
 //   DropPadding   one thread for each slot
 //   Order         as in exchange_dispatch.cu; for few tokens each block of Send computes it
 //   Send          rounds each row once, in registers, and writes it to its one or two places
-//   WaitForHosts  one warp, a lane for each CPU rank, polls the flags over the link
+//   WaitForHosts  one warp, a lane for each CPU rank, polls the flags over the link. With few
+//                 tokens the blocks of Sum do this instead
 //   Sum           each lane has up to eight loads in flight, so that a token with that many experts
 //                 on CPUs waits for the link once
 // Pipeline: none. The kernels do not start early, because they order writes over the link.
@@ -24,6 +25,9 @@ constexpr int kThreads = 256;
 // Largest number of chunks of tokens whose order each block of Send computes itself.
 constexpr int kFewChunks = 8;
 constexpr int kLoadsAhead = 8;
+// Largest number of blocks of Sum that wait for the CPUs themselves, which saves the end of one
+// kernel and the start of another. Each of them polls over the link.
+constexpr int kFewBlocks = 16;
 
 __global__ void DropPadding(const __grid_constant__ DropPaddingParams p) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -173,8 +177,9 @@ __global__ void __launch_bounds__(kThreads) Send(const __grid_constant__ ArenaBa
   if (IsLastBlock(&b.state->finished) && threadIdx.x == 0) RaiseFlags(a, round);
 }
 
-// One warp. After a timeout or an abort the sums are undefined; the host then throws.
-__global__ void WaitForHosts(const __grid_constant__ ArenaBatch a) {
+// Waits for the outputs of all CPUs. After a timeout or an abort the sums are undefined; the host
+// then throws. Lane r of one warp waits for rank r.
+__device__ __forceinline__ void AwaitHosts(const ArenaBatch& a) {
   const ExchangeBatch& b = a.tokens;
   const int r = Lane();
   if (!(HostRanks(b) >> r & 1u)) return;
@@ -190,6 +195,8 @@ __global__ void WaitForHosts(const __grid_constant__ ArenaBatch a) {
   };
   WaitUntil(reached, round, b.limit, WaitStage::kCombine, b.world_ranks[r]);
 }
+
+__global__ void WaitForHosts(const __grid_constant__ ArenaBatch a) { AwaitHosts(a); }
 
 // The sources of the outputs of a token, each in the lane of its slot.
 struct SlotTerm {
@@ -249,11 +256,17 @@ __device__ __forceinline__ void AddTerms(const SlotTerm& term, int i, bool insid
   }
 }
 
-template <RowKind kRow>
+// `kWaits`: each block waits for the CPUs itself. The acquired flag and the barrier order the loads
+// of all threads of the block.
+template <RowKind kRow, bool kWaits>
 __global__ void __launch_bounds__(kThreads)
     Sum(const __grid_constant__ ArenaBatch a, float* __restrict__ y) {
   constexpr int kElements = Packing<kRow>::kElements;
   const ExchangeBatch& b = a.tokens;
+  if constexpr (kWaits) {
+    if (Warp() == 0) AwaitHosts(a);
+    __syncthreads();
+  }
   const int vectors = b.hidden / kElements, steps = (vectors + 31) / 32;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * Warps();
   const int64_t items = static_cast<int64_t>(b.tokens) * steps;
@@ -301,8 +314,9 @@ SendKernel SendFor(bool x_is_bf16, RowKind row, bool orders) {
   return orders ? SendFrom<float, true>(row) : SendFrom<float, false>(row);
 }
 
-SumKernel SumFor(RowKind row) {
-  return row == RowKind::kF32 ? Sum<RowKind::kF32> : Sum<RowKind::kBF16>;
+SumKernel SumFor(RowKind row, bool waits) {
+  if (row == RowKind::kF32) return waits ? Sum<RowKind::kF32, true> : Sum<RowKind::kF32, false>;
+  return waits ? Sum<RowKind::kBF16, true> : Sum<RowKind::kBF16, false>;
 }
 
 // The grid for `items` work items of a warp.
@@ -330,7 +344,8 @@ cudaError_t LoadArenaKernels() {
       for (const bool orders : {false, true})
         if (error == cudaSuccess)
           error = cudaFuncGetAttributes(&attributes, SendFor(x_is_bf16, row, orders));
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, SumFor(row));
+    for (const bool waits : {false, true})
+      if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, SumFor(row, waits));
   }
   return error;
 }
@@ -351,11 +366,15 @@ cudaError_t StartArenaDispatch(const ArenaBatch& batch, int blocks, cudaStream_t
 
 cudaError_t StartArenaCombine(const ArenaBatch& batch, float* y, int blocks, cudaStream_t stream) {
   const ExchangeBatch& tokens = batch.tokens;
-  WaitForHosts<<<1, 32, 0, stream>>>(batch);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  if (tokens.tokens == 0) return cudaSuccess;
   const int64_t items = tokens.tokens * int64_t{(tokens.hidden + 127) / 128};
-  SumFor(tokens.combined)<<<BlocksFor(items, 4 * blocks), kThreads, 0, stream>>>(batch, y);
+  const int grid = BlocksFor(items, 4 * blocks);
+  const bool waits = grid <= kFewBlocks && tokens.tokens > 0;
+  if (!waits) {
+    WaitForHosts<<<1, 32, 0, stream>>>(batch);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    if (tokens.tokens == 0) return cudaSuccess;
+  }
+  SumFor(tokens.combined, waits)<<<grid, kThreads, 0, stream>>>(batch, y);
   return cudaGetLastError();
 }
 

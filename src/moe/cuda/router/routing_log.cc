@@ -54,7 +54,8 @@ void RoutingLog::Begin(uint64_t pass, int64_t rows, int64_t first) {
 }
 
 RoutingRecord RoutingLog::RecordOf(int index, const MoeState& state, const OwnTokens& own,
-                                   const int32_t* physical_of) const {
+                                   const int32_t* physical_of) {
+  now_.streamed = state.streams;
   RoutingRecord record = {.control = memory_.as<RoutingControl>(),
                           .begin = own.in_round.begin,
                           .end = own.in_round.end,
@@ -140,7 +141,8 @@ void RoutingLog::ReportCounts(const Copy& copy, int index) const {
   const int32_t* counts = copy.counts.as<int32_t>() + index * shape_.CountsOfLayer();
   observer_.OnCounts(copy.of.pass, layers_[index],
                      {.logical = {counts, static_cast<size_t>(shape_.experts)},
-                      .physical = {counts + shape_.experts, static_cast<size_t>(shape_.physical)}});
+                      .physical = {counts + shape_.experts, static_cast<size_t>(shape_.physical)},
+                      .streamed = copy.of.streamed});
 }
 
 // Reports the rows of a rank as a few ranges of consecutive rows: one for each round, and for each
@@ -159,7 +161,8 @@ void RoutingLog::ReportTokens(const Copy& copy, int index) const {
                         {.first_row = copy.of.first_row + row,
                          .tokens = end - row,
                          .logical = {logical + row * k, words},
-                         .physical = {physical + row * k, words}});
+                         .physical = {physical + row * k, words},
+                         .streamed = copy.of.streamed});
     row = end + 1;
   }
 }

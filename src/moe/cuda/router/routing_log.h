@@ -41,9 +41,10 @@ class RoutingLog {
   // these rows in the batch.
   void Begin(uint64_t pass, int64_t rows, int64_t first);
   // Returns the record of the current round of `state` in layer layers[index]. `own`: the tokens
-  // that this rank reports. `physical_of`: as in RoutingRecord.
+  // that this rank reports. `physical_of`: as in RoutingRecord. Passes that stream experts are not
+  // captured, so the call notes on the host whether this pass does.
   RoutingRecord RecordOf(int index, const MoeState& state, const OwnTokens& own,
-                         const int32_t* physical_of) const;
+                         const int32_t* physical_of);
   // Enqueues the addition of `counts` [shape.local], the numbers of rows of this rank's experts, to
   // the record of layer layers[index].
   void CountDispatched(int index, const int32_t* counts) const;
@@ -64,6 +65,7 @@ class RoutingLog {
   struct PassRows {
     uint64_t pass = 0;
     int64_t rows = 0, first_row = 0;
+    bool streamed = false;
   };
   // The record of a pass on the host.
   struct Copy {

@@ -21,7 +21,8 @@ struct SummingObserver : RoutingObserver {
   std::map<int, std::map<int64_t, std::vector<int32_t>>> rows, physical_rows;
   std::map<uint64_t, MoeTimes> timed;  // by pass number
   int placements = 0, calls = 0;
-  std::vector<uint64_t> counted_passes;  // pass number of each call of OnCounts
+  std::vector<uint64_t> counted_passes;   // pass number of each call of OnCounts
+  std::vector<uint64_t> streamed_passes;  // of those calls that report streamed rows
 
   void OnPlacement(int, const ExpertPlacement&) override { ++placements; }
   void OnRoute(uint64_t, int layer, const RoutedTokens& t) override {
@@ -42,6 +43,7 @@ struct SummingObserver : RoutingObserver {
   void OnCounts(uint64_t pass, int layer, const RoutedCounts& counts) override {
     ++calls;
     counted_passes.push_back(pass);
+    if (counts.streamed) streamed_passes.push_back(pass);
     Add(counts.logical, logical[layer]);
     Add(counts.physical, physical[layer]);
   }

@@ -1,11 +1,10 @@
 #include "moe/cuda/runners/expert_stream.h"
 
-#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
-#include "core/cpus.h"
 #include "core/error.h"
 #include "quant/formats.h"
 
@@ -13,6 +12,7 @@ namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kPage = 4096;  // whole pages are locked
 
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
 
@@ -27,11 +27,28 @@ DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeight
 
 PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(layer.slot_bytes()) {
   for (const int64_t array : bytes_) stride_ += Aligned(array);
-  memory_ = PinnedMemory(static_cast<size_t>(stride_ * experts));
+  memory_ = Tensor::Empty(DType::kU8, {CeilDiv(stride_ * experts, kPage) * kPage});
+}
+
+void PinnedExperts::Pin() {
+  CHECK(!pinned());
+  void* const memory = memory_.mutable_raw();
+  const cudaError_t error =
+      cudaHostRegister(memory, static_cast<size_t>(memory_.num_bytes()), cudaHostRegisterPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    throw Resource(
+        "cannot lock {} bytes of host memory for the experts of a layer: {}; want --stream-experts "
+        "off, or a higher limit of locked memory",
+        memory_.num_bytes(), cudaGetErrorString(error));
+  }
+  lock_ = {memory, [](void* pages) {
+             if (cudaHostUnregister(pages) != cudaSuccess) cudaGetLastError();
+           }};
 }
 
 ExpertSlot PinnedExperts::Slot(int32_t expert) const {
-  std::byte* at = memory_.as<std::byte>() + stride_ * expert;
+  auto* at = static_cast<std::byte*>(const_cast<void*>(memory_.raw())) + stride_ * expert;
   ExpertSlot slot{};
   for (size_t i = 0; i < slot.size(); ++i) {
     if (bytes_[i] > 0) slot[i] = at;
@@ -42,10 +59,7 @@ ExpertSlot PinnedExperts::Slot(int32_t expert) const {
 
 ExpertStream::ExpertStream(const DeviceExperts& layer, const kernels::ExpertWeights& expert,
                            int group)
-    : buffers_{BufferLike(layer, expert, group), BufferLike(layer, expert, group)},
-      uploader_([](std::byte* to, const void* from,
-                   int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); },
-                std::clamp(AllowedCpuCount(), 1, 8)) {
+    : buffers_{BufferLike(layer, expert, group), BufferLike(layer, expert, group)} {
   CheckFits(layer);
 }
 
@@ -59,8 +73,30 @@ void ExpertStream::CheckFits(const DeviceExperts& layer) const {
     throw Invalid("--stream-experts: layers have experts of different formats or sizes; want off");
 }
 
+// Each call has an uploader of its own, with one thread, because callers convert in parallel.
 void ExpertStream::Convert(const kernels::ExpertWeights& expert, const ExpertSlot& to) {
-  uploader_.Upload(expert, buffers_[0].arithmetic, to);
+  std::unique_ptr<ExpertUploader> uploader;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      uploader = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (!uploader)
+    uploader = std::make_unique<ExpertUploader>(
+        [](std::byte* slot, const void* from, int64_t bytes) {
+          std::memcpy(slot, from, static_cast<size_t>(bytes));
+        },
+        /*threads=*/1);
+  uploader->Upload(expert, buffers_[0].arithmetic, to);
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(uploader));
+}
+
+void ExpertStream::EndConversions() {
+  const std::lock_guard lock(mutex_);
+  idle_.clear();
 }
 
 void ExpertStream::Upload(int i, const PinnedExperts& from, std::span<const int32_t> experts) {

@@ -1,0 +1,38 @@
+// The wait at the end of loading, for ranks that take different times.
+#pragma once
+
+#include <cstddef>
+
+#include "comm/device/progress_clock.h"
+#include "engine/config.h"
+
+namespace switchyard {
+
+// A rank on a GPU that keeps copies of all experts (--stream-experts) loads for longer than ranks
+// on CPUs, by minutes for large models. So a rank waits for another one as long as that one makes
+// progress. Used by the rank's thread.
+class LoadWait {
+ public:
+  // Whether ranks take such different times.
+  static bool IsNeeded(const EngineConfig& config) { return config.moe.stream_experts != "off"; }
+  // Bytes that it allocates in a rank's arena; 0 if it is not needed.
+  static size_t BytesPerRank(const EngineConfig& config);
+
+  // Allocates symmetric memory, so every rank constructs it at the same place.
+  explicit LoadWait(SymmetricMemory& memory);
+
+  // This rank has loaded some more weights. Cheap.
+  void Advance() { clock_.Advance(); }
+  // Returns when all ranks have called it. Error kTimeout names this rank and one that has made no
+  // progress for the timeout of the memory. Throws after an abort too.
+  void Await();
+
+ private:
+  size_t FlagOf(int rank) const;
+
+  SymmetricMemory& memory_;
+  ProgressClock clock_;
+  const size_t loaded_;  // a cache line for each rank
+};
+
+}  // namespace switchyard
