@@ -230,7 +230,7 @@ void AddPrecision(std::vector<Feature>& all) {
     if (!kernels::IsCacheType(dtype)) continue;
     const std::string_view name =
         dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // the name in flags
-    cache(name, {.gpus = SizeOf(dtype) > 1});  // GPUs have no kernels for 8-bit caches
+    cache(name, {.gpus = dtype != DType::kI8});  // GPUs have no kernels for scales in rows
     all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
       return ParseDType(config.kv_cache_dtype) == dtype;  // accepts any spelling
     };
