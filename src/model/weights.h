@@ -37,8 +37,8 @@ struct GroupedAttentionWeights {
   LinearWeight gate;      // [heads · Dv, H] of this rank, with AttentionConfig::gate
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
   Tensor sinks;           // float32 [heads of this rank], with LayerConfig::sinks
-  // float32 [KV heads of this rank]: scales of an e4m3 cache, with QuantizationConfig::cache_scales;
-  // undefined: 1.
+  // float32 [KV heads of this rank]: scales of an e4m3 cache, with
+  // QuantizationConfig::cache_scales; undefined: 1.
   Tensor k_scales, v_scales;
 };
 

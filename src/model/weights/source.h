@@ -53,7 +53,7 @@ struct VectorRequest {
   Range range;
   int64_t offset = 0, step = 1;  // stored elements offset + i · step for i in `range`
   int64_t experts = 0, expert = 0;
-  int64_t kernel = 0;     // stored as [n / kernel, 1, kernel], as a convolution of each channel
+  int64_t kernel = 0;  // stored as [n / kernel, 1, kernel], as a convolution of each channel
   // Positive scales. They may be stored as one element for all, or with further dimensions of 1.
   // Others are an error kInvalid.
   bool scales = false;
