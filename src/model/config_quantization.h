@@ -106,7 +106,7 @@ struct QuantizationConfig {
   // have scale 1.
   bool cache_scales = false;
   // What the checkpoint says about its scales of a cache, if they are for another format than e4m3:
-  // "quantization_config.kv_cache_scheme is int of 8 bits by tensor". Else empty.
+  // "config.json: quantization_config.kv_cache_scheme is int of 8 bits by tensor". Else empty.
   std::string other_cache;
 
   bool none() const {
