@@ -11,7 +11,7 @@ namespace {
 
 template <bool kCodes, int kQkDim, int kVDim = kQkDim>
 cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
-  using Small = TileShape<kQkDim, kVDim, false, 1, 4, 2, false, kCodes>;
+  using Small = TileShape<kQkDim, kVDim, false, 1, 4, kCodes ? 3 : 2, false, kCodes>;
   using Large = TileShape<kQkDim, kVDim, false, 4, kVDim <= 128 ? 1 : 2, 2, false, kCodes>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
   return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {

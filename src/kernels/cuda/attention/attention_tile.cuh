@@ -7,13 +7,14 @@
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
 //   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities). Masked keys have
 //   p = 0. Splits are merged in order (attention_merge.cuh).
-// Pipeline: kStages key blocks are in flight by cp.async. Codes of a cache in e4m3 are converted by
-// the threads that have copied them, before all threads multiply. Measured on one H200,
+// Pipeline: kStages key blocks are in flight by cp.async. Codes of a cache in e4m3 are converted in
+// registers, or in large tiles by the threads that have copied them. Measured on one H200,
 // Qwen3-30B-A3B, 32 sequences of 4096 keys: 69 % of 4.8 TB/s.
 #pragma once
 
 #include "kernels/cuda/attention/attention_merge.cuh"
 #include "kernels/cuda/attention/attention_ptx.cuh"
+#include "kernels/cuda/attention/attention_tile_codes.cuh"
 #include "kernels/cuda/attention/attention_tile_shape.cuh"
 #include "kernels/cuda/attention/attention_tile_softmax.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"
@@ -81,7 +82,7 @@ class TileLoader {
     ptx::CommitCopies();
   }
 
-  // Converts the codes of a stage that this thread has copied. With kCodes only.
+  // Converts the codes of a stage that this thread has copied. With codes, but not kDirect.
   __device__ void ConvertCodes(int stage) const {
     const char* const from = shared_bytes_ + Shape::kCodesAt + stage * Shape::kCodeBytes;
     char* const to = shared_bytes_ + Shape::kQBytes;
@@ -151,9 +152,9 @@ class TileLoader {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int at = threadIdx.x + i * Shape::kThreads, row = at / kPieces;
-      const int slot = slots[row];
-      ptx::CopyAsync16(to + at * 16, from + max(slot, 0) * stride + (at - row * kPieces) * 16,
-                       slot >= 0);
+      const int slot = slots[row], piece = at - row * kPieces;
+      const int place = Shape::kDirect ? SwizzledCodes<kDim>(row, piece) : at * 16;
+      ptx::CopyAsync16(to + place, from + max(slot, 0) * stride + piece * 16, slot >= 0);
     }
   }
   template <int kDim>
@@ -228,7 +229,7 @@ class TileWorker {
       ptx::WaitCopies<Shape::kStages - 2>();
       if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
       __syncthreads();  // copies of all threads are visible, and the previous stage is free
-      if constexpr (Shape::kCodes) {
+      if constexpr (Shape::kCodes && !Shape::kDirect) {
         copies_.ConvertCodes(stage);
         if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
         __syncthreads();
@@ -240,6 +241,7 @@ class TileWorker {
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
       const int this_split = kSplits.Of(block * Shape::kKeys);
       if (this_split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
+      if constexpr (Shape::kDirect) OrderColumns(thread_, part_.sums);
       if (partial) {
         results.Store(part_);
       } else {
@@ -262,11 +264,15 @@ class TileWorker {
   __device__ void ProcessKeyBlock(int block, int number) {
     const uint32_t stage =
         shared_ + Shape::kQBytes + (Shape::kCodes ? 0 : number * Shape::kStageBytes);
+    const int codes = Shape::kCodesAt + number * Shape::kCodeBytes;
     const int next = number == 0 ? Shape::kStages - 1 : number - 1;
     TileScores<Shape> scores;
     if constexpr (Shape::kHopper) {
       ScoreByWarpgroup(
           thread_, shared_, stage, [&] { copies_.LoadKeys(next); }, scores);
+    } else if constexpr (Shape::kDirect) {
+      copies_.LoadKeys(next);
+      ScoreCodes(thread_, shared_, shared_bytes_ + codes, scores);
     } else {
       copies_.LoadKeys(next);
       Score(thread_, shared_, stage, scores);
@@ -291,6 +297,8 @@ class TileWorker {
     }
     if constexpr (Shape::kHopper) {
       AddValuesByWarpgroup(thread_, shared_ + Shape::kOnesAt, stage, p, part_.sums, part_.weights);
+    } else if constexpr (Shape::kDirect) {
+      AccumulateCodes(thread_, shared_ + codes, p, part_.sums, part_.weights);
     } else {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)

@@ -16,8 +16,10 @@ namespace switchyard::cuda {
 // has mma.sync's accumulator layout. On an H200 its results are bit-identical too: measured up to K
 // = 4096, and tests compare rows of wgmma and mma.sync tiles.
 //
-// With kCodes the cache has e4m3 codes. They are copied in stages and converted to one tile of
-// bfloat16, so that products have the bits of a bfloat16 cache with the same values.
+// With kCodes the cache has e4m3 codes, which are copied in stages. Products have the bits of a
+// bfloat16 cache with the same values. Tiles of 16 rows use each code once or twice: their warps
+// convert codes in registers (kDirect). In other tiles, many warps use a code: all threads convert
+// a stage to one tile of bfloat16 first.
 template <int kQkDim_, int kVDim_, bool kLatent_, int kRowGroups_, int kColumnWarps_, int kStages_,
           bool kHopper_ = false, bool kCodes_ = false>
 struct TileShape {
@@ -30,6 +32,7 @@ struct TileShape {
   static constexpr int kStages = kStages_;
   static constexpr bool kHopper = kHopper_;
   static constexpr bool kCodes = kCodes_;
+  static constexpr bool kDirect = kCodes && kRowGroups == 1;
 
   static constexpr int kKeys = 64;  // keys per block of keys
   static constexpr int kRows = 16 * kRowGroups;
@@ -48,7 +51,7 @@ struct TileShape {
   static constexpr int kPBytes = kShares ? kRows * kKeys * 2 : 0;
   static constexpr int kOnesBytes = kHopper ? 384 : 0;
   static constexpr int kMaxBytes = kShares ? kColumnWarps * kRows * 4 : 0;
-  static constexpr int kCodesAt = kQBytes + kStageBytes;
+  static constexpr int kCodesAt = kQBytes + (kDirect ? 0 : kStageBytes);
   static constexpr int kPAt =
       kCodes ? kCodesAt + kStages * kCodeBytes : kQBytes + kStages * kStageBytes;
   static constexpr int kOnesAt = kPAt + kPBytes;
@@ -62,6 +65,14 @@ struct TileShape {
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0 && kVDim <= kQkDim);
   static_assert(!kHopper || kRowGroups % 4 == 0);
 };
+
+// Byte offset of 16 codes, the `piece`-th of a row of kDim codes, in a stage of rows. Pieces are
+// permuted by row, so that those at one column of eight rows are in different banks.
+template <int kDim>
+__device__ __forceinline__ int SwizzledCodes(int row, int piece) {
+  static_assert(kDim % 64 == 0);
+  return row * kDim + (piece ^ (kDim % 128 == 0 ? row & 7 : row >> 1 & 3)) * 16;
+}
 
 // Byte offset of 16-byte chunk `piece` of a row in a tile of kRows rows. Chunks of a panel are
 // permuted by row to avoid bank conflicts between eight rows of a matrix: TMA's 128-byte swizzle.

@@ -19,7 +19,7 @@ __device__ __forceinline__ float FloatOfCode(KeyCode code) {
   return __fmul_rn(__uint_as_float(sign | magnitude), 0x1p120f);
 }
 
-// Two codes, in the upper bytes of the two halves of `bytes`.
+// Two codes, in the upper bytes of the two halves of `bytes`. The lower bytes have no effect.
 __device__ __forceinline__ uint32_t Bf16OfCodePair(uint32_t bytes) {
   constexpr uint32_t kFactor = 0x7b807b80;  // 2^120, twice
   const uint32_t bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u);
