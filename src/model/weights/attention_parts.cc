@@ -48,7 +48,9 @@ std::string StoredCacheScales(const Parts& parts, const CacheScaleNames& of) {
 }
 
 // The module of a linear: "self_attn" of "self_attn.k_proj".
-std::string ModuleOf(const std::string& linear) { return linear.substr(0, linear.rfind('.')); }
+std::string AttentionModule(const std::string& linear) {
+  return linear.substr(0, linear.rfind('.'));
+}
 
 // GroupedAttentionWeights::k_scales and v_scales.
 void BuildCacheScales(Parts& parts, const std::string& prefix, int64_t kv_heads, Range of_rank,
@@ -56,7 +58,7 @@ void BuildCacheScales(Parts& parts, const std::string& prefix, int64_t kv_heads,
   if (!parts.config().quantization.cache_scales) return;
   const TensorNames& names = parts.names();
   const bool joint = !names.qkv.empty();
-  const std::string module = prefix + ModuleOf(joint ? names.qkv : names.k);
+  const std::string module = prefix + AttentionModule(joint ? names.qkv : names.k);
   const std::string k =
       StoredCacheScales(parts, {'k', module, prefix + (joint ? names.qkv : names.k)});
   const std::string v =
@@ -202,7 +204,7 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   if (parts.config().quantization.cache_scales) {
     // A latent is key and value, and has the scale of keys.
     const std::string name =
-        StoredCacheScales(parts, {'k', prefix + ModuleOf(names.kv_b), prefix + names.k});
+        StoredCacheScales(parts, {'k', prefix + AttentionModule(names.kv_b), prefix + names.k});
     if (!name.empty())
       w.cache_scale = parts.Vector(
           {.name = name, .n = 1, .range = {0, 1}, .scales = true, .keys = "the latent"});

@@ -10,7 +10,7 @@ using testing::ChangedCheckpoint;
 using ::testing::HasSubstr;
 using testing::RawTensor;
 
-RawTensor Scales(const std::vector<float>& values, std::vector<int64_t> shape) {
+RawTensor ScalesTensor(const std::vector<float>& values, std::vector<int64_t> shape) {
   std::string bytes(values.size() * sizeof(float), '\0');
   std::memcpy(bytes.data(), values.data(), bytes.size());
   return {"F32", std::move(shape), std::move(bytes)};
@@ -30,13 +30,13 @@ class CheckpointWithScales : public ChangedCheckpoint {
   }
 };
 
-std::vector<float> Values(const Tensor& t) {
+std::vector<float> FloatsOfScales(const Tensor& t) {
   if (!t.defined()) return {};
   return {t.span<float>().begin(), t.span<float>().end()};
 }
 
 TEST(CacheScales, ManyNamesHaveOneMeaning) {
-  const auto k = Scales({0.5f}, {1}), v = Scales({0.25f}, {});
+  const auto k = ScalesTensor({0.5f}, {1}), v = ScalesTensor({0.25f}, {});
   const std::vector<NamedScales> all = {
       {{"k_scale", k}, {"v_scale", v}},
       {{"attn.k_scale", k}, {"attn.v_scale", v}},
@@ -48,8 +48,9 @@ TEST(CacheScales, ManyNamesHaveOneMeaning) {
     const ModelWeights w = LoadWeights(c.Write(), c.config, Mesh(), {});
     const auto heads = static_cast<size_t>(c.config.kv_heads(0));
     for (const LayerWeights& layer : w.layers) {
-      EXPECT_EQ(Values(layer.grouped.k_scales), std::vector<float>(heads, 0.5f)) << scales[0].first;
-      EXPECT_EQ(Values(layer.grouped.v_scales), std::vector<float>(heads, 0.25f));
+      EXPECT_EQ(FloatsOfScales(layer.grouped.k_scales), std::vector<float>(heads, 0.5f))
+          << scales[0].first;
+      EXPECT_EQ(FloatsOfScales(layer.grouped.v_scales), std::vector<float>(heads, 0.25f));
     }
     EXPECT_EQ(c.CheckMessage(), "no error");
     c.config.quantization.cache_scales = false;  // another cache
@@ -57,29 +58,30 @@ TEST(CacheScales, ManyNamesHaveOneMeaning) {
   }
   CheckpointWithScales both("qwen3", {{"kv_scale", k}});
   const ModelWeights w = LoadWeights(both.Write(), both.config, Mesh(), {});
-  EXPECT_EQ(Values(w.layers[1].grouped.v_scales), Values(w.layers[1].grouped.k_scales));
-  EXPECT_EQ(Values(w.layers[1].grouped.v_scales)[0], 0.5f);
+  EXPECT_EQ(FloatsOfScales(w.layers[1].grouped.v_scales),
+            FloatsOfScales(w.layers[1].grouped.k_scales));
+  EXPECT_EQ(FloatsOfScales(w.layers[1].grouped.v_scales)[0], 0.5f);
 }
 
 TEST(CacheScales, ARankHasThoseOfItsHeads) {
   const std::vector<float> k = {1.0f, 2.0f}, v = {0.5f, 4.0f};
-  CheckpointWithScales c("qwen3_moe",
-                         {{"k_scale", Scales(k, {2})}, {"v_scale", Scales(v, {2, 1, 1})}});
+  CheckpointWithScales c(
+      "qwen3_moe", {{"k_scale", ScalesTensor(k, {2})}, {"v_scale", ScalesTensor(v, {2, 1, 1})}});
   const auto dir = c.Write();
   for (const int tp : {2, 4}) {  // with four ranks, two have the same head
     for (int rank = 0; rank < tp; ++rank) {
       const ModelWeights w = LoadWeights(dir, c.config, Mesh({.tp = tp, .ep = tp}, rank), {});
-      EXPECT_EQ(Values(w.layers[0].grouped.k_scales), std::vector<float>{k[rank * 2 / tp]});
-      EXPECT_EQ(Values(w.layers[0].grouped.v_scales), std::vector<float>{v[rank * 2 / tp]});
+      EXPECT_EQ(FloatsOfScales(w.layers[0].grouped.k_scales), std::vector<float>{k[rank * 2 / tp]});
+      EXPECT_EQ(FloatsOfScales(w.layers[0].grouped.v_scales), std::vector<float>{v[rank * 2 / tp]});
     }
   }
 }
 
 TEST(CacheScales, ALatentHasTheScaleOfKeys) {
-  CheckpointWithScales c("deepseek_v3", {{"k_proj.k_scale", Scales({0.5f}, {1})},
-                                         {"v_proj.v_scale", Scales({0.25f}, {1})}});
+  CheckpointWithScales c("deepseek_v3", {{"k_proj.k_scale", ScalesTensor({0.5f}, {1})},
+                                         {"v_proj.v_scale", ScalesTensor({0.25f}, {1})}});
   const ModelWeights w = LoadWeights(c.Write(), c.config, Mesh(), {});
-  EXPECT_EQ(Values(w.layers[0].latent.cache_scale), std::vector<float>{0.5f});
+  EXPECT_EQ(FloatsOfScales(w.layers[0].latent.cache_scale), std::vector<float>{0.5f});
 }
 
 TEST(CacheScales, WithoutThemTheScaleIsOne) {
@@ -90,15 +92,15 @@ TEST(CacheScales, WithoutThemTheScaleIsOne) {
 }
 
 TEST(CacheScales, OtherFormsAreRefusedByName) {
-  const auto one = Scales({0.5f}, {1});
+  const auto one = ScalesTensor({0.5f}, {1});
   const auto message = [](const NamedScales& scales) {
     return CheckpointWithScales("qwen3", scales).LoadMessage();
   };
   EXPECT_THAT(message({{"k_scale", one}}),
               HasSubstr("has \"model.layers.0.self_attn.k_scale\", but only keys or values"));
-  EXPECT_THAT(message({{"k_scale", Scales({1, 2, 3}, {3})}, {"v_scale", one}}),
+  EXPECT_THAT(message({{"k_scale", ScalesTensor({1, 2, 3}, {3})}, {"v_scale", one}}),
               HasSubstr("self_attn.k_scale\" has shape [3]; want one scale, or"));
-  EXPECT_THAT(message({{"k_scale", one}, {"v_scale", Scales({0.0f}, {1})}}),
+  EXPECT_THAT(message({{"k_scale", one}, {"v_scale", ScalesTensor({0.0f}, {1})}}),
               HasSubstr("self_attn.v_scale\" holds 0; want positive scales"));
   EXPECT_THAT(message({{"k_scale", one}, {"v_scale", {"I32", {1}, std::string(4, '\1')}}}),
               HasSubstr("self_attn.v_scale\" is int32; want float32"));
