@@ -195,18 +195,6 @@ void CheckEntries(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   refuse(c.two_batch_overlap, "--enable-two-batch-overlap", "leave the flag out");
 }
 
-// On GPUs, the kernels of indexers and of compressed entries read no codes.
-void CheckCacheType(const EngineConfig& c, const ModelConfig& model, bool gpus) {
-  if (!gpus || ParseDType(c.kv_cache_dtype) != DType::kF8E4M3) return;
-  const bool entries = model.attention.kind == AttentionConfig::Kind::kCompressed;
-  if (entries || model.attention.index_topk > 0)
-    throw Invalid(
-        "--kv-cache-dtype {}: not supported on GPUs for {}, which has {}; want auto, float32, "
-        "bfloat16 or float16",
-        c.kv_cache_dtype, model.architecture,
-        entries ? "compressed entries" : "an indexer of sparse attention");
-}
-
 // Options that a model with recurrent states does not support, and sizes that its kernels on GPUs
 // do not compute.
 void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
@@ -448,7 +436,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckStagesOfGpus(config, plan.cuda);
   CheckPooling(config, plan.model);
   CheckEntries(config, plan.model, plan.cuda);
-  CheckCacheType(config, plan.model, plan.cuda);
+  if (plan.cuda) CheckGpuCache(config, plan.model);
   CheckStates(config, plan.model, plan.cuda);
   CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);

@@ -401,4 +401,16 @@ void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPla
       Refuse(feature, config, all, places);
 }
 
+// The kernels of indexers and of compressed entries read no codes.
+void CheckGpuCache(const EngineConfig& config, const ModelConfig& model) {
+  if (ParseDType(config.kv_cache_dtype) != DType::kF8E4M3) return;
+  const bool entries = model.attention.kind == AttentionConfig::Kind::kCompressed;
+  if (entries || model.attention.index_topk > 0)
+    throw Invalid(
+        "--kv-cache-dtype {}: not supported on GPUs for {}, which has {}; want auto, float32, "
+        "bfloat16 or float16",
+        config.kv_cache_dtype, model.architecture,
+        entries ? "compressed entries" : "an indexer of sparse attention");
+}
+
 }  // namespace switchyard
