@@ -1,6 +1,7 @@
 // Attention on one GPU, decode and prefill, with the head counts of Qwen3-30B-A3B, gpt-oss,
-// Qwen3-Next-80B, MiMo-V2-Flash and DeepSeek-V3, and the sparse attention of DeepSeek-V3.2. The
-// reported bytes are those of keys, values, queries and outputs.
+// Qwen3-Next-80B, MiMo-V2-Flash and DeepSeek-V3, and the sparse attention of DeepSeek-V3.2; with a
+// cache in bfloat16, and for some shapes in e4m3 ("fp8 cache"). The reported bytes are those of
+// keys, values, queries and outputs.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -29,6 +30,9 @@ struct Shape {
   int heads, kv_heads, qk_dim, v_dim;
   bool latent = false;  // MLA: values are parts of the keys
   int topk = 0;         // keys that a query attends to; 0: all
+  bool codes = false;   // the cache has e4m3 codes
+
+  DType cache() const { return codes ? DType::kF8E4M3 : DType::kBF16; }
 };
 
 // `batch` sequences of `rows` query rows and `keys` keys each, with pages in random order.
@@ -93,13 +97,40 @@ class Sequences {
   SequenceTable table_;
 };
 
+// The caches of all layers, filled with numbers in [−2, 2). Codes are about 30 times as large,
+// which their scales undo.
+class Caches {
+ public:
+  // `elements`: of each layer.
+  Caches(const Shape& s, int layers, int64_t elements, uint64_t seed)
+      : element_bytes_(s.codes ? 1 : 2),
+        elements_(elements),
+        memory_(std::max<int64_t>(1, layers * elements * element_bytes_)) {
+    if (s.codes) {
+      FillUniform<<<1024, 256>>>(reinterpret_cast<__nv_fp8_e4m3*>(memory_.data), layers * elements,
+                                 seed);
+    } else {
+      FillUniform<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(memory_.data), layers * elements,
+                                 seed);
+    }
+  }
+  const std::byte* OfLayer(int layer) const {
+    return memory_.data + layer * elements_ * element_bytes_;
+  }
+
+ private:
+  const int64_t element_bytes_, elements_;
+  const DeviceArray<std::byte> memory_;
+};
+
 // `batch` sequences of `rows` query rows and `keys` keys each. Every call reads another layer's
 // cache, so that no call hits the L2 cache.
 void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMachine& machine,
           Report& report, int page_size = kPageSize, bool chained = false) {
   const std::string name = "attention";
   const std::string shape =
-      Text("%s %d x %d rows %d keys%s%s%s%s", s.name, batch, rows, keys, exact ? " exact" : "",
+      Text("%s %d x %d rows %d keys%s%s%s%s%s", s.name, batch, rows, keys, exact ? " exact" : "",
+           s.codes ? ", fp8 cache" : "",
            page_size == kPageSize ? "" : Text(", pages of %d", page_size).c_str(),
            s.topk == 0 ? "" : Text(", top %d", s.topk).c_str(), chained ? " in a chain" : "");
   if (!report.Selects(name, shape)) return;
@@ -108,19 +139,19 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const SequenceTable& table = sequences.table();
   const int64_t slots = sequences.slots(), width = int64_t{s.kv_heads} * s.qk_dim;
   const int64_t v_width = s.latent ? 0 : int64_t{s.kv_heads} * s.v_dim;
-  const int64_t cache_bytes = slots * (width + v_width) * 2;
+  const int64_t element_bytes = s.codes ? 1 : 2;
+  const int64_t cache_bytes = slots * (width + v_width) * element_bytes;
   const int layers = static_cast<int>(std::clamp<int64_t>((200 << 20) / cache_bytes, 2, 48));
   const int64_t num_rows = int64_t{batch} * rows;
-  const DeviceArray<__nv_bfloat16> k(layers * slots * width);
-  const DeviceArray<__nv_bfloat16> v(std::max<int64_t>(1, layers * slots * v_width));
+  const Caches k(s, layers, slots * width, 1);
+  const Caches v(s, layers, slots * v_width, uint64_t{1} << 40);
+  const DeviceArray<float> scales(std::vector<float>(s.kv_heads, 1.0f / 30.0f));
   const DeviceArray<float> q(num_rows * s.heads * s.qk_dim), out(num_rows * s.heads * s.v_dim);
   const DeviceArray<std::byte> scratch(cuda::kAttentionScratchBytes);
-  FillUniform<<<1024, 256>>>(k.data, layers * slots * width, 1);
-  if (!s.latent) FillUniform<<<1024, 256>>>(v.data, layers * slots * v_width, uint64_t{1} << 40);
   // Queries and outputs are in bfloat16 if the layers of a model pass them so, as on Hopper.
   const bool in_bf16 =
       !s.latent && cuda::AttentionToBFloat16(
-                       {.kv_dtype = DType::kBF16, .head_dim = s.qk_dim, .v_dim = s.v_dim}, exact);
+                       {.kv_dtype = s.cache(), .head_dim = s.qk_dim, .v_dim = s.v_dim}, exact);
   if (in_bf16) {
     FillUniform<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(q.data),
                                2 * num_rows * s.heads * s.qk_dim, uint64_t{1} << 41);
@@ -133,12 +164,13 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const std::span<std::byte> room(scratch.data, cuda::kAttentionScratchBytes);
   const auto call = [&](int layer, cudaStream_t on) {
     const cuda::PdlStream stream(on, chained);
-    const __nv_bfloat16* keys_of_layer = k.data + layer * slots * width;
+    const float* const scales_of_codes = s.codes ? scales.data : nullptr;
     if (s.latent) {
       cuda::LatentAttention({.q = q.data,
                              .ldq = int64_t{s.heads} * s.qk_dim,
-                             .cache = keys_of_layer,
-                             .kv_dtype = DType::kBF16,
+                             .cache = k.OfLayer(layer),
+                             .kv_dtype = s.cache(),
+                             .cache_scale = scales_of_codes,
                              .heads = s.heads,
                              .lora = s.v_dim,
                              .rope = s.qk_dim - s.v_dim,
@@ -152,9 +184,11 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
       cuda::Attention({.q = q.data,
                        .ldq = int64_t{s.heads} * s.qk_dim,
                        .bf16_queries = in_bf16,
-                       .k_cache = keys_of_layer,
-                       .v_cache = v.data + layer * slots * v_width,
-                       .kv_dtype = DType::kBF16,
+                       .k_cache = k.OfLayer(layer),
+                       .v_cache = v.OfLayer(layer),
+                       .kv_dtype = s.cache(),
+                       .k_scales = scales_of_codes,
+                       .v_scales = scales_of_codes,
                        .heads = s.heads,
                        .kv_heads = s.kv_heads,
                        .head_dim = s.qk_dim,
@@ -172,7 +206,7 @@ void Case(const Shape& s, int batch, int rows, int keys, bool exact, const GpuMa
   const double flops = 2.0 * visits * s.heads * (s.qk_dim + s.v_dim);
   const int64_t read_keys = s.topk > 0 ? std::min<int64_t>(int64_t{batch} * keys, num_rows * s.topk)
                                        : int64_t{batch} * keys;
-  const double bytes = static_cast<double>(read_keys * (width + v_width) * 2) +
+  const double bytes = static_cast<double>(read_keys * (width + v_width) * element_bytes) +
                        (in_bf16 ? 2.0 : 4.0) * num_rows * s.heads * (s.qk_dim + s.v_dim);
   report.Add({.name = name,
               .shape = shape,
@@ -257,6 +291,15 @@ void AttentionBench(const Options&, const GpuMachine& machine, Report& report) {
          {std::tuple{1, 1, 1024}, std::tuple{1, 1, 4096}, std::tuple{1, 1, 131072},
           std::tuple{32, 1, 4096}, std::tuple{256, 1, 2048}, std::tuple{1, 4096, 4096},
           std::tuple{16, 512, 512}, std::tuple{1, 2048, 32768}})
+      Case(s, batch, rows, keys, false, machine, report);
+  }
+  for (Shape s : {qwen, oss, next, mla8}) {
+    s.codes = true;
+    for (const auto [batch, rows, keys] :
+         {std::tuple{1, 1, 1024}, std::tuple{1, 1, 32768}, std::tuple{8, 1, 4096},
+          std::tuple{32, 1, 4096}, std::tuple{128, 1, 4096}, std::tuple{256, 1, 512},
+          std::tuple{256, 1, 2048}, std::tuple{16, 512, 512}, std::tuple{1, 4096, 4096},
+          std::tuple{1, 8192, 8192}})
       Case(s, batch, rows, keys, false, machine, report);
   }
   // As in a pass: each call starts early.

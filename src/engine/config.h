@@ -36,7 +36,7 @@ struct EngineConfig {
   bool disable_cuda_graph = false;         // --disable-cuda-graph
   int32_t cuda_graph_max_bs = 0;  // --cuda-graph-max-bs; 0: --max-running-requests, at most 256
   std::string dtype = "auto";     // --dtype: auto | float32 | bfloat16 | float16
-  // --kv-cache-dtype: auto | float32 | bfloat16 | float16, and on CPUs also fp8_e4m3 | int8. auto:
+  // --kv-cache-dtype: auto | float32 | bfloat16 | float16 | fp8_e4m3, and on CPUs also int8. auto:
   // bfloat16 if activation rows are rounded to bfloat16, else float32.
   std::string kv_cache_dtype = "auto";
   QuantizationFlags quantization;    // --quantization, --quantize-activations, --cpu-weight-layout

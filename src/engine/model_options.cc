@@ -30,6 +30,11 @@ ModelConfig ReadModelConfig(const EngineConfig& config) {
     model.quantization.int8_group_rows = true;
   model.quantization.fp8_bfloat16_rows =
       may_round && kernels::HasFp8Products(kernels::IsaOf(config.cpu_isa));
+  model.quantization.cache_scales = ParseDType(config.kv_cache_dtype) == DType::kF8E4M3;
+  if (model.quantization.cache_scales && !model.quantization.other_cache.empty())
+    throw Invalid(
+        "--kv-cache-dtype fp8_e4m3: {}; want scales for float of 8 bits, or --kv-cache-dtype auto",
+        model.quantization.other_cache);
   const bool takes_over = config.elastic_ep_backend != "none" || config.spare_ranks > 0;
   // Weights of GGUF files are packed in any case.
   if (config.quantization.layout == "auto" && takes_over && !FindGguf(config.model_path))

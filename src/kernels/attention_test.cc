@@ -11,20 +11,25 @@ namespace {
 class AttentionTest : public IsaTest {};
 
 // A cache with `slots` slots, filled from float32. A slot has `heads` rows of `width` elements of a
-// cache type.
+// cache type. `scales`: of e4m3 codes [heads]; null: 1.
 struct Cache {
   std::vector<char> bytes;
-  Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t heads, int64_t width)
+  Cache(DType dtype, const std::vector<float>& values, int64_t slots, int64_t heads, int64_t width,
+        const float* scales = nullptr)
       : bytes(slots * heads * CacheRowBytes(dtype, width)) {
-    std::vector<int32_t> ids(slots * heads);
+    const int64_t rows_each = scales != nullptr ? 1 : heads;
+    std::vector<int32_t> ids(slots * rows_each);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    const int64_t n = heads * width / rows_each;
     reference::StoreKv({.x = values.data(),
-                        .ldx = width,
-                        .m = slots * heads,
-                        .n = width,
+                        .ldx = n,
+                        .m = slots * rows_each,
+                        .n = n,
                         .slots = ids.data(),
                         .cache = bytes.data(),
-                        .dtype = dtype});
+                        .dtype = dtype,
+                        .scales = scales,
+                        .heads = heads});
   }
 };
 
@@ -38,6 +43,7 @@ struct Shape {
   int32_t chunk = 0;
   int64_t v_dim = 0;  // 0: head_dim
   float value_scale = 1.0f;
+  bool scales = false;  // of e4m3 codes
 
   int64_t ValueWidth() const { return v_dim > 0 ? v_dim : head_dim; }
 
@@ -79,6 +85,8 @@ const Shape kShapes[] = {
     {8, 2, 48, 16, DType::kF32, 20, true, false, 0, 32, 0.7f},
     {4, 2, 24, 4, DType::kBF16, 0, true, true, 0, 41, 1.5f},
     {6, 3, 12, 1, DType::kI8, 33, false, false, 0, 7, -0.3f},
+    {6, 3, 24, 4, DType::kF8E4M3, 0, true, false, 0, 40, 0.7f, true},
+    {4, 2, 64, 16, DType::kF8E4M3, 30, false, false, 0, 0, 1.0f, true},
 };
 
 // Two sequences in one batch: a whole prefill of 150 rows, and the last 3 rows of a sequence of 200
@@ -86,7 +94,7 @@ const Shape kShapes[] = {
 struct Batch {
   Shape shape;
   std::vector<int32_t> pages;
-  std::vector<float> q, k_values, v_values, sinks, out;
+  std::vector<float> q, k_values, v_values, sinks, out, k_scales, v_scales;
   std::vector<char> k, v;
   std::vector<SequenceSpan> sequences;
   static constexpr int64_t kRows = 153;
@@ -100,18 +108,27 @@ struct Batch {
     v_values = random.Normal(slots * s.kv_heads * s.ValueWidth());
     sinks = random.Normal(s.heads);
     out.resize(kRows * width());
-    k = Cache(s.dtype, k_values, slots, s.kv_heads, s.head_dim).bytes;
-    v = Cache(s.dtype, v_values, slots, s.kv_heads, s.ValueWidth()).bytes;
+    for (int64_t h = 0; s.scales && h < s.kv_heads; ++h) {
+      k_scales.push_back(random.Pick({0.3f, 0.9f, 2.1f}));
+      v_scales.push_back(random.Pick({0.01f, 0.5f, 1.7f}));
+    }
+    k = Cache(s.dtype, k_values, slots, s.kv_heads, s.head_dim, Scales(k_scales)).bytes;
+    v = Cache(s.dtype, v_values, slots, s.kv_heads, s.ValueWidth(), Scales(v_scales)).bytes;
     sequences = {{.row_begin = 0, .rows = 150, .kv_len = 150, .pages = pages.data()},
                  {.row_begin = 150, .rows = 3, .kv_len = 200, .pages = pages.data() + pages_each}};
   }
   int64_t width() const { return shape.heads * shape.ValueWidth(); }  // of an output row
+  const float* Scales(const std::vector<float>& of) const {
+    return shape.scales ? of.data() : nullptr;
+  }
   AttentionParams Params() {
     return {.q = q.data(),
             .ldq = shape.heads * shape.head_dim,
             .k_cache = k.data(),
             .v_cache = v.data(),
             .kv_dtype = shape.dtype,
+            .k_scales = Scales(k_scales),
+            .v_scales = Scales(v_scales),
             .heads = shape.heads,
             .kv_heads = shape.kv_heads,
             .head_dim = shape.head_dim,

@@ -59,6 +59,25 @@ TEST(CacheRowsTest, OneRowOfInt8DoesNotTouchTheNext) {
   for (size_t i = rows.size() / 2; i < rows.size(); ++i) EXPECT_EQ(rows[i], 7);
 }
 
+TEST(CacheRowsTest, ScalesDivideTheElementsOfTheirHead) {
+  const std::vector<float> x = {1.0f, -6.0f, 600.0f, 3.0f, 0.1f, -1000.0f}, scales = {0.5f, 4.0f};
+  const int32_t slot = 1;
+  std::vector<uint8_t> cache(12, 7);
+  reference::StoreKv({.x = x.data(),
+                      .ldx = 6,
+                      .m = 1,
+                      .n = 6,
+                      .slots = &slot,
+                      .cache = cache.data(),
+                      .dtype = DType::kF8E4M3,
+                      .scales = scales.data(),
+                      .heads = 2});
+  std::vector<float> back(6);
+  ReadCacheRow(DType::kF8E4M3, cache.data() + 6, 6, back.data());
+  EXPECT_EQ(back, (std::vector<float>{2.0f, -12.0f, 448.0f, 0.75f, 0.025390625f, -256.0f}));
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(cache[i], 7);
+}
+
 class StoreCodesTest : public IsaTest {};
 
 TEST_P(StoreCodesTest, HasTheReferencesBytes) {
@@ -80,6 +99,14 @@ TEST_P(StoreCodesTest, HasTheReferencesBytes) {
     p.cache = wanted.data();
     reference::StoreKv(p);
     EXPECT_EQ(cache, wanted) << Name(dtype);
+    if (dtype != DType::kF8E4M3) continue;
+    const std::vector<float> scales = {0.3f};
+    p.scales = scales.data();
+    reference::StoreKv(p);
+    EXPECT_NE(cache, wanted);
+    p.cache = cache.data();
+    StoreKv(p, pool);
+    EXPECT_EQ(cache, wanted);
   }
 }
 

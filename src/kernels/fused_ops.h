@@ -53,6 +53,8 @@ struct NormRopeStoreKvParams {
   void* k_cache = nullptr;             // [slots, kv_heads, head_dim] of kv_dtype
   void* v_cache = nullptr;
   DType kv_dtype = DType::kF32;
+  const float* k_scales = nullptr;  // as in AttentionParams
+  const float* v_scales = nullptr;
   // Stores each query head rounded to bfloat16, in the first half of its place (AttentionParams).
   bool bf16_queries = false;
 };

@@ -184,6 +184,10 @@ struct AttentionParams {
   const void* k_cache = nullptr;  // [slots, kv_heads, head_dim] of kv_dtype
   const void* v_cache = nullptr;  // [slots, kv_heads, value width] of kv_dtype
   DType kv_dtype = DType::kF32;   // a cache dtype (kernels/cache_rows.h)
+  // With kF8E4M3: [kv_heads] the scale of each head's keys, and of its values; null: 1. In the
+  // memory of the device.
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t v_dim = 0;         // width of a value and of a head's output; 0: head_dim
   float value_scale = 1.0f;  // factor of all values
@@ -219,6 +223,7 @@ struct LatentAttentionParams {
   int64_t ldq = 0;
   const void* cache = nullptr;  // [slots, lora + rope] of kv_dtype
   DType kv_dtype = DType::kF32;
+  const float* cache_scale = nullptr;  // [1] with kF8E4M3: the scale of all rows; null: 1
   int64_t heads = 0, lora = 0, rope = 0;
   int32_t page_size = 1;
   float scale = 1.0f;
@@ -294,6 +299,10 @@ struct StoreKvParams {
   const int32_t* slots = nullptr;  // [m]
   void* cache = nullptr;           // [slots, n]
   DType dtype = DType::kF32;
+  // With kF8E4M3: [heads] the scale of each n / heads elements of a row; null: 1. In the memory of
+  // the device.
+  const float* scales = nullptr;
+  int64_t heads = 1;
 };
 void StoreKv(const StoreKvParams& p, ThreadPool& pool);
 

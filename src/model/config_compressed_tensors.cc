@@ -114,6 +114,16 @@ std::vector<std::string> FlagNames(const std::vector<SchemeRule>& rules) {
   return names;
 }
 
+// QuantizationConfig::other_cache.
+std::string OtherCache(const ConfigReader& reader) {
+  const auto scheme = reader.Object("kv_cache_scheme");
+  if (!scheme) return "";
+  const QuantArgs n = ReadQuantArgs(*scheme);
+  if (n.type == "float" && n.bits == 8 && n.symmetric) return "";
+  return fmt::format("{} is {}{} of {} bits by {}", reader.Where("kv_cache_scheme"),
+                     n.symmetric ? "" : "asymmetric ", n.type, n.bits, n.strategy);
+}
+
 }  // namespace
 
 QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
@@ -125,7 +135,11 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
   QuantizationConfig config;
   std::vector<SchemeRule> of_every_linear;  // lower priority than names and regular expressions
   const std::string format = reader.StringOr({"format"}, "");
+  config.other_cache = OtherCache(reader);
   const auto groups = reader.Object("config_groups");
+  const bool only_cache = !groups && reader.Object("kv_cache_scheme");
+  config.names = {"compressed-tensors"};
+  if (only_cache) return config;
   if (!groups) throw Invalid("{} is missing", reader.Where("config_groups"));
   for (const std::string& name : groups->Members()) {
     const auto group = groups->Object(name);

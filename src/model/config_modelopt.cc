@@ -1,5 +1,7 @@
 // Reader of NVIDIA ModelOpt: one `quant_algo` for all linears but the excluded ones
 // (https://github.com/NVIDIA/TensorRT-Model-Optimizer, torch/export).
+#include <fmt/format.h>
+
 #include "core/error.h"
 #include "model/config_quantization_readers.h"
 
@@ -45,8 +47,12 @@ LinearScheme SchemeOf(const ConfigReader& reader, const std::string& algorithm) 
 
 QuantizationConfig ReadModelOpt(const ConfigReader& reader) {
   const std::string algorithm = reader.StringOr({"quant_algo"}, "");
-  const LinearScheme scheme = SchemeOf(reader, algorithm);
-  QuantizationConfig config{.names = {"modelopt"}, .rules = {{scheme, {}}}};
+  const std::string cache = reader.StringOr({"kv_cache_quant_algo"}, "");
+  QuantizationConfig config{.names = {"modelopt"}};
+  if (!cache.empty() && cache != "FP8")
+    config.other_cache = fmt::format("{} is {}", reader.Where("kv_cache_quant_algo"), cache);
+  if (algorithm.empty() && !cache.empty()) return config;  // only the cache is quantized
+  config.rules = {{SchemeOf(reader, algorithm), {}}};
   if (algorithm.starts_with("FP8")) config.names.emplace_back("modelopt_fp8");
   if (algorithm == "NVFP4") config.names.emplace_back("modelopt_fp4");
   for (const char* key : {"exclude_modules", "ignore"}) {

@@ -169,9 +169,9 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
 
 QuantizationConfig ReadModelOptFile(const ConfigReader& reader) {
   const auto object = reader.Object("quantization");
-  if (!object || !object->Has("quant_algo")) return {};
+  if (!object || !(object->Has("quant_algo") || object->Has("kv_cache_quant_algo"))) return {};
   QuantizationConfig config = ReadModelOpt(*object);
-  config.method = "modelopt";
+  if (!config.rules.empty()) config.method = "modelopt";
   return config;
 }
 

@@ -102,6 +102,12 @@ struct QuantizationConfig {
   // ranks of a host map together (--cpu-weight-layout). Else they are packed into panels
   // (quant/panels.h) if rows are int8.
   bool stored_layout = false;
+  // Whether scales of an e4m3 cache are read (--kv-cache-dtype fp8_e4m3). Checkpoints without them
+  // have scale 1.
+  bool cache_scales = false;
+  // What the checkpoint says about its scales of a cache, if they are for another format than e4m3:
+  // "config.json: quantization_config.kv_cache_scheme is int of 8 bits by tensor". Else empty.
+  std::string other_cache;
 
   bool none() const {
     return method.empty() && rules.empty() && chosen.empty() && stored.empty();

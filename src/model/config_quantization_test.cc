@@ -108,6 +108,25 @@ TEST(ReadQuantization, CompressedTensorsTransformsAreRefused) {
   EXPECT_EQ(error("null"), "no error");
 }
 
+TEST(ReadQuantization, SchemesOfACacheThatAreNotE4m3AreNamed) {
+  const auto of_cache = [](const std::string& scheme) {
+    return Read(R"({"quant_method": "compressed-tensors", "kv_cache_scheme": )" + scheme + "}");
+  };
+  const QuantizationConfig fp8 = of_cache(R"({"num_bits": 8, "type": "float", "dynamic": false,
+    "strategy": "tensor", "symmetric": true})");
+  EXPECT_EQ(fp8.other_cache, "");
+  EXPECT_TRUE(fp8.rules.empty());  // only the cache is quantized
+  EXPECT_EQ(of_cache(R"({"num_bits": 8, "type": "int", "strategy": "tensor"})").other_cache,
+            "config.json: quantization_config.kv_cache_scheme is int of 8 bits by tensor");
+  const auto model_opt = [](const std::string& algorithms) {
+    return Read(R"({"quant_method": "modelopt", )" + algorithms + "}");
+  };
+  EXPECT_EQ(model_opt(R"("quant_algo": "FP8", "kv_cache_quant_algo": "FP8")").other_cache, "");
+  EXPECT_TRUE(model_opt(R"("quant_algo": null, "kv_cache_quant_algo": "FP8")").rules.empty());
+  EXPECT_THAT(model_opt(R"("quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4")").other_cache,
+              HasSubstr("kv_cache_quant_algo is NVFP4"));
+}
+
 TEST(ReadQuantization, GptqAndItsRules) {
   const QuantizationConfig config = Read(R"({
     "bits": 4, "group_size": 128, "desc_act": true, "sym": true, "lm_head": false,

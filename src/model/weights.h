@@ -37,6 +37,9 @@ struct GroupedAttentionWeights {
   LinearWeight gate;      // [heads · Dv, H] of this rank, with AttentionConfig::gate
   Tensor q_norm, k_norm;  // float32 [D] per head, or [heads · D] of this rank for QkNorm::kWhole
   Tensor sinks;           // float32 [heads of this rank], with LayerConfig::sinks
+  // float32 [KV heads of this rank]: scales of an e4m3 cache, with
+  // QuantizationConfig::cache_scales; undefined: 1.
+  Tensor k_scales, v_scales;
 };
 
 // The indexer of sparse attention: replicated on every rank, so that all ranks select the same
@@ -58,6 +61,7 @@ struct LatentAttentionWeights {
   std::vector<WeightView> k_up;  // per head of this rank: [nope, kv_lora], a part of kv_b_proj
   std::vector<WeightView> v_up;  // per head: [v_head_dim, kv_lora]
   LinearWeight o;                // [H, heads · v]: row-parallel
+  Tensor cache_scale;            // float32 [1], as GroupedAttentionWeights::k_scales
   std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
 

@@ -53,6 +53,11 @@ def test_trees_change_no_output(name, dtype, ranks, graphs):
     check_trees(model, *device, *flags, "--dtype", dtype, *(SHARDED if ranks == 2 else []), *GRAPHS[graphs], env=env)
 
 
+def test_trees_with_an_fp8_cache_change_no_output():
+    device, env = where(1)
+    check_trees(YARDLING, *device, "--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3", env=env)
+
+
 def test_trees_of_a_head_with_some_tokens(tmp_path):
     """The GPU has the tokens of the head's rows."""
     device, env = where(1)

@@ -434,6 +434,7 @@ void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckStagesOfGpus(config, plan.cuda);
   CheckPooling(config, plan.model);
   CheckEntries(config, plan.model, plan.cuda);
+  if (plan.cuda) CheckGpuCache(config, plan.model);
   CheckStates(config, plan.model, plan.cuda);
   CheckDynamicChunking(config, plan.model);
   CheckContext(config, plan.model);

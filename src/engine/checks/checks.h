@@ -51,6 +51,8 @@ std::vector<std::string> FlagsAgainstHostExperts(const EngineConfig& config);
 // on models without experts).
 void CheckFlagValues(const EngineConfig& config);
 void CheckMoeFlags(const EngineConfig& config, const ModelConfig& model, bool gpus);
+// Whether GPUs have kernels for the model's attention with this type of cache. Also of CheckDraft.
+void CheckGpuCache(const EngineConfig& config, const ModelConfig& model);
 
 // Checks that the selected MoE backends fit together and support the formats of the experts, those
 // of the draft model too. Constructs them with minimal sizes, so it takes milliseconds;

@@ -384,6 +384,22 @@ TEST(ChecksTest, DraftModelsWithSparseAttentionOrNarrowValuesRunOnGpus) {
   }
 }
 
+TEST(ChecksTest, CachesInE4m3NeedKernelsOfTheirAttention) {
+  const auto e4m3 = [](EngineConfig& c) { c.kv_cache_dtype = "fp8_e4m3"; };
+  ExpectCases({{e4m3, ""}}, "qwen3_moe", {.gpus = true});
+  ExpectCases({{e4m3, ""}}, "deepseek_v3", {.gpus = true});
+  ExpectCases({{e4m3, ""}}, "../families/deepseek_v32");
+  ExpectCases({{e4m3,
+                "--kv-cache-dtype fp8_e4m3: not supported on GPUs for "
+                "DeepseekV32ForCausalLM, which has an indexer of sparse attention"}},
+              "../families/deepseek_v32", {.gpus = true});
+  EngineConfig config;
+  e4m3(config);
+  const ModelConfig draft = LoadModelConfig(Fixture("../families") / "deepseek_v32");
+  EXPECT_THAT(ErrorOf([&] { CheckDraft(config, draft, {.gpus = true}); }),
+              HasSubstr("which has an indexer"));
+}
+
 TEST(ChecksTest, DynamicChunkingNeedsAttentionThatGrows) {
   EngineConfig config = FourRanks();
   config.mesh = {.pp = 2};

@@ -230,7 +230,7 @@ void AddPrecision(std::vector<Feature>& all) {
     if (!kernels::IsCacheType(dtype)) continue;
     const std::string_view name =
         dtype == DType::kF8E4M3 ? "fp8_e4m3" : Name(dtype);  // the name in flags
-    cache(name, {.gpus = SizeOf(dtype) > 1});  // GPUs have no kernels for 8-bit caches
+    cache(name, {.gpus = dtype != DType::kI8});  // GPUs have no kernels for scales in rows
     all.back().requested = [dtype](const EngineConfig& config, const ModelConfig&) {
       return ParseDType(config.kv_cache_dtype) == dtype;  // accepts any spelling
     };
@@ -399,6 +399,18 @@ void CheckFeatures(const EngineConfig& config, const ModelConfig& model, RankPla
   for (const Feature& feature : all)
     if (!Works(feature.reach, places) && feature.requested && feature.requested(config, model))
       Refuse(feature, config, all, places);
+}
+
+// The kernels of indexers and of compressed entries read no codes.
+void CheckGpuCache(const EngineConfig& config, const ModelConfig& model) {
+  if (ParseDType(config.kv_cache_dtype) != DType::kF8E4M3) return;
+  const bool entries = model.attention.kind == AttentionConfig::Kind::kCompressed;
+  if (entries || model.attention.index_topk > 0)
+    throw Invalid(
+        "--kv-cache-dtype {}: not supported on GPUs for {}, which has {}; want auto, float32, "
+        "bfloat16 or float16",
+        config.kv_cache_dtype, model.architecture,
+        entries ? "compressed entries" : "an indexer of sparse attention");
 }
 
 }  // namespace switchyard

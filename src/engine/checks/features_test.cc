@@ -156,7 +156,7 @@ TEST(FeaturesTest, ErrorsListTheValuesThatWork) {
   config.kv_cache_dtype = "int8";
   EXPECT_THAT(ErrorOf([&] { CheckFeatures(config, ReadModelConfig(config), {.gpus = true}); }),
               HasSubstr("--kv-cache-dtype int8: supported on CPUs only; want --device cpu, or "
-                        "--kv-cache-dtype auto | float32 | bfloat16 | float16"));
+                        "--kv-cache-dtype auto | float32 | bfloat16 | float16 | fp8_e4m3"));
 }
 
 TEST(FeaturesTest, ErrorsNameTheNumberThatIsRequested) {

@@ -99,6 +99,7 @@ void CheckDraft(const EngineConfig& config, const std::optional<ModelConfig>& dr
         "--speculative-draft-model-path {}: a draft model with compressed attention ({}) is not "
         "supported",
         config.speculative.draft_model_path, draft->architecture);
+  if (draft && places.gpus) CheckGpuCache(config, *draft);
   if (draft && draft->has_moe()) {
     const MoeOptions moe = MakeDraftOptions({.moe = config.moe}).moe;
     const auto backends = BackendsOf(config);

@@ -139,6 +139,7 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
     draft->quantization.int8_group_rows = target.quantization.int8_group_rows;
     draft->quantization.fp8_bfloat16_rows = target.quantization.fp8_bfloat16_rows;
     draft->quantization.stored_layout = target.quantization.stored_layout;
+    draft->quantization.cache_scales = target.quantization.cache_scales;
     if (draft->vocab_size != target.vocab_size || draft->pooling)
       throw Invalid(
           "--speculative-draft-model-path {}: want a model that generates text with the target's "

@@ -113,6 +113,7 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
   const cpu::KernelTable* kernels = cpu::ActiveKernels();
   if (kernels == nullptr) return reference::Attention(p);
   CHECK(IsCacheType(p.kv_dtype));
+  CHECK((p.k_scales == nullptr && p.v_scales == nullptr) || p.kv_dtype == DType::kF8E4M3);
   CHECK(p.window == 0 || p.chunk == 0);
   const int64_t group = p.heads / p.kv_heads;
   const int64_t v_width = p.value_width();
@@ -127,6 +128,9 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
   const bool in_pairs = UseBFloat16Products(*kernels, p.bfloat16_rows, p.kv_dtype, p.head_dim);
   RunAttention(work, *kernels, in_pairs, p.page_size, pool, [&](int64_t kv_head, int64_t first) {
     const int64_t head = kv_head * group + first;
+    // The scales of the codes are factors of the scores and of the output.
+    const float k_scale = p.k_scales != nullptr ? p.k_scales[kv_head] : 1.0f;
+    const float v_scale = p.v_scales != nullptr ? p.v_scales[kv_head] : 1.0f;
     return AttentionTask{
         .q = p.q + head * p.head_dim,
         .ldq = p.ldq,
@@ -142,8 +146,8 @@ void Attention(const AttentionParams& p, ThreadPool& pool) {
         .v_width = v_width,
         .v_in_k = false,
         .dtype = p.kv_dtype,
-        .scale = p.scale,
-        .value_scale = p.value_scale,
+        .scale = p.scale * k_scale,
+        .value_scale = p.value_scale * v_scale,
         .sinks = p.sinks != nullptr ? p.sinks + head : nullptr,
         .out = p.out + head * v_width,
         .ldo = p.ldo,
@@ -156,6 +160,8 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
   const cpu::KernelTable* kernels = cpu::ActiveKernels();
   if (kernels == nullptr) return reference::LatentAttention(p);
   CHECK(IsCacheType(p.kv_dtype));
+  CHECK(p.cache_scale == nullptr || p.kv_dtype == DType::kF8E4M3);
+  const float cache_scale = p.cache_scale != nullptr ? *p.cache_scale : 1.0f;
   const int64_t width = p.lora + p.rope;
   const int64_t row_bytes = CacheRowBytes(p.kv_dtype, width);
   const cpu::AttentionWork work = {
@@ -177,8 +183,8 @@ void LatentAttention(const LatentAttentionParams& p, ThreadPool& pool) {
         .v_width = p.lora,
         .v_in_k = true,
         .dtype = p.kv_dtype,
-        .scale = p.scale,
-        .value_scale = 1.0f,
+        .scale = p.scale * cache_scale,
+        .value_scale = cache_scale,
         .sinks = nullptr,
         .out = p.out + head * p.lora,
         .ldo = p.ldo,

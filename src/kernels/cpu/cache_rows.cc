@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "kernels/ops.h"
 #include "quant/activations.h"
 #include "quant/fp8.h"
 
@@ -57,6 +58,16 @@ void WriteCacheRow(DType dtype, const float* x, int64_t n, void* row) {
     default:
       NoCacheType();
   }
+}
+
+void WriteCacheRow(const StoreKvParams& p, int64_t t) {
+  const float* const x = p.x + t * p.ldx;
+  void* const row = static_cast<char*>(p.cache) + p.slots[t] * CacheRowBytes(p.dtype, p.n);
+  if (p.scales == nullptr) return WriteCacheRow(p.dtype, x, p.n, row);
+  CHECK(p.dtype == DType::kF8E4M3 && p.n % p.heads == 0);
+  const int64_t width = p.n / p.heads;
+  for (int64_t h = 0; h < p.heads; ++h)
+    EncodeFp8(x + h * width, width, p.scales[h], static_cast<uint8_t*>(row) + h * width);
 }
 
 void ReadCacheRow(DType dtype, const void* row, int64_t n, float* x) {

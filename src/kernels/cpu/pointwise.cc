@@ -79,9 +79,12 @@ void StoreKv(const StoreKvParams& p, ThreadPool& pool) {
   const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
   cpu::RunRows(pool, p.m, p.n, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const float* x = p.x + t * p.ldx;
+      if (!converts) {
+        WriteCacheRow(p, t);
+        continue;
+      }
       char* row = static_cast<char*>(p.cache) + p.slots[t] * row_bytes;
-      converts ? kernels->narrow(p.dtype, x, row, p.n) : WriteCacheRow(p.dtype, x, p.n, row);
+      kernels->narrow(p.dtype, p.x + t * p.ldx, row, p.n);
     }
   });
 }

@@ -26,6 +26,9 @@ struct LayerContext {
   }
 };
 
+// The elements of a float32 tensor; null if it is undefined.
+inline const float* DataOf(const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; }
+
 // Copies a table to the device's memory. The result of an undefined table is undefined.
 inline Tensor PlaceTable(kernels::Device& device, const Tensor& table) {
   return table.defined() ? device.Place(table) : table;

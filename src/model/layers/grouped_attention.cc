@@ -106,6 +106,8 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
       .k_cache = kv.k(layer).raw(),
       .v_cache = kv.v(layer).raw(),
       .kv_dtype = kv.dtype(),
+      .k_scales = DataOf(w.k_scales),
+      .v_scales = DataOf(w.v_scales),
       .heads = heads_,
       .kv_heads = KvHeadsOf(layer),
       .head_dim = head_dim_,
@@ -114,7 +116,7 @@ void GroupedAttention::Attend(Pass& pass, const GroupedAttentionWeights& w, int6
       .scale = c_.config.attention.scale,
       .window = c_.config.layers[layer].window,
       .chunk = c_.config.layers[layer].chunk,
-      .sinks = w.sinks.defined() ? w.sinks.data<float>() : nullptr,
+      .sinks = DataOf(w.sinks),
       .bfloat16_rows = c_.config.quantization.bfloat16_rows,
       .out = a.attended,
       .ldo = out_width};
@@ -199,6 +201,8 @@ void GroupedAttention::ProjectAndStoreFused(Pass& pass, const Arrays& a,
                                       .k_cache = kv.k(layer).mutable_raw(),
                                       .v_cache = kv.v(layer).mutable_raw(),
                                       .kv_dtype = kv.dtype(),
+                                      .k_scales = DataOf(w.k_scales),
+                                      .v_scales = DataOf(w.v_scales),
                                       .bf16_queries = PassesBf16Queries(kv)});
 }
 
@@ -234,17 +238,19 @@ void GroupedAttention::ProjectAndStore(Pass& pass, const Arrays& a,
   const bool by_head = kernels::HasPerRowScale(kv.dtype());
   if (by_head) FillHeadSlots(pass, kv_heads, a.head_slots);
   const int64_t rows_each = by_head ? kv_heads : 1;
-  const auto store = [&](const float* rows, int64_t width, Tensor& cache) {
+  const auto store = [&](const float* rows, int64_t width, const Tensor& scales, Tensor& cache) {
     c_.device.StoreKv({.x = rows,
                        .ldx = width / rows_each,
                        .m = tokens * rows_each,
                        .n = width / rows_each,
                        .slots = by_head ? a.head_slots : pass.rows.slots,
                        .cache = cache.mutable_raw(),
-                       .dtype = kv.dtype()});
+                       .dtype = kv.dtype(),
+                       .scales = DataOf(scales),
+                       .heads = by_head ? 1 : kv_heads});
   };
-  store(a.k, k_width, kv.k(layer));
-  store(a.v, v_width, kv.v(layer));
+  store(a.k, k_width, w.k_scales, kv.k(layer));
+  store(a.v, v_width, w.v_scales, kv.v(layer));
 }
 
 int64_t GroupedAttention::GateFloats(int64_t tokens) const {

@@ -75,6 +75,7 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                              .ldq = heads_ * latent,
                              .cache = pass.kv->k(layer).raw(),
                              .kv_dtype = pass.kv->dtype(),
+                             .cache_scale = DataOf(w.cache_scale),
                              .heads = heads_,
                              .lora = lora_,
                              .rope = rope_,
@@ -284,7 +285,8 @@ void LatentAttention::StoreLatents(Pass& pass, const LatentAttentionWeights& w, 
                      .n = latent,
                      .slots = pass.rows.slots,
                      .cache = pass.kv->k(layer).mutable_raw(),
-                     .dtype = pass.kv->dtype()});
+                     .dtype = pass.kv->dtype(),
+                     .scales = DataOf(w.cache_scale)});
   if (w.index) StoreIndexKeys(pass, *w.index, layer, x, a.index_k);
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/error.h"
 #include "model/weights/parts.h"
 
 namespace switchyard {
@@ -18,6 +19,65 @@ Tensor Ones(int64_t n) {
   Tensor ones = Tensor::Empty(DType::kF32, {n});
   std::fill_n(ones.data<float>(), n, 1.0f);
   return ones;
+}
+
+// The scales of keys or of values in an e4m3 cache.
+struct CacheScaleNames {
+  char kind;           // 'k' or 'v'
+  std::string module;  // of attention: "model.layers.0.self_attn"
+  std::string linear;  // of the keys or values
+};
+
+// The name under which the scales are stored; empty: none. llm-compressor stores them with the
+// module, ModelOpt with the linear. Older files of compressed-tensors call them the scale of the
+// linear's output, and AutoFP8 has one scale for both.
+std::string StoredCacheScales(const Parts& parts, const CacheScaleNames& of) {
+  const std::string name = std::string(1, of.kind) + "_scale";
+  for (const std::string& zeros :
+       {of.module + "." + of.kind + "_zero_point", of.linear + ".output_zero_point"})
+    if (parts.Has(zeros))
+      throw Invalid(
+          "--kv-cache-dtype fp8_e4m3: the checkpoint has zero points of the cache, \"{}\", which "
+          "are not supported; want scales without them, or --kv-cache-dtype auto",
+          zeros);
+  for (const std::string& stored :
+       {of.module + "." + name, of.module + ".attn." + name, of.linear + "." + name,
+        of.linear + ".output_scale", of.module + ".kv_scale"})
+    if (parts.Has(stored)) return stored;
+  return "";
+}
+
+// The module of a linear: "self_attn" of "self_attn.k_proj".
+std::string AttentionModule(const std::string& linear) {
+  return linear.substr(0, linear.rfind('.'));
+}
+
+// GroupedAttentionWeights::k_scales and v_scales.
+void BuildCacheScales(Parts& parts, const std::string& prefix, int64_t kv_heads, Range of_rank,
+                      GroupedAttentionWeights* w) {
+  if (!parts.config().quantization.cache_scales) return;
+  const TensorNames& names = parts.names();
+  const bool joint = !names.qkv.empty();
+  const std::string module = prefix + AttentionModule(joint ? names.qkv : names.k);
+  const std::string k =
+      StoredCacheScales(parts, {'k', module, prefix + (joint ? names.qkv : names.k)});
+  const std::string v =
+      StoredCacheScales(parts, {'v', module, prefix + (joint ? names.qkv : names.v)});
+  if (k.empty() != v.empty())
+    throw Invalid(
+        "--kv-cache-dtype fp8_e4m3: the checkpoint has \"{}\", but only keys or values have such "
+        "scales; want k_scale and v_scale in each layer, or in none",
+        k.empty() ? v : k);
+  if (k.empty()) return;
+  const auto scales = [&](const std::string& name) {
+    return parts.Vector({.name = name,
+                         .n = kv_heads,
+                         .range = of_rank,
+                         .scales = true,
+                         .keys = "num_key_value_heads"});
+  };
+  w->k_scales = scales(k);
+  w->v_scales = scales(v);
 }
 
 // weights_proj is stored plain in quantized checkpoints too.
@@ -95,6 +155,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
                             .range = heads,
                             .keys = "num_attention_heads"});
   }
+  BuildCacheScales(parts, prefix, kv_heads, of_rank, &w);
   return w;
 }
 
@@ -140,6 +201,14 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   }
   w.o = parts.Columns(prefix + names.o, hidden, a.heads * a.v_head_dim, heads * a.v_head_dim,
                       a.output_bias, kLatentKeys);
+  if (parts.config().quantization.cache_scales) {
+    // A latent is key and value, and has the scale of keys.
+    const std::string name =
+        StoredCacheScales(parts, {'k', prefix + AttentionModule(names.kv_b), prefix + names.k});
+    if (!name.empty())
+      w.cache_scale = parts.Vector(
+          {.name = name, .n = 1, .range = {0, 1}, .scales = true, .keys = "the latent"});
+  }
   if (indexer) w.index = BuildIndex(parts, prefix + names.indexer);
   return w;
 }

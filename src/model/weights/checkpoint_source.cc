@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -54,6 +55,7 @@ class CheckpointSource : public WeightSource {
   }
 
   void Vector(const VectorRequest& r, std::span<float> out) override {
+    if (r.scales) return Scales(r, out);
     std::vector<int64_t> shape = {r.n};
     if (r.experts > 0) shape.insert(shape.begin(), r.experts);
     if (r.kernel > 0) shape = {r.n / r.kernel, 1, r.kernel};
@@ -62,10 +64,7 @@ class CheckpointSource : public WeightSource {
     const StoredTensor* t = in_.Find(r.name, shape, r.keys);
     if (!t) return;
     if (r.below > 0) return Integers(*t, r, out);
-    if (!IsPlain(t->dtype)) {
-      throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t->file, r.name,
-                    Name(t->dtype));
-    }
+    RequirePlain(*t, r.name);
     if (!in_.read_data()) return;
     const Tensor all = Floats(*t, r.expert * r.n, r.n);
     for (int64_t i = 0; i < r.range.size(); ++i) {
@@ -76,6 +75,33 @@ class CheckpointSource : public WeightSource {
   void Finish(const Progress& progress) override { in_.Finish(progress); }
 
  private:
+  void Scales(const VectorRequest& r, std::span<float> out) {
+    const StoredTensor* const t = in_.Optional(r.name);
+    if (t == nullptr) return in_.RecordMissing(r.name);
+    int64_t count = 1;
+    for (const int64_t size : t->shape) count *= size;
+    const bool one_dimension =
+        std::ranges::count_if(t->shape, [](int64_t size) { return size != 1; }) <= 1;
+    if (!one_dimension || (count != 1 && count != r.n))
+      throw Invalid("{}: tensor \"{}\" has shape [{}]; want one scale, or {} ({})", t->file, r.name,
+                    Joined(t->shape, ", "), r.n, r.keys);
+    RequirePlain(*t, r.name);
+    if (!in_.read_data()) return;
+    const Tensor all = Floats(*t, 0, count);
+    for (int64_t i = 0; i < r.range.size(); ++i) {
+      const float scale = all.data<float>()[count == 1 ? 0 : r.range.begin + i];
+      if (!(scale > 0.0f && std::isfinite(scale)))
+        throw Invalid("{}: tensor \"{}\" holds {}; want positive scales", t->file, r.name, scale);
+      out[i] = scale;
+    }
+  }
+
+  static void RequirePlain(const StoredTensor& t, const std::string& name) {
+    if (IsPlain(t.dtype)) return;
+    throw Invalid("{}: tensor \"{}\" is {}; want float32, bfloat16 or float16", t.file, name,
+                  Name(t.dtype));
+  }
+
   void Integers(const StoredTensor& t, const VectorRequest& r, std::span<float> out) const {
     if (t.dtype != DType::kI64 && t.dtype != DType::kI32)
       throw Invalid("{}: tensor \"{}\" is {}; want int64 or int32", t.file, r.name, Name(t.dtype));

@@ -57,6 +57,8 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_norm", g.q_norm);
   to->Add(prefix + "k_norm", g.k_norm);
   to->Add(prefix + "sinks", g.sinks);
+  to->Add(prefix + "k_scales", g.k_scales);
+  to->Add(prefix + "v_scales", g.v_scales);
   const LinearAttentionWeights& r = layer.linear;
   for (size_t i = 0; i < r.in.size(); ++i) to->Add(fmt::format("{}in.{}", prefix, i), r.in[i]);
   for (size_t i = 0; i < r.gates.size(); ++i)
@@ -79,6 +81,7 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_a_norm", l.q_a_norm);
   to->Add(prefix + "kv_a", l.kv_a);
   to->Add(prefix + "kv_a_norm", l.kv_a_norm);
+  to->Add(prefix + "cache_scale", l.cache_scale);
   for (size_t head = 0; head < l.k_up.size(); ++head)
     to->Add(fmt::format("{}k_up.{}", prefix, head), l.k_up[head]);
   for (size_t head = 0; head < l.v_up.size(); ++head)

@@ -191,7 +191,8 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     Place(device, grouped.qkv.bias);
     for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
                       &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
-                      &layer.grouped.sinks, &layer.latent.q_a_norm, &layer.latent.kv_a_norm,
+                      &layer.grouped.sinks, &layer.grouped.k_scales, &layer.grouped.v_scales,
+                      &layer.latent.q_a_norm, &layer.latent.kv_a_norm, &layer.latent.cache_scale,
                       &layer.linear.conv, &layer.linear.conv_bias, &layer.linear.rate,
                       &layer.linear.bias, &layer.linear.skip, &layer.linear.norm})
       Place(device, *t);

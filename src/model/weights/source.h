@@ -53,7 +53,10 @@ struct VectorRequest {
   Range range;
   int64_t offset = 0, step = 1;  // stored elements offset + i · step for i in `range`
   int64_t experts = 0, expert = 0;
-  int64_t kernel = 0;     // stored as [n / kernel, 1, kernel], as a convolution of each channel
+  int64_t kernel = 0;  // stored as [n / kernel, 1, kernel], as a convolution of each channel
+  // Positive scales. They may be stored as one element for all, or with further dimensions of 1.
+  // Others are an error kInvalid.
+  bool scales = false;
   bool of_heads = false;  // stored as [1, 1, n, 1], to broadcast to [batch, rows, heads, elements]
   int64_t columns = 0;    // stored as [n / columns, columns]
   // Stored as integers in [0, below), different ones in each row of `columns`; 0: stored as floats.

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/check.h"
 #include "kernels/cache_rows.h"
 #include "kernels/reference.h"
 
@@ -45,6 +46,7 @@ void Softmax(std::vector<double>& scores, const float* sink) {
 }  // namespace
 
 void Attention(const AttentionParams& p) {
+  CHECK((p.k_scales == nullptr && p.v_scales == nullptr) || p.kv_dtype == DType::kF8E4M3);
   const int64_t group = p.heads / p.kv_heads, v_width = p.value_width();
   const auto first_key = [&](int64_t position) {
     if (p.chunk > 0) return position - position % p.chunk;
@@ -57,6 +59,8 @@ void Attention(const AttentionParams& p) {
       const Rows keys(s, p.page_size, begin, p.k_cache, p.kv_dtype, p.kv_heads, kv_head,
                       p.head_dim);
       const Rows values(s, p.page_size, begin, p.v_cache, p.kv_dtype, p.kv_heads, kv_head, v_width);
+      const double k_scale = p.k_scales != nullptr ? p.k_scales[kv_head] : 1.0;
+      const double v_scale = p.v_scales != nullptr ? p.v_scales[kv_head] : 1.0;
       for (int64_t i = 0; i < s.rows * group; ++i) {
         const int64_t r = i / group, h = kv_head * group + i % group;
         const int64_t position = s.kv_len - s.rows + r, first = first_key(position);
@@ -66,7 +70,7 @@ void Attention(const AttentionParams& p) {
           const float* const key = keys[j];
           double sum = 0;
           for (int64_t d = 0; d < p.head_dim; ++d) sum += double{q[d]} * key[d];
-          scores[j - first] = sum * p.scale;
+          scores[j - first] = sum * k_scale * p.scale;
         }
         Softmax(scores, p.sinks != nullptr ? p.sinks + h : nullptr);
         float* out = p.out + (s.row_begin + r) * p.ldo + h * v_width;
@@ -75,7 +79,8 @@ void Attention(const AttentionParams& p) {
           const float* const value = values[j];
           for (int64_t d = 0; d < v_width; ++d) sums[d] += scores[j - first] * value[d];
         }
-        for (int64_t d = 0; d < v_width; ++d) out[d] = static_cast<float>(sums[d] * p.value_scale);
+        for (int64_t d = 0; d < v_width; ++d)
+          out[d] = static_cast<float>(sums[d] * v_scale * p.value_scale);
       }
     }
   }
@@ -83,6 +88,7 @@ void Attention(const AttentionParams& p) {
 
 void LatentAttention(const LatentAttentionParams& p) {
   const int64_t width = p.lora + p.rope;
+  const double cache_scale = p.cache_scale != nullptr ? *p.cache_scale : 1.0;
   for (const SequenceSpan& s : p.sequences) {
     if (s.rows == 0) continue;
     const Rows rows(s, p.page_size, 0, p.cache, p.kv_dtype, 1, 0, width);
@@ -95,7 +101,7 @@ void LatentAttention(const LatentAttentionParams& p) {
           const float* const key = rows[j];
           double sum = 0;
           for (int64_t d = 0; d < width; ++d) sum += double{q[d]} * key[d];
-          scores[j] = sum * p.scale;
+          scores[j] = sum * cache_scale * p.scale;
         }
         Softmax(scores, nullptr);
         float* out = p.out + (s.row_begin + r) * p.ldo + h * p.lora;
@@ -104,7 +110,7 @@ void LatentAttention(const LatentAttentionParams& p) {
           const float* const value = rows[j];
           for (int64_t d = 0; d < p.lora; ++d) sums[d] += scores[j] * value[d];
         }
-        for (int64_t d = 0; d < p.lora; ++d) out[d] = static_cast<float>(sums[d]);
+        for (int64_t d = 0; d < p.lora; ++d) out[d] = static_cast<float>(sums[d] * cache_scale);
       }
     }
   }

@@ -64,11 +64,7 @@ void Rope(const RopeParams& p) {
 }
 
 void StoreKv(const StoreKvParams& p) {
-  const int64_t row_bytes = CacheRowBytes(p.dtype, p.n);
-  for (int64_t t = 0; t < p.m; ++t) {
-    WriteCacheRow(p.dtype, p.x + t * p.ldx, p.n,
-                  static_cast<char*>(p.cache) + p.slots[t] * row_bytes);
-  }
+  for (int64_t t = 0; t < p.m; ++t) WriteCacheRow(p, t);
 }
 
 }  // namespace switchyard::kernels::reference

@@ -8,6 +8,8 @@
 namespace switchyard::cuda {
 namespace {
 
+bool HasTileType(DType cache) { return cache == DType::kBF16 || cache == DType::kF8E4M3; }
+
 bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte> scratch,
@@ -17,8 +19,9 @@ void Start(AttentionLaunch& launch, bool exact, bool latent, std::span<std::byte
   CHECK_EQ(launch.heads % launch.kv_heads, 0);
   CHECK(launch.qk_dim <= 1024 && launch.v_dim <= 512);
   CHECK(launch.kv_dtype == DType::kF32 || launch.kv_dtype == DType::kBF16 ||
-        launch.kv_dtype == DType::kF16);
-  if (exact || launch.kv_dtype != DType::kBF16 ||
+        launch.kv_dtype == DType::kF16 || launch.codes());
+  CHECK((launch.k_scales == nullptr && launch.v_scales == nullptr) || launch.codes());
+  if (exact || !HasTileType(launch.kv_dtype) ||
       !HasAttentionTiles(launch.qk_dim, launch.v_dim, latent)) {
     Check(LaunchSimtAttention(launch, chain.stream), "attention");
     return;
@@ -48,6 +51,8 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
                             .k = p.k_cache,
                             .v = p.v_cache,
                             .kv_dtype = p.kv_dtype,
+                            .k_scales = p.k_scales,
+                            .v_scales = p.v_scales,
                             .heads = static_cast<int>(p.heads),
                             .kv_heads = static_cast<int>(p.kv_heads),
                             .qk_dim = static_cast<int>(p.head_dim),
@@ -68,7 +73,7 @@ void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bo
 }
 
 bool AttentionToBFloat16(const kernels::AttentionParams& p, bool exact) {
-  return !exact && p.kv_dtype == DType::kBF16 && p.value_width() == p.head_dim &&
+  return !exact && HasTileType(p.kv_dtype) && p.value_width() == p.head_dim &&
          (p.head_dim == 64 || p.head_dim == 128) && IsHopper();
 }
 
@@ -79,6 +84,8 @@ void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTabl
                             .k = p.cache,
                             .v = p.cache,
                             .kv_dtype = p.kv_dtype,
+                            .k_scales = p.cache_scale,
+                            .v_scales = p.cache_scale,
                             .heads = static_cast<int>(p.heads),
                             .kv_heads = 1,
                             .qk_dim = static_cast<int>(p.lora + p.rope),

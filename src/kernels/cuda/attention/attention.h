@@ -49,9 +49,11 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 // them. Rows that belong to no sequence are not written.
 //
 // `exact`: float32 products of unrounded inputs. Otherwise tensor cores are used if the cache is
-// kBF16 and the head size is supported (64 and 128; keys of 192 with values of 128; latent 512 +
-// 64). q and the probabilities are then rounded to bfloat16, and q, out and both caches must be
-// aligned to 16 bytes.
+// kBF16 or kF8E4M3 and the head size is supported (64, 128 and 256; keys of 192 with values of 128;
+// latent 512 + 64). Codes are converted to bfloat16 exactly, and their scales are factors of scores
+// and outputs. So with scales of 1, bits are those of a kBF16 cache with the same values. q and the
+// probabilities are then rounded to bfloat16, and q, out and both caches must be aligned to 16
+// bytes.
 //
 // `scratch`: device memory for partial results of long sequences, aligned to 16 bytes. If it is too
 // small, one block processes all keys of a query: the same bits, more slowly.
@@ -62,7 +64,7 @@ constexpr size_t kAttentionScratchBytes = size_t{256} << 20;
 //
 // A row's bits depend only on `exact`, its own query, keys and position. With tensor cores, keys
 // are cut at fixed positions into splits, and splits into blocks of 64 keys. Results of splits are
-// merged in order, whichever block computes them. Scales are positive.
+// merged in order, whichever block computes them. Scales are positive, also those of codes.
 void Attention(const kernels::AttentionParams& p, const SequenceTable& table, bool exact,
                const PdlStream& chain, std::span<std::byte> scratch = {});
 void LatentAttention(const kernels::LatentAttentionParams& p, const SequenceTable& table,

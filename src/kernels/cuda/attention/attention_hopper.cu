@@ -11,16 +11,18 @@
 namespace switchyard::cuda {
 namespace {
 
-template <int kHeadDim>
+template <int kHeadDim, bool kCodes>
 struct PromptKernel {
-  using Shape = PromptShape<kHeadDim, kHeadDim == 64 ? 6 : 4>;
+  using Shape = PromptShape<kHeadDim, kHeadDim == 64 ? 6 : 4, kCodes>;
   static constexpr auto kFunction = PromptAttentionKernel<Shape>;
   static constexpr int kBytes = sizeof(PromptShared<Shape>);
   static constexpr bool kPersistent = true;
 };
 
+// Codes are converted on their way to shared memory, so TMA does not copy them.
 template <typename Shape>
 PromptMaps MapsOf(const AttentionLaunch& launch) {
+  if constexpr (Shape::kCodes) return {};
   const int page = launch.table.page_size, box = std::min(page, Shape::kKeys);
   if (box < 16 || page % box != 0 || Shape::kKeys % box != 0) return {};
   // The number of slots is not known here; the page table bounds all accesses.
@@ -37,10 +39,24 @@ PromptMaps MapsOf(const AttentionLaunch& launch) {
   return maps;
 }
 
+template <int kHeadDim, bool kCodes>
+cudaError_t StartPrompts(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
+  using Kernel = PromptKernel<kHeadDim, kCodes>;
+  return StartTilesOf<Kernel>(launch, min_rows, INT_MAX, 1, chain,
+                              MapsOf<typename Kernel::Shape>(launch));
+}
+
 template <int kHeadDim>
 cudaError_t Start(const AttentionLaunch& launch, int min_rows, const PdlStream& chain) {
-  return StartTilesOf<PromptKernel<kHeadDim>>(
-      launch, min_rows, INT_MAX, 1, chain, MapsOf<typename PromptKernel<kHeadDim>::Shape>(launch));
+  return launch.codes() ? StartPrompts<kHeadDim, true>(launch, min_rows, chain)
+                        : StartPrompts<kHeadDim, false>(launch, min_rows, chain);
+}
+
+template <bool kCodes>
+cudaError_t StartLatentPrompts(const AttentionLaunch& launch, int min_rows,
+                               const PdlStream& chain) {
+  using Shape = TileShape<576, 512, true, 4, 2, 2, true, kCodes>;
+  return StartTiles<Shape>(launch, min_rows, INT_MAX, 2, chain);
 }
 
 }  // namespace
@@ -53,8 +69,8 @@ cudaError_t StartHopperAttention(const AttentionLaunch& launch, int min_rows,
 
 cudaError_t StartHopperLatentAttention(const AttentionLaunch& launch, int min_rows,
                                        const PdlStream& chain) {
-  using Shape = TileShape<576, 512, true, 4, 2, 2, true>;
-  return StartTiles<Shape>(launch, min_rows, INT_MAX, 2, chain);
+  return launch.codes() ? StartLatentPrompts<true>(launch, min_rows, chain)
+                        : StartLatentPrompts<false>(launch, min_rows, chain);
 }
 
 }  // namespace switchyard::cuda

@@ -22,6 +22,8 @@ struct AttentionLaunch {
   const void* k = nullptr;    // [slots, kv_heads, qk_dim]
   const void* v = nullptr;    // [slots, kv_heads, v_width]; a value is the first v_dim of these
   DType kv_dtype = DType::kF32;
+  const float* k_scales = nullptr;  // [kv_heads] AttentionParams::k_scales
+  const float* v_scales = nullptr;
   int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   int v_width = 0;  // v_dim; latent attention, whose values are parts of keys: qk_dim
   float scale = 1.0f;
@@ -35,6 +37,8 @@ struct AttentionLaunch {
   float* scratch = nullptr;
   int64_t scratch_floats = 0;
   bool hopper = false;  // the device supports wgmma
+
+  bool codes() const { return kv_dtype == DType::kF8E4M3; }
 };
 
 // Whether the tensor core kernels have tiles for these sizes: heads of 64, 128 or 256, keys of 192
@@ -47,7 +51,7 @@ inline bool HasAttentionTiles(int qk_dim, int v_dim, bool latent) {
 
 // Launches the kernel with float32 products, for any head size and cache dtype.
 cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stream);
-// Launches the tensor core kernels for a bfloat16 cache and the sizes of HasAttentionTiles.
+// Launches the tensor core kernels for a bfloat16 or e4m3 cache and the sizes of HasAttentionTiles.
 // Otherwise, or if shared memory is too small, returns cudaErrorNotSupported without launching.
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain);
 cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain);

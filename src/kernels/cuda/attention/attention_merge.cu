@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads) MergeParts(const __grid_constant__ T
              MergeSoftmax(f, sum.z, parts[i].z), MergeSoftmax(f, sum.w, parts[i].w)};
     }
   }
-  const float factor =
-      FinalFactor(state, launch.sinks ? launch.sinks + head : nullptr, launch.value_scale);
+  const float factor = FinalFactor(state, launch.sinks ? launch.sinks + head : nullptr,
+                                   ValueScale<true>(launch, kv_head));
   const int64_t at = row * launch.ldo + int64_t{head} * launch.v_dim + column;
   sum = {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor), __fmul_rn(sum.z, factor),
          __fmul_rn(sum.w, factor)};

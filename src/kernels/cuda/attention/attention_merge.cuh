@@ -14,6 +14,22 @@ namespace switchyard::cuda {
 // functions.
 constexpr float kLog2E = 1.4426950408889634f;
 
+// The factor of the scores of a key-value head, and of its values.
+__device__ __forceinline__ float ScaleOfHead(float scale, const float* scales, int kv_head) {
+  return scales != nullptr ? __fmul_rn(scale, scales[kv_head]) : scale;
+}
+// The factor that gives scores times log2 e. kCodes: the cache has e4m3 codes.
+template <bool kCodes>
+__device__ __forceinline__ float ScoreScale(const AttentionLaunch& launch, int kv_head) {
+  if constexpr (!kCodes) return __fmul_rn(launch.scale, kLog2E);
+  return __fmul_rn(ScaleOfHead(launch.scale, launch.k_scales, kv_head), kLog2E);
+}
+template <bool kCodes>
+__device__ __forceinline__ float ValueScale(const AttentionLaunch& launch, int kv_head) {
+  if constexpr (!kCodes) return launch.value_scale;
+  return ScaleOfHead(launch.value_scale, launch.v_scales, kv_head);
+}
+
 // State of a softmax over some keys: the largest score (times log2 e) and the sum of 2^(score −
 // max). The initial value is the state of no keys.
 struct SoftmaxState {
@@ -39,7 +55,7 @@ __device__ __forceinline__ float MergeSoftmax(const MergeFactors& f, float befor
 }
 
 // The final factor of the weighted sum of values. `sink`: an additional logit of the softmax, or
-// null. `value_scale`: AttentionLaunch::value_scale.
+// null. `value_scale`: ValueScale of the head.
 __device__ __forceinline__ float FinalFactor(SoftmaxState state, const float* sink,
                                              float value_scale) {
   MergeFactors f = {1.0f, 0.0f};

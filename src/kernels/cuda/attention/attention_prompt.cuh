@@ -12,7 +12,8 @@
 // do not exist, is copied by cp.async, which fills with zeros: values after the end of the sequence
 // may be NaN, whose product with a probability of zero is not zero. Blocks with keys of a branch
 // are copied by cp.async too. Caches whose pages do not divide a block are copied by cp.async and
-// four warps.
+// four warps. Codes of an e4m3 cache too: the four warps convert them to bfloat16 in the stages
+// (PromptProducer::CopyAllCodes).
 //
 // Shared memory: two buffers of queries, kStages of keys and values. Barriers per buffer and stage:
 // `full` (copied) and `empty` (read by all consumer warps).
@@ -59,6 +60,7 @@ class PromptConsumer {
   __device__ void Process(const PromptItem& item) {
     constexpr KeySplits kSplits = Shape::kSplits;
     const TileRows rows = TileRowsOf(p_, item.unit, item.keys, item.row_begin, thread_);
+    if constexpr (Shape::kCodes) scale_ = ScoreScale<true>(p_.launch, item.unit.kv_head);
     const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
     TileEpilogue<Shape> results(p_, item.unit, item.keys, thread_, rows);
     part_.Clear();
@@ -172,7 +174,10 @@ class PromptConsumer {
     }
   }
 
-  __device__ float Scale() const { return __fmul_rn(p_.launch.scale, kLog2E); }
+  __device__ float Scale() const {
+    if constexpr (Shape::kCodes) return scale_;
+    return ScoreScale<false>(p_.launch, 0);
+  }
   __device__ void PinSums() {
     ptx::PinRegisters(part_.sums);
     ptx::PinRegisters(part_.weights);
@@ -197,6 +202,7 @@ class PromptConsumer {
   ptx::SharedAddr base_;
   TileThread<Shape> thread_;
   PipelineState stage_, buffer_;
+  float scale_;  // of scores; only with codes
 
   TileAccumulator<Shape> part_;
   TileScores<Shape> scores_;

@@ -26,15 +26,16 @@ struct PromptMaps {
   bool has_q = false;
 };
 
-template <int kHeadDim, int kStages_>
-struct PromptShape : TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true> {
-  using Base = TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true>;
+template <int kHeadDim, int kStages_, bool kCodes>
+struct PromptShape : TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true, kCodes> {
+  using Base = TileShape<kHeadDim, kHeadDim, false, 8, 1, kStages_, true, kCodes>;
   static constexpr int kConsumerThreads = Base::kThreads, kProducerThreads = 128;
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
   // Registers per thread after setmaxnreg. The total of two consumer warpgroups and one producer is
   // that of the launch: 384 threads with 168 registers each.
   static constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
   static constexpr int kQueryBuffers = 2;
+  static constexpr int kCodeStages = 2;  // blocks of codes on their way to a stage
   static_assert(Base::kRows == 128);
 };
 
@@ -42,6 +43,7 @@ template <typename Shape>
 struct PromptShared {
   alignas(1024) char queries[Shape::kQueryBuffers][Shape::kQBytes];
   char stages[Shape::kStages][Shape::kStageBytes];
+  char codes[Shape::kCodeStages][Shape::kCodes ? Shape::kCodeBytes : 16];
   uint32_t ones[Shape::kOnesBytes / 4];
   PromptItem items[Shape::kQueryBuffers];
   uint64_t queries_full[Shape::kQueryBuffers], queries_empty[Shape::kQueryBuffers];
@@ -135,7 +137,11 @@ class PromptProducer {
         ptx::BarrierArriveWarp(&shared_.queries_full[buffer_.stage]);
         return;
       }
-      Copy(item);
+      if constexpr (Shape::kCodes) {
+        CopyAllCodes(item);
+      } else {
+        Copy(item);
+      }
     }
   }
 
@@ -226,6 +232,70 @@ class PromptProducer {
       }
     }
     ptx::BarrierAwaitCopies(&shared_.full[stage_.stage]);
+  }
+
+  // As Copy, for codes and four warps. A piece is 16 codes: a thread copies pieces of the keys and
+  // values by cp.async, and later converts the pieces that it has copied.
+  __device__ void CopyAllCodes(const PromptItem& item) {
+    const int first = item.begin / Shape::kKeys, last = (item.end - 1) / Shape::kKeys;
+#pragma unroll
+    for (int i = 0; i < Shape::kCodeStages; ++i) StartCodes(item, first + i, last, i);
+    int from = 0;
+    for (int block = first; block <= last; ++block) {
+      ptx::WaitCopies<Shape::kCodeStages - 1>();
+      ptx::BarrierWait(&shared_.empty[stage_.stage], stage_.parity ^ 1);
+      char* const to = shared_.stages[stage_.stage];
+#pragma unroll
+      for (int i = 0; i < kThreadPieces; ++i) {
+        const int row = Place(i), piece = lane_ % kCodePieces;
+        const char* const codes = CodesAt(from, i);
+        StoreCodes<Shape::kKeys>(to, row, piece, *reinterpret_cast<const uint4*>(codes));
+        StoreCodes<Shape::kKeys>(
+            to + Shape::kKBytes, row, piece,
+            *reinterpret_cast<const uint4*>(codes + Shape::kKeys * Shape::kQkDim));
+      }
+      ptx::FenceAsyncProxy();
+      ptx::BarrierArriveWarp(&shared_.full[stage_.stage]);
+      stage_.Next(Shape::kStages);
+      if (block == first) CopyQueries(item);
+      StartCodes(item, block + Shape::kCodeStages, last, from);
+      from = from + 1 == Shape::kCodeStages ? 0 : from + 1;
+    }
+  }
+
+  static constexpr int kCodePieces = Shape::kQkDim / 16;  // pieces of a key
+  static constexpr int kRowsOfWarp = 32 / kCodePieces;    // that a warp copies at a time
+  static constexpr int kThreadPieces = Shape::kKeys / (4 * kRowsOfWarp);  // of keys
+  static_assert(!Shape::kCodes || kThreadPieces * kRowsOfWarp == 16);
+
+  // The key in the block of this thread's i-th piece, and the place of the piece.
+  __device__ int Place(int i) const { return RowOfWarp(lane_ / kCodePieces, i); }
+  __device__ int RowOfWarp(int j, int i) const { return (4 * i + warp_) * kRowsOfWarp + j; }
+  __device__ char* CodesAt(int stage, int i) const {
+    return shared_.codes[stage] + (Place(i) * kCodePieces + lane_ % kCodePieces) * 16;
+  }
+
+  // Starts the copies of a block's codes as a group of copies; zeros for keys that the tile must
+  // not read. Blocks after the last one are an empty group.
+  __device__ void StartCodes(const PromptItem& item, int block, int last, int stage) const {
+    if (block <= last) {
+      const int of_lane = RowOfWarp(lane_ % kRowsOfWarp, lane_ % 16 / kRowsOfWarp);
+      const int key = block * Shape::kKeys + of_lane;
+      const int slot = key >= item.begin && key < item.end ? SlotOf(item, key) : -1;
+      const int64_t stride = int64_t{p_.launch.kv_heads} * Shape::kQkDim;
+      const int64_t column = int64_t{item.unit.kv_head} * Shape::kQkDim + lane_ % kCodePieces * 16;
+      const char* const k = static_cast<const char*>(p_.launch.k) + column;
+      const char* const v = static_cast<const char*>(p_.launch.v) + column;
+#pragma unroll
+      for (int i = 0; i < kThreadPieces; ++i) {
+        const int from_slot = __shfl_sync(~0u, slot, lane_ / kCodePieces + kRowsOfWarp * i);
+        const int64_t from = max(from_slot, 0) * stride;
+        const uint32_t to = ptx::SharedAddress(CodesAt(stage, i));
+        ptx::CopyAsync16(to, k + from, from_slot >= 0);
+        ptx::CopyAsync16(to + Shape::kKeys * Shape::kQkDim, v + from, from_slot >= 0);
+      }
+    }
+    ptx::CommitCopies();
   }
 
   // Copies the tile's queries as bfloat16 into the buffer. Rows after the tile's last one are zeros

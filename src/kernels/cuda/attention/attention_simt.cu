@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "kernels/cuda/attention/attention_launch.h"
+#include "kernels/cuda/attention/attention_merge.cuh"
 #include "kernels/cuda/attention/attention_schedule.cuh"
 #include "kernels/cuda/attention/key_blocks.cuh"
 
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     q[i] =
         h < heads ? p.q[row * p.ldq + int64_t{first_head + h} * p.qk_dim + i - h * p.qk_dim] : 0.0f;
   }
+  const float scale = ScaleOfHead(p.scale, p.k_scales, kv_head);
   float sums[kMaxColumns][kHeads] = {};
   key_blocks::Softmax softmax;  // of head `warp`
   for (int block = begin / kBlockKeys * kBlockKeys; block <= position; block += kBlockKeys) {
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     }
     __syncthreads();
     const auto key = [&](int j) { return k + shared.slots[j] * k_stride; };
-    key_blocks::Score(from, to, key, q, p.qk_dim, p.scale, shared.scores);
+    key_blocks::Score(from, to, key, q, p.qk_dim, scale, shared.scores);
     __syncthreads();
     softmax.Add(shared.scores);
     __syncthreads();
@@ -73,14 +75,15 @@ __global__ void __launch_bounds__(kThreads) SimtAttention(AttentionLaunch p) {
     key_blocks::AddValues(from, to, p.v_dim, value, shared.scores, sums);
   }
 
-  float scale = 1.0f;
+  float kept = 1.0f;
   if (p.sinks && warp < heads) {
     const float sink = p.sinks[first_head + warp], new_top = fmaxf(softmax.top, sink);
-    scale = expf(softmax.top - new_top);
-    softmax.sum = fmaf(softmax.sum, scale, expf(sink - new_top));
+    kept = expf(softmax.top - new_top);
+    softmax.sum = fmaf(softmax.sum, kept, expf(sink - new_top));
   }
   __syncthreads();
-  if (lane == 0) shared.factor[warp] = p.value_scale * (scale / softmax.sum);
+  const float value_scale = ScaleOfHead(p.value_scale, p.v_scales, kv_head);
+  if (lane == 0) shared.factor[warp] = value_scale * (kept / softmax.sum);
   __syncthreads();
 #pragma unroll
   for (int c = 0; c < kMaxColumns; ++c) {
@@ -106,6 +109,9 @@ cudaError_t LaunchSimtAttention(const AttentionLaunch& launch, cudaStream_t stre
       break;
     case DType::kF16:
       SimtAttention<__half><<<grid, kThreads, bytes, stream>>>(launch);
+      break;
+    case DType::kF8E4M3:
+      SimtAttention<KeyCode><<<grid, kThreads, bytes, stream>>>(launch);
       break;
     default:
       SimtAttention<float><<<grid, kThreads, bytes, stream>>>(launch);

@@ -39,7 +39,7 @@ std::string Describe(const AttentionShape& s) {
          std::to_string(s.head_dim) + " and " + std::to_string(s.out_dim()) + ", pages of " +
          std::to_string(s.page_size) + ", window " + std::to_string(s.window) + ", chunks of " +
          std::to_string(s.chunk) + (s.sinks ? ", sinks" : "") + ", type " +
-         std::string(Name(s.dtype));
+         std::string(Name(s.dtype)) + (s.scales ? " with scales" : "");
 }
 
 AttentionShape RandomShape(Random& random) {
@@ -48,7 +48,8 @@ AttentionShape RandomShape(Random& random) {
   shape.heads = shape.kv_heads * random.Pick<int64_t>({1, 2, 4, 5, 8, 16});
   shape.head_dim = random.Pick<int64_t>({64, 80, 96, 128, 192, 64, 128, 256});
   shape.page_size = random.Pick<int32_t>({1, 16, 64, 48});
-  shape.dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kBF16});
+  shape.dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kBF16, DType::kF8E4M3});
+  shape.scales = shape.dtype == DType::kF8E4M3 && random.Below(2) == 0;
   shape.window = random.Pick<int32_t>({0, 0, 1, 50, 300});
   if (shape.window == 0) shape.chunk = random.Pick<int32_t>({0, 1, 50, 64, 260});
   shape.sinks = random.Below(2) == 0;
@@ -80,7 +81,8 @@ TEST_F(CudaAttentionTest, DecodingMatchesReference) {
   Random random(2);
   for (int i = 0; i < 20; ++i) {
     AttentionShape shape = RandomShape(random);
-    shape.dtype = DType::kBF16;
+    shape.dtype = i % 2 == 0 ? DType::kBF16 : DType::kF8E4M3;
+    shape.scales = i % 4 == 3;
     const AttentionSequences sequences(random, shape, {1, 64, 65, 256, 512, 513, 900, 1100});
     std::vector<AttentionChunk> chunks;
     for (const int32_t length : {1100, 900, 513, 512, 256, 65, 64, 1})
@@ -108,12 +110,80 @@ TEST_F(CudaAttentionTest, PromptsMatchReference) {
         .value_dim = 128},
         AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256},
         AttentionShape{.heads = 3, .kv_heads = 1, .head_dim = 256, .window = 90, .sinks = true},
+        AttentionShape{.heads = 8,
+        .kv_heads = 2,
+        .head_dim = 128,
+        .dtype = DType::kF8E4M3,
+        .sinks = true,
+        .scales = true},
+        AttentionShape{.heads = 2,
+        .kv_heads = 1,
+        .head_dim = 64,
+        .dtype = DType::kF8E4M3,
+        .window = 90,
+        .scales = true},
+        AttentionShape{
+            .heads = 16, .kv_heads = 2, .head_dim = 256, .dtype = DType::kF8E4M3, .scales = true},
+        AttentionShape{
+            .heads = 40, .head_dim = 576, .rope = 64, .dtype = DType::kF8E4M3, .scales = true},
         AttentionShape{.heads = 40, .head_dim = 576, .rope = 64}}) {
     const AttentionSequences sequences(random, shape, {150, 530});
     // The last rows are in one chunk of 130 positions, which begins within a block of keys.
     const std::vector<AttentionChunk> chunks = {{0, 0, 150}, {1, 500, 530}, {1, 470, 510}};
     ExpectNear(sequences.Run(chunks, false), sequences.Reference(chunks), Tolerance(false),
                Describe(shape));
+  }
+}
+
+// Codes are exact in bfloat16.
+TEST_F(CudaAttentionTest, CodesHaveTheBitsOfTheirNumbersInBFloat16) {
+  Random random(14);
+  constexpr DType kCodes = DType::kF8E4M3;
+  for (const AttentionShape& shape :
+       {AttentionShape{.heads = 32, .kv_heads = 4, .head_dim = 128, .dtype = kCodes},
+        AttentionShape{.heads = 8,
+        .kv_heads = 2,
+        .head_dim = 128,
+        .page_size = 64,
+        .dtype = kCodes,
+        .sinks = true},
+        AttentionShape{.heads = 16,
+        .kv_heads = 2,
+        .head_dim = 64,
+        .page_size = 1,
+        .dtype = kCodes,
+        .window = 100},
+        AttentionShape{
+            .heads = 40, .kv_heads = 2, .head_dim = 64, .page_size = 48, .dtype = kCodes},
+        AttentionShape{.heads = 16,
+        .kv_heads = 2,
+        .head_dim = 192,
+        .dtype = kCodes,
+        .window = 128,
+        .sinks = true,
+        .value_dim = 128,
+        .value_scale = 0.707f},
+        AttentionShape{.heads = 32, .kv_heads = 2, .head_dim = 256, .dtype = kCodes, .chunk = 300},
+        AttentionShape{.heads = 16, .head_dim = 576, .rope = 64, .dtype = kCodes},
+        AttentionShape{
+            .heads = 20, .head_dim = 576, .rope = 64, .page_size = 64, .dtype = kCodes}}) {
+    const AttentionSequences codes(random, shape, {1, 90, 300, 1100, 1500});
+    const AttentionSequences numbers = codes.InBFloat16OfCodes(random);
+    const std::vector<std::vector<AttentionChunk>> batches = {
+        {{0, 0, 1}, {1, 89, 90}, {2, 299, 300}, {4, 1499, 1500}},
+        {{4, 1499, 1500}},
+        {{1, 0, 90}, {3, 1000, 1100}, {0, 0, 1}, {2, 0, 300}},
+        {{3, 0, 1100}},
+        {{2, 297, 300}, {4, 1440, 1500}, {1, 88, 90}}};
+    for (size_t i = 0; i < batches.size(); ++i) {
+      for (const size_t scratch : {kAttentionScratchBytes, size_t{0}})
+        EXPECT_TRUE(SameBits(codes.Run(batches[i], false, scratch, 1),
+                             numbers.Run(batches[i], false, scratch, 1)))
+            << Describe(shape) << ", batch " << i << ", scratch " << scratch;
+      if (codes.HasBFloat16Output())
+        EXPECT_TRUE(SameBits(codes.RunToBFloat16(batches[i]), numbers.RunToBFloat16(batches[i])))
+            << Describe(shape) << ", batch " << i << " in bfloat16";
+    }
   }
 }
 
@@ -202,6 +272,19 @@ TEST_F(CudaAttentionTest, ManyShortSequencesHaveTheBitsOfTheirPrompts) {
         .sinks = true},
         AttentionShape{.heads = 9, .kv_heads = 3, .head_dim = 128, .page_size = 48, .window = 300},
         AttentionShape{.heads = 16, .head_dim = 64, .page_size = 32},
+        AttentionShape{.heads = 16,
+        .kv_heads = 2,
+        .head_dim = 128,
+        .page_size = 64,
+        .dtype = DType::kF8E4M3,
+        .scales = true},
+        AttentionShape{.heads = 8,
+        .kv_heads = 1,
+        .head_dim = 64,
+        .page_size = 1,
+        .dtype = DType::kF8E4M3,
+        .window = 100,
+        .sinks = true},
         AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256}})
     ExpectBitsOfPrompts(shape, random);
 }
@@ -255,6 +338,15 @@ TEST_F(CudaAttentionTest, ChunksBatchesAndScratchGiveTheSameBits) {
         AttentionShape{.heads = 32, .kv_heads = 2, .head_dim = 192, .value_dim = 128},
         AttentionShape{.heads = 16, .kv_heads = 2, .head_dim = 256, .page_size = 16},
         AttentionShape{.heads = 40, .kv_heads = 2, .head_dim = 256, .window = 200, .sinks = true},
+        AttentionShape{.heads = 10,
+        .kv_heads = 2,
+        .head_dim = 128,
+        .dtype = DType::kF8E4M3,
+        .window = 300,
+        .sinks = true,
+        .scales = true},
+        AttentionShape{
+            .heads = 40, .kv_heads = 2, .head_dim = 64, .page_size = 1, .dtype = DType::kF8E4M3},
         AttentionShape{.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF16}}) {
     ExpectSameBitsInAnyChunks(shape, false, random);
     ExpectSameBitsInAnyChunks(shape, true, random);
@@ -292,6 +384,9 @@ TEST_F(CudaAttentionTest, LatentMatchesReference) {
         AttentionShape{.heads = 1, .head_dim = 576, .rope = 64},
         AttentionShape{.heads = 16, .head_dim = 576, .rope = 64, .page_size = 64},
         AttentionShape{.heads = 20, .head_dim = 576, .rope = 64, .page_size = 1},
+        AttentionShape{
+            .heads = 16, .head_dim = 576, .rope = 64, .dtype = DType::kF8E4M3, .scales = true},
+        AttentionShape{.heads = 5, .head_dim = 40, .rope = 8, .dtype = DType::kF8E4M3},
         AttentionShape{.heads = 128, .head_dim = 576, .rope = 64, .page_size = 64}}) {
     const AttentionSequences sequences(random, shape, {1, 70, 1100});
     for (const std::vector<AttentionChunk>& chunks :
@@ -311,6 +406,9 @@ TEST_F(CudaAttentionTest, LatentChunksGiveTheSameBits) {
     const AttentionShape shape = {.heads = heads, .head_dim = 576, .rope = 64};
     ExpectSameBitsInAnyChunks(shape, false, random);
   }
+  ExpectSameBitsInAnyChunks(
+      {.heads = 16, .head_dim = 576, .rope = 64, .dtype = DType::kF8E4M3, .scales = true}, false,
+      random);
   ExpectSameBitsInAnyChunks({.heads = 9, .head_dim = 576, .rope = 64}, true, random);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/cuda/runtime.h"
+#include "kernels/cache_rows.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
@@ -22,6 +23,7 @@ struct AttentionShape {
   bool sinks = false;
   int64_t value_dim = 0;  // of grouped attention; 0: head_dim
   float value_scale = 1.0f;
+  bool scales = false;  // of kF8E4M3
 
   int64_t out_dim() const { return value_dim > 0 ? value_dim : head_dim - rope; }
 };
@@ -43,7 +45,28 @@ class AttentionSequences {
       values_.push_back(random.Normal(length * ValueWidth()));
     }
     sinks_ = random.Normal(shape.heads, 2.0f);
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      k_scales_.push_back(random.Pick({0.3f, 0.9f, 1.9f}));
+      v_scales_.push_back(shape.rope > 0 ? k_scales_.back() : random.Pick({0.02f, 0.6f, 1.7f}));
+    }
     LayOut(random);
+  }
+
+  // The same sequences with a cache in bfloat16 that has the numbers of the codes. Of kF8E4M3
+  // without scales.
+  AttentionSequences InBFloat16OfCodes(kernels::Random& random) const {
+    AttentionSequences other = *this;
+    other.shape_.dtype = DType::kBF16;
+    for (auto* rows : {&other.keys_, &other.values_}) {
+      for (std::vector<float>& x : *rows) {
+        std::vector<uint8_t> codes(x.size());
+        const auto n = static_cast<int64_t>(x.size());
+        kernels::WriteCacheRow(DType::kF8E4M3, x.data(), n, codes.data());
+        kernels::ReadCacheRow(DType::kF8E4M3, codes.data(), n, x.data());
+      }
+    }
+    other.LayOut(random);
+    return other;
   }
 
   // Assigns new pages, among pages of garbage.
@@ -55,7 +78,7 @@ class AttentionSequences {
     const int32_t spare = 3;
     const std::vector<int32_t> order = random.Shuffled(count + spare);
     const int64_t slot_bytes = (count + spare) * page_size * SizeOf(shape_.dtype);
-    k_.assign(slot_bytes * Width(), static_cast<char>(0xff));  // NaN in all three types
+    k_.assign(slot_bytes * Width(), static_cast<char>(0xff));  // NaN, and −480 in e4m3
     v_.assign(slot_bytes * ValueWidth(), static_cast<char>(0xff));
     const int32_t* next = order.data();
     for (size_t s = 0; s < lengths_.size(); ++s) {
@@ -65,17 +88,20 @@ class AttentionSequences {
       std::vector<int32_t> slots(length);
       for (int32_t j = 0; j < length; ++j)
         slots[j] = pages_[s][j / page_size] * page_size + j % page_size;
-      const auto store = [&](const std::vector<float>& from, int64_t width, std::vector<char>& to) {
+      const auto store = [&](const std::vector<float>& from, int64_t width,
+                             const std::vector<float>& scales, std::vector<char>& to) {
         kernels::reference::StoreKv({.x = from.data(),
                                      .ldx = width,
                                      .m = length,
                                      .n = width,
                                      .slots = slots.data(),
                                      .cache = to.data(),
-                                     .dtype = shape_.dtype});
+                                     .dtype = shape_.dtype,
+                                     .scales = shape_.scales ? scales.data() : nullptr,
+                                     .heads = shape_.kv_heads});
       };
-      store(keys_[s], Width(), k_);
-      store(values_[s], ValueWidth(), v_);
+      store(keys_[s], Width(), k_scales_, k_);
+      store(values_[s], ValueWidth(), v_scales_, v_);
     }
   }
 
@@ -87,6 +113,7 @@ class AttentionSequences {
       kernels::LatentAttentionParams p = Latent();
       p.q = pass.queries.data();
       p.cache = k_.data();
+      p.cache_scale = shape_.scales ? k_scales_.data() : nullptr;
       p.out = out.data();
       p.sequences = pass.spans;
       kernels::reference::LatentAttention(p);
@@ -95,6 +122,8 @@ class AttentionSequences {
       p.q = pass.queries.data();
       p.k_cache = k_.data();
       p.v_cache = v_.data();
+      p.k_scales = shape_.scales ? k_scales_.data() : nullptr;
+      p.v_scales = shape_.scales ? v_scales_.data() : nullptr;
       p.sinks = shape_.sinks ? sinks_.data() : nullptr;
       p.out = out.data();
       p.sequences = pass.spans;
@@ -120,6 +149,7 @@ class AttentionSequences {
     const size_t num_sequences = pass.rows.size();
     const DeviceMemory q = Upload(to_bfloat16 ? InBFloat16(pass.queries) : pass.queries),
                        k = Upload(k_), v = Upload(v_), sinks = Upload(sinks_),
+                       k_scales = Upload(k_scales_), v_scales = Upload(v_scales_),
                        row_begin = Upload(pass.row_begin), rows = Upload(pass.rows),
                        kv_len = Upload(pass.kv_len), pages = Upload(pass.pages),
                        row_sequence = Upload(pass.row_sequence), scratch(scratch_bytes);
@@ -141,6 +171,7 @@ class AttentionSequences {
       kernels::LatentAttentionParams p = Latent();
       p.q = q.as<float>();
       p.cache = k.data();
+      p.cache_scale = shape_.scales ? k_scales.as<float>() : nullptr;
       p.out = out.as<float>();
       LatentAttention(p, table, exact, stream.get(), room);
     } else {
@@ -148,6 +179,8 @@ class AttentionSequences {
       p.q = q.as<float>();
       p.k_cache = k.data();
       p.v_cache = v.data();
+      p.k_scales = shape_.scales ? k_scales.as<float>() : nullptr;
+      p.v_scales = shape_.scales ? v_scales.as<float>() : nullptr;
       p.sinks = shape_.sinks ? sinks.as<float>() : nullptr;
       if (to_bfloat16) {
         p.bf16_out = out.data();
@@ -282,7 +315,7 @@ class AttentionSequences {
   AttentionShape shape_;
   std::vector<int32_t> lengths_;
   std::vector<std::vector<float>> queries_, keys_, values_;  // [sequence]
-  std::vector<float> sinks_;
+  std::vector<float> sinks_, k_scales_, v_scales_;
   std::vector<std::vector<int32_t>> pages_;  // [sequence]
   std::vector<char> k_, v_;
 };

@@ -9,10 +9,10 @@
 namespace switchyard::cuda {
 namespace {
 
-template <int kQkDim, int kVDim = kQkDim>
+template <bool kCodes, int kQkDim, int kVDim = kQkDim>
 cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
-  using Small = TileShape<kQkDim, kVDim, false, 1, 4, 2>;
-  using Large = TileShape<kQkDim, kVDim, false, 4, kVDim <= 128 ? 1 : 2, 2>;
+  using Small = TileShape<kQkDim, kVDim, false, 1, 4, kCodes ? 3 : 2, false, kCodes>;
+  using Large = TileShape<kQkDim, kVDim, false, 4, kVDim <= 128 ? 1 : 2, 2, false, kCodes>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
   return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {
     return launch.hopper && kQkDim == kVDim && kQkDim <= 128
@@ -21,21 +21,26 @@ cudaError_t Start(const AttentionLaunch& launch, const PdlStream& chain) {
   });
 }
 
+template <bool kCodes>
+cudaError_t StartOfSize(const AttentionLaunch& launch, const PdlStream& chain) {
+  switch (launch.qk_dim) {
+    case 64:
+      return Start<kCodes, 64>(launch, chain);
+    case 128:
+      return Start<kCodes, 128>(launch, chain);
+    case 256:
+      return Start<kCodes, 256>(launch, chain);
+    default:
+      return Start<kCodes, 192, 128>(launch, chain);
+  }
+}
+
 }  // namespace
 
 cudaError_t StartTiledAttention(const AttentionLaunch& launch, const PdlStream& chain) {
   if (!HasAttentionTiles(launch.qk_dim, launch.v_dim, /*latent=*/false))
     return cudaErrorNotSupported;
-  switch (launch.qk_dim) {
-    case 64:
-      return Start<64>(launch, chain);
-    case 128:
-      return Start<128>(launch, chain);
-    case 256:
-      return Start<256>(launch, chain);
-    default:
-      return Start<192, 128>(launch, chain);
-  }
+  return launch.codes() ? StartOfSize<true>(launch, chain) : StartOfSize<false>(launch, chain);
 }
 
 }  // namespace switchyard::cuda

@@ -7,12 +7,14 @@
 //     sums = sums · 2^(old max − max) + p · v, weights likewise with ones for v (16 keys at a time)
 //   The maximum rises only if a score exceeds it by kMaxSlack (ToProbabilities). Masked keys have
 //   p = 0. Splits are merged in order (attention_merge.cuh).
-// Pipeline: kStages key blocks are in flight by cp.async. Measured on one H200, Qwen3-30B-A3B, 32
-// sequences of 4096 keys: 69 % of 4.8 TB/s.
+// Pipeline: kStages key blocks are in flight by cp.async. Codes of a cache in e4m3 are converted in
+// registers, or in large tiles by the threads that have copied them. Measured on one H200,
+// Qwen3-30B-A3B, 32 sequences of 4096 keys: 69 % of 4.8 TB/s.
 #pragma once
 
 #include "kernels/cuda/attention/attention_merge.cuh"
 #include "kernels/cuda/attention/attention_ptx.cuh"
+#include "kernels/cuda/attention/attention_tile_codes.cuh"
 #include "kernels/cuda/attention/attention_tile_shape.cuh"
 #include "kernels/cuda/attention/attention_tile_softmax.cuh"
 #include "kernels/cuda/device/kernel_chain.cuh"
@@ -50,6 +52,7 @@ class TileLoader {
   // −1. Branch-free, because wgmma in flight does not allow branches. Eight threads copy one row of
   // a panel.
   __device__ void LoadKeys(int stage) {
+    if constexpr (Shape::kCodes) return LoadCodes(stage);
     constexpr int kRowsAtOnce = Shape::kThreads / 8;
     const int kv_heads = p_.launch.kv_heads, column = threadIdx.x % 8 * 8;
     const int64_t k_stride = int64_t{kv_heads} * Shape::kQkDim;
@@ -77,6 +80,15 @@ class TileLoader {
       }
     }
     ptx::CommitCopies();
+  }
+
+  // Converts the codes of a stage that this thread has copied. With codes, but not kDirect.
+  __device__ void ConvertCodes(int stage) const {
+    const char* const from = shared_bytes_ + Shape::kCodesAt + stage * Shape::kCodeBytes;
+    char* const to = shared_bytes_ + Shape::kQBytes;
+    Convert<Shape::kQkDim>(from, to);
+    if constexpr (!Shape::kLatent)
+      Convert<Shape::kVDim>(from + Shape::kKeys * Shape::kQkDim, to + Shape::kKBytes);
   }
 
   // Loads the tile's queries as bfloat16; zeros beyond the last row.
@@ -122,6 +134,40 @@ class TileLoader {
   }
 
  private:
+  // LoadKeys for codes. A piece is 16 codes; thread t has pieces t + i · kThreads of the block.
+  __device__ void LoadCodes(int stage) const {
+    const uint32_t to = shared_ + Shape::kCodesAt + stage * Shape::kCodeBytes;
+    CopyCodes<Shape::kQkDim>(p_.launch.k, stage, to);
+    if constexpr (!Shape::kLatent)
+      CopyCodes<Shape::kVDim>(p_.launch.v, stage, to + Shape::kKeys * Shape::kQkDim);
+    ptx::CommitCopies();
+  }
+  template <int kDim>
+  __device__ void CopyCodes(const void* cache, int stage, uint32_t to) const {
+    constexpr int kPieces = kDim / 16, kCount = Shape::kKeys * kPieces / Shape::kThreads;
+    static_assert(Shape::kKeys * kPieces % Shape::kThreads == 0);
+    const int64_t stride = int64_t{p_.launch.kv_heads} * kDim;
+    const char* const from = static_cast<const char*>(cache) + int64_t{unit_.kv_head} * kDim;
+    const int* const slots = Slots(stage);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int at = threadIdx.x + i * Shape::kThreads, row = at / kPieces;
+      const int slot = slots[row], piece = at - row * kPieces;
+      const int place = Shape::kDirect ? SwizzledCodes<kDim>(row, piece) : at * 16;
+      ptx::CopyAsync16(to + place, from + max(slot, 0) * stride + piece * 16, slot >= 0);
+    }
+  }
+  template <int kDim>
+  __device__ void Convert(const char* from, char* to) const {
+    constexpr int kPieces = kDim / 16, kCount = Shape::kKeys * kPieces / Shape::kThreads;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int at = threadIdx.x + i * Shape::kThreads, row = at / kPieces;
+      StoreCodes<Shape::kKeys>(to, row, at - row * kPieces,
+                               *reinterpret_cast<const uint4*>(from + at * 16));
+    }
+  }
+
   const TiledAttention& p_;
   const AttentionWorkItem& unit_;
   const TileKeys& keys_;
@@ -141,7 +187,8 @@ class TileWorker {
         keys_(keys),
         copies_(p, unit, keys, shared),
         shared_(ptx::SharedAddress(shared)),
-        shared_bytes_(shared) {}
+        shared_bytes_(shared),
+        scale_(ScoreScale<Shape::kCodes>(p.launch, unit.kv_head)) {}
 
   // Computes the work item. Meanwhile looks up work item `next` and stores it in `found`.
   __device__ void Run(int next, AttentionWorkItem& found) {
@@ -182,6 +229,11 @@ class TileWorker {
       ptx::WaitCopies<Shape::kStages - 2>();
       if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
       __syncthreads();  // copies of all threads are visible, and the previous stage is free
+      if constexpr (Shape::kCodes && !Shape::kDirect) {
+        copies_.ConvertCodes(stage);
+        if constexpr (Shape::kHopper) ptx::FenceAsyncProxy();
+        __syncthreads();
+      }
       int slot = 0;
       if (threadIdx.x < Shape::kKeys) slot = copies_.SlotOf(block + Shape::kStages, last);
       ProcessKeyBlock(block, stage);
@@ -189,6 +241,7 @@ class TileWorker {
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
       const int this_split = kSplits.Of(block * Shape::kKeys);
       if (this_split == kSplits.Of((block + 1) * Shape::kKeys) && block != last) continue;
+      if constexpr (Shape::kDirect) OrderColumns(thread_, part_.sums);
       if (partial) {
         results.Store(part_);
       } else {
@@ -209,21 +262,24 @@ class TileWorker {
   // Processes the key block in stage `number` and meanwhile starts the copies of a later block into
   // the previous stage.
   __device__ void ProcessKeyBlock(int block, int number) {
-    const uint32_t stage = shared_ + Shape::kQBytes + number * Shape::kStageBytes;
+    const uint32_t stage =
+        shared_ + Shape::kQBytes + (Shape::kCodes ? 0 : number * Shape::kStageBytes);
+    const int codes = Shape::kCodesAt + number * Shape::kCodeBytes;
     const int next = number == 0 ? Shape::kStages - 1 : number - 1;
     TileScores<Shape> scores;
     if constexpr (Shape::kHopper) {
       ScoreByWarpgroup(
           thread_, shared_, stage, [&] { copies_.LoadKeys(next); }, scores);
+    } else if constexpr (Shape::kDirect) {
+      copies_.LoadKeys(next);
+      ScoreCodes(thread_, shared_, shared_bytes_ + codes, scores);
     } else {
       copies_.LoadKeys(next);
       Score(thread_, shared_, stage, scores);
     }
     if (BlockHasMaskedKeys<Shape>(p_.schedule, keys_, block))
       Mask(thread_, rows_, block * Shape::kKeys + thread_.FirstKey(), scores);
-    Apply(ToProbabilities(thread_, __fmul_rn(p_.launch.scale, kLog2E), shared_bytes_, scores,
-                          part_.max),
-          part_);
+    Apply(ToProbabilities(thread_, scale_, shared_bytes_, scores, part_.max), part_);
     uint32_t p[Shape::kKeys / 16][4];
     if constexpr (Shape::kShares) {
       ShareProbabilities(thread_, shared_bytes_, scores);
@@ -241,6 +297,8 @@ class TileWorker {
     }
     if constexpr (Shape::kHopper) {
       AddValuesByWarpgroup(thread_, shared_ + Shape::kOnesAt, stage, p, part_.sums, part_.weights);
+    } else if constexpr (Shape::kDirect) {
+      AccumulateCodes(thread_, shared_ + codes, p, part_.sums, part_.weights);
     } else {
 #pragma unroll
       for (int k = 0; k < Shape::kKeys / 16; ++k)
@@ -255,6 +313,7 @@ class TileWorker {
   const TileThread<Shape> thread_;
   const uint32_t shared_;
   char* const shared_bytes_;
+  const float scale_;  // of scores
 
   TileRows rows_;
   TileAccumulator<Shape> part_;

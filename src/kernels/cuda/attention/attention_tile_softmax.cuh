@@ -406,7 +406,7 @@ class TileEpilogue {
         MergeSoftmax(total_[i], {.max = part.max[i], .sum = part.weights[2 * i]});
     const float* sinks = p_.launch.sinks;
     *factor = last ? FinalFactor(total_[i], sinks ? sinks + rows_.head[i] : nullptr,
-                                 p_.launch.value_scale)
+                                 ValueScale<Shape::kCodes>(p_.launch, unit_.kv_head))
                    : 1.0f;
     return f;
   }

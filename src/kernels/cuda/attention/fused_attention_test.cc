@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/cache_rows.h"
 #include "kernels/cuda/device/device_testing.h"
 #include "kernels/fused_ops.h"
 
@@ -23,9 +24,10 @@ struct Lengths {
 // One layer's attention, from its input rows to the output projection.
 class AttentionLayer {
  public:
-  AttentionLayer(Device& device, Random& random, int64_t dim)
+  AttentionLayer(Device& device, Random& random, int64_t dim, DType cache = DType::kBF16)
       : device_(device),
         dim_(dim),
+        cache_(cache),
         qkv_(device.Place(random.Weight(WeightFormat::kBF16, Width(), kHidden, 0, 1, 0))),
         o_(device.Place(random.Weight(WeightFormat::kBF16, kHidden, kHeads * dim, 0, 1, 0))),
         norm_(device, random.Normal(dim)),
@@ -40,7 +42,8 @@ class AttentionLayer {
     const auto num_pages = static_cast<int32_t>(lengths.length.size()) * lengths.pages_each;
     const std::vector<int32_t> pages = random.Shuffled(num_pages);
     const int64_t rows = Sum(lengths.rows), slots = int64_t{num_pages} * kPage;
-    std::vector<uint16_t> cache(slots * kKvHeads * dim_, 0xffff);  // NaN where nothing is stored
+    // NaN where nothing is stored, in e4m3 −480.
+    std::vector<uint8_t> cache(slots * CacheRowBytes(cache_, kKvHeads * dim_), 0xff);
     FillOldKeys(lengths, pages, random, cache);
     const DeviceVector k(device_, cache), v(device_, cache);
     const DeviceVector x(device_, std::vector<uint16_t>(rows * kHidden));
@@ -80,7 +83,7 @@ class AttentionLayer {
                              .slots = to.data(),
                              .k_cache = k.data(),
                              .v_cache = v.data(),
-                             .kv_dtype = DType::kBF16,
+                             .kv_dtype = cache_,
                              .bf16_queries = true});
         end_op();
         device_.Attention({.q = qkv.data(),
@@ -88,7 +91,7 @@ class AttentionLayer {
                            .bf16_queries = true,
                            .k_cache = k.data(),
                            .v_cache = v.data(),
-                           .kv_dtype = DType::kBF16,
+                           .kv_dtype = cache_,
                            .heads = kHeads,
                            .kv_heads = kKvHeads,
                            .head_dim = dim_,
@@ -105,7 +108,7 @@ class AttentionLayer {
       results.insert(results.end(), out.begin(), out.end());
     }
     for (const auto* stored : {&k, &v})
-      for (const uint16_t bits : stored->Read()) results.push_back(bits);
+      for (const uint8_t bits : stored->Read()) results.push_back(bits);
     return results;
   }
 
@@ -128,13 +131,13 @@ class AttentionLayer {
     return PagesOf(lengths, pages, i)[position / kPage] * kPage + position % kPage;
   }
   void FillOldKeys(const Lengths& lengths, const std::vector<int32_t>& pages, Random& random,
-                   std::vector<uint16_t>& cache) const {
-    const int64_t width = kKvHeads * dim_;
+                   std::vector<uint8_t>& cache) const {
+    const int64_t width = kKvHeads * dim_, bytes = CacheRowBytes(cache_, width);
     for (size_t i = 0; i < lengths.length.size(); ++i) {
       for (int32_t position = 0; position < lengths.length[i]; ++position) {
         const std::vector<float> row = random.Normal(width);
-        for (int64_t j = 0; j < width; ++j)
-          cache[SlotOf(lengths, pages, i, position) * width + j] = ToBF16(row[j]).bits;
+        WriteCacheRow(cache_, row.data(), width,
+                      cache.data() + SlotOf(lengths, pages, i, position) * bytes);
       }
     }
   }
@@ -159,6 +162,7 @@ class AttentionLayer {
 
   Device& device_;
   const int64_t dim_;
+  const DType cache_;
   const WeightView qkv_, o_;
   const DeviceVector<float> norm_, cos_sin_;
 };
@@ -175,13 +179,15 @@ TEST_F(FusedAttentionTest, EarlyLaunchChangesNoBit) {
       {{0, 61, 126, 255, 600, 900}, {1, 3, 1, 2, 1, 7}},
   };
   uint64_t key = 0;
-  for (const int64_t dim : {64, 128}) {
-    AttentionLayer layer(*fast_, random_, dim);
-    for (const Lengths& lengths : batches) {
-      ++key;
-      const std::vector<float> want = layer.Decode(lengths, 4, key, true, key);
-      EXPECT_TRUE(SameBits(layer.Decode(lengths, 4, key, false, key), want))
-          << "head size " << dim << ", batch " << key;
+  for (const DType cache : {DType::kBF16, DType::kF8E4M3}) {
+    for (const int64_t dim : {64, 128}) {
+      AttentionLayer layer(*fast_, random_, dim, cache);
+      for (const Lengths& lengths : batches) {
+        ++key;
+        const std::vector<float> want = layer.Decode(lengths, 4, key, true, key);
+        EXPECT_TRUE(SameBits(layer.Decode(lengths, 4, key, false, key), want))
+            << Name(cache) << ", head size " << dim << ", batch " << key;
+      }
     }
   }
 }

@@ -5,17 +5,25 @@
 #include "kernels/cuda/attention/attention_start.cuh"
 
 namespace switchyard::cuda {
+namespace {
 
-cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain) {
-  if (!HasAttentionTiles(launch.qk_dim, launch.v_dim, /*latent=*/true))
-    return cudaErrorNotSupported;
-  using Small = TileShape<576, 512, true, 1, 8, 2>;
-  using Large = TileShape<576, 512, true, 4, 2, 2>;
+template <bool kCodes>
+cudaError_t StartLatent(const AttentionLaunch& launch, const PdlStream& chain) {
+  using Small = TileShape<576, 512, true, 1, 8, 2, false, kCodes>;
+  using Large = TileShape<576, 512, true, 4, 2, 2, false, kCodes>;
   if (!FitsSharedMemory(std::max(Small::kBytes, Large::kBytes))) return cudaErrorNotSupported;
   return StartTilesOfBothShapes<Small>(launch, chain, [&](int min_rows) {
     return launch.hopper ? StartHopperLatentAttention(launch, min_rows, chain)
                          : StartTiles<Large>(launch, min_rows, INT_MAX, 2, chain);
   });
+}
+
+}  // namespace
+
+cudaError_t StartTiledLatentAttention(const AttentionLaunch& launch, const PdlStream& chain) {
+  if (!HasAttentionTiles(launch.qk_dim, launch.v_dim, /*latent=*/true))
+    return cudaErrorNotSupported;
+  return launch.codes() ? StartLatent<true>(launch, chain) : StartLatent<false>(launch, chain);
 }
 
 }  // namespace switchyard::cuda

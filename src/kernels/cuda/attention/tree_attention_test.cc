@@ -282,6 +282,7 @@ TEST_F(TreeAttentionTest, RowsHaveTheBitsOfPlainSequencesAndAgreeWithTheCpu) {
       {.heads = 4, .kv_heads = 2, .head_dim = 128, .page_size = 48, .window = 100},
       {.heads = 16, .kv_heads = 1, .head_dim = 64, .chunk = 260},
       {.heads = 16, .kv_heads = 2, .head_dim = 256},
+      {.heads = 8, .kv_heads = 2, .head_dim = 128, .page_size = 64, .dtype = DType::kF8E4M3},
       {.heads = 3, .kv_heads = 3, .head_dim = 80, .dtype = DType::kF32},
       {.heads = 6, .kv_heads = 3, .head_dim = 96, .dtype = DType::kF16},
       {.heads = 16, .head_dim = 576, .rope = 64, .page_size = 64},

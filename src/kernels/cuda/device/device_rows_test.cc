@@ -296,8 +296,12 @@ TEST_F(RowsTest, RopeMatchesTheCpu) {
 
 TEST_F(RowsTest, StoreKvRoundsAsTheCpuAndLeavesOutNegativeSlots) {
   for (int round = 0; round < 30; ++round) {
-    const DType dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16});
+    const DType dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3});
     const int64_t m = random_.Below(200), n = random_.Pick<int64_t>({1, 6, 128, 512, 576});
+    const std::vector<float> scales = {0.03f, 1.7f, 11.0f, 0.9f};
+    const DeviceVector device_scales(*exact_, scales);
+    const bool scaled = dtype == DType::kF8E4M3 && n > 6 && random_.Below(3) > 0;
+    const int64_t heads = random_.Pick<int64_t>({1, 2, 4});
     const int64_t ldx = n + random_.Pick<int64_t>({0, 1, 4});
     const std::vector<float> x = random_.Normal(m * ldx + 1, 100.0f);
     const std::vector<int32_t> order = random_.Shuffled(300);
@@ -305,7 +309,8 @@ TEST_F(RowsTest, StoreKvRoundsAsTheCpuAndLeavesOutNegativeSlots) {
     std::vector<uint8_t> expected(300 * n * SizeOf(dtype), 3);
     const DeviceVector cache(*exact_, expected);
     const DeviceVector device_x(*exact_, x);
-    StoreKvParams p = {.x = x.data(), .ldx = ldx, .m = m, .n = n, .dtype = dtype};
+    StoreKvParams p = {.x = x.data(), .ldx = ldx, .m = m, .n = n, .dtype = dtype, .heads = heads};
+    p.scales = scaled ? scales.data() : nullptr;
     p.slots = slots.data();
     p.cache = expected.data();
     if (m > 1) p.m = m - 1;  // the last row has no slot
@@ -316,6 +321,7 @@ TEST_F(RowsTest, StoreKvRoundsAsTheCpuAndLeavesOutNegativeSlots) {
     p.x = device_x.data();
     p.slots = device_slots.data();
     p.cache = cache.data();
+    p.scales = scaled ? device_scales.data() : nullptr;
     exact_->StoreKv(p);
     EXPECT_TRUE(cache.Read() == expected) << Name(dtype) << " m " << m << " n " << n;
   }

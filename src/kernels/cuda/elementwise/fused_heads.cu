@@ -11,25 +11,43 @@
 #include "kernels/cuda/elementwise/ops_norm.cuh"
 #include "kernels/cuda/elementwise/ops_rotate.cuh"
 #include "kernels/cuda/elementwise/ops_rows.h"
+#include "kernels/cuda/elementwise/store_codes.cuh"
 
 namespace switchyard::cuda::ops {
 namespace {
 
 using Warp = RowThreads<false>;  // the threads of one head
 
-// Stores a head's row in the cache dtype, with StoreKv's rounding.
+// Stores four elements at element `at` of a cache, with StoreKv's rounding. `scale`: of codes.
 template <DType kDType>
-__device__ __forceinline__ void StoreHead(const float* head, int64_t slot, int64_t n, void* cache) {
-  if (slot < 0) return;
-  for (int64_t i = Warp::Rank() * 4; i < n; i += Warp::kSize * 4) {
-    const float4 v = LoadRow4<true>(head, i, n);
-    if constexpr (kDType == DType::kF32) {
-      StoreRow4<true>(static_cast<float*>(cache) + slot * n, i, n, v);
-    } else {
-      auto* to = static_cast<uint16_t*>(cache) + slot * n + i;
-      *reinterpret_cast<uint2*>(to) = kDType == DType::kBF16 ? ToBf16x4(v) : ToF16x4(v);
-    }
+__device__ __forceinline__ void StoreFour(float4 v, float scale, int64_t at, void* cache) {
+  if constexpr (kDType == DType::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(cache) + at) = v;
+  } else if constexpr (kDType == DType::kF8E4M3) {
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(cache) + at) = CodesOf(v, scale);
+  } else {
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(cache) + at) =
+        kDType == DType::kBF16 ? ToBf16x4(v) : ToF16x4(v);
   }
+}
+
+// The scale of a key or value head; 1 without codes.
+template <DType kDType>
+__device__ __forceinline__ float ScaleOfHead(const float* scales, int64_t head) {
+  if constexpr (kDType != DType::kF8E4M3) return 1.0f;
+  return scales != nullptr ? scales[head] : 1.0f;
+}
+
+// Stores head `head` of a slot's row.
+template <DType kDType>
+__device__ __forceinline__ void StoreHead(const kernels::NormRopeStoreKvParams& p, const float* x,
+                                          int64_t slot, int64_t head, const float* scales,
+                                          void* cache) {
+  if (slot < 0) return;
+  const int64_t n = p.head_dim, begin = (slot * p.kv_heads + head) * n;
+  const float scale = ScaleOfHead<kDType>(scales, head);
+  for (int64_t i = Warp::Rank() * 4; i < n; i += Warp::kSize * 4)
+    StoreFour<kDType>(LoadRow4<true>(x, i, n), scale, begin + i, cache);
 }
 
 // A warp stages a head in shared memory, where the two elements of a rotation pair are exchanged.
@@ -43,10 +61,8 @@ __global__ void __launch_bounds__(kNormThreads)
   if (t >= p.m) return;
   float* x = p.qkv + at * n;
   const int64_t slot = key < 0 ? -1 : p.slots[t];
-  if (key >= p.kv_heads) {
-    const int64_t of_cache = slot < 0 ? -1 : slot * p.kv_heads + key - p.kv_heads;
-    return StoreHead<kDType>(x, of_cache, n, p.v_cache);
-  }
+  if (key >= p.kv_heads)
+    return StoreHead<kDType>(p, x, slot, key - p.kv_heads, p.v_scales, p.v_cache);
 
   float* row = staged[threadIdx.x / kWarp];
   const float* norm = key < 0 ? p.q_norm : p.k_norm;
@@ -67,10 +83,7 @@ __global__ void __launch_bounds__(kNormThreads)
     }
     __syncwarp();
   }
-  if (key >= 0) {
-    const int64_t of_cache = slot < 0 ? -1 : slot * p.kv_heads + key;
-    return StoreHead<kDType>(row, of_cache, n, p.k_cache);
-  }
+  if (key >= 0) return StoreHead<kDType>(p, row, slot, key, p.k_scales, p.k_cache);
   for (int64_t i = Warp::Rank() * 4; i < n; i += Warp::kSize * 4) {
     const float4 y = LoadRow4<true>(row, i, n);
     if (p.bf16_queries) {
@@ -78,16 +91,6 @@ __global__ void __launch_bounds__(kNormThreads)
     } else {
       StoreRow4<true>(x, i, n, y);
     }
-  }
-}
-
-template <DType kDType>
-__device__ __forceinline__ void StoreFour(float4 v, int64_t at, void* cache) {
-  if constexpr (kDType == DType::kF32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(cache) + at) = v;
-  } else {
-    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(cache) + at) =
-        kDType == DType::kBF16 ? ToBf16x4(v) : ToF16x4(v);
   }
 }
 
@@ -186,8 +189,10 @@ __global__ void __launch_bounds__(kHeadThreads)
       *reinterpret_cast<float4*>(row + head * kDim) = y;
     } else if (slot >= 0) {
       const bool is_key = head < turned;
-      const int64_t of_cache = slot * p.kv_heads + (is_key ? key : head - turned);
-      StoreFour<kDType>(is_key ? y : x[j], of_cache * kDim + in_head * 4,
+      const int of_kind = is_key ? key : head - turned;
+      const float scale = ScaleOfHead<kDType>(is_key ? p.k_scales : p.v_scales, of_kind);
+      StoreFour<kDType>(is_key ? y : x[j], scale,
+                        (slot * p.kv_heads + of_kind) * kDim + in_head * 4,
                         is_key ? p.k_cache : p.v_cache);
     }
   }
@@ -237,6 +242,8 @@ cudaError_t NormRopeStoreKv(const kernels::NormRopeStoreKvParams& p, const PdlSt
       return Start<DType::kBF16>(p, chain);
     case DType::kF16:
       return Start<DType::kF16>(p, chain);
+    case DType::kF8E4M3:
+      return Start<DType::kF8E4M3>(p, chain);
     default:
       return cudaErrorInvalidValue;
   }

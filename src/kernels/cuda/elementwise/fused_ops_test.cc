@@ -118,7 +118,7 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
                    .rotary_dim = random_.Pick<int64_t>({0, dim / 2, dim}),
                    .norm = random_.Below(3) > 0,
                    .interleaved = random_.Below(2) == 0,
-                   .dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16})};
+                   .dtype = random_.Pick({DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3})};
     // So many heads that WholeHeadsKernel processes several heads per warp.
     if (round % 3 == 0 && kv_heads == 4 && (dim == 64 || dim == 128)) {
       c.m = 300;
@@ -137,6 +137,11 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
     if (c.m > 1) slots[random_.Below(c.m)] = -1;
     const DeviceVector at(*device_, positions), to(*device_, slots);
     const std::vector<float> qkv = random_.Normal(c.m * ld);
+    const DeviceVector k_scales(*device_, std::vector<float>{0.3f, 0.01f, 2.0f, 0.7f});
+    const DeviceVector v_scales(*device_, std::vector<float>{1.1f, 0.002f, 5.0f, 0.06f});
+    const bool scaled = c.dtype == DType::kF8E4M3 && random_.Below(2) == 0;
+    const float* const scales_of_k = scaled ? k_scales.data() : nullptr;
+    const float* const scales_of_v = scaled ? v_scales.data() : nullptr;
     const std::vector<uint8_t> cache(kSlots * kv_width * SizeOf(c.dtype), 3);
 
     // Runs the separate ops, as layers do without fused ops.
@@ -171,16 +176,18 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
                      .positions = at.data(),
                      .cos_sin = table.data()});
     }
-    const std::array<std::pair<float*, uint8_t*>, 2> stored = {
-        {{k.data(), want_k.data()}, {v.data(), want_v.data()}}};
-    for (const auto& [rows, into] : stored)
+    const std::array<std::tuple<float*, const float*, uint8_t*>, 2> stored = {
+        {{k.data(), scales_of_k, want_k.data()}, {v.data(), scales_of_v, want_v.data()}}};
+    for (const auto& [rows, scales, into] : stored)
       device_->StoreKv({.x = rows,
                         .ldx = kv_width,
                         .m = c.m,
                         .n = kv_width,
                         .slots = to.data(),
                         .cache = into,
-                        .dtype = c.dtype});
+                        .dtype = c.dtype,
+                        .scales = scales,
+                        .heads = kv_heads});
 
     const DeviceVector all(*device_, qkv), again(*device_, qkv);
     const DeviceVector got_k(*device_, cache), got_v(*device_, cache);
@@ -199,7 +206,9 @@ TEST_F(FusedOpsTest, HeadsToCacheHasTheBitsOfItsOps) {
                                             .slots = to.data(),
                                             .k_cache = got_k.data(),
                                             .v_cache = got_v.data(),
-                                            .kv_dtype = c.dtype};
+                                            .kv_dtype = c.dtype,
+                                            .k_scales = scales_of_k,
+                                            .v_scales = scales_of_v};
     device_->fused()->NormRopeStoreKv(fused);
     const std::vector<float> got = all.Read(), want = q.Read();
     for (int64_t t = 0; t < c.m; ++t)

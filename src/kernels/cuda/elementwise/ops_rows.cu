@@ -10,6 +10,7 @@
 #include "kernels/cuda/elementwise/ops_elements.cuh"
 #include "kernels/cuda/elementwise/ops_rotate.cuh"
 #include "kernels/cuda/elementwise/ops_rows.h"
+#include "kernels/cuda/elementwise/store_codes.cuh"
 
 namespace switchyard::cuda::ops {
 namespace {
@@ -81,6 +82,34 @@ __global__ void StoreHalfKernel(const float* x, int64_t ldx, int64_t m, int64_t 
       for (int i = 0; i < 4 && column + i < n; ++i) out[i] = parts[i];
     }
   });
+}
+
+// Codes of e4m3. A group of four columns has one scale, because heads have multiples of four.
+template <bool kAligned>
+__global__ void StoreCodesKernel(const float* x, int64_t ldx, int64_t m, int64_t n,
+                                 const int32_t* slots, const float* scales, int64_t head_width,
+                                 uint8_t* cache) {
+  ForRuns(m, n, [&](int64_t t, int64_t column) {
+    const int64_t slot = slots[t];
+    if (slot < 0) return;
+    const float scale = scales != nullptr ? scales[column / head_width] : 1.0f;
+    const uint32_t codes = CodesOf(LoadRow4<kAligned>(x + t * ldx, column, n), scale);
+    uint8_t* const out = cache + slot * n + column;
+    if constexpr (kAligned) {
+      *reinterpret_cast<uint32_t*>(out) = codes;
+    } else {
+      for (int i = 0; i < 4 && column + i < n; ++i) out[i] = static_cast<uint8_t>(codes >> 8 * i);
+    }
+  });
+}
+
+cudaError_t StoreCodes(const kernels::StoreKvParams& p, bool aligned, cudaStream_t stream) {
+  const int64_t width = p.scales != nullptr ? p.n / p.heads : p.n;
+  if (p.scales != nullptr && (p.n % p.heads != 0 || width % 4 != 0)) return cudaErrorInvalidValue;
+  const auto kernel = aligned ? StoreCodesKernel<true> : StoreCodesKernel<false>;
+  kernel<<<Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream>>>(
+      p.x, p.ldx, p.m, p.n, p.slots, p.scales, width, static_cast<uint8_t*>(p.cache));
+  return cudaGetLastError();
 }
 
 template <bool kAligned>
@@ -220,6 +249,7 @@ cudaError_t StoreKv(const kernels::StoreKvParams& p, cudaStream_t stream) {
                                             static_cast<float*>(p.cache));
     return cudaGetLastError();
   }
+  if (p.dtype == DType::kF8E4M3) return StoreCodes(p, aligned, stream);
   if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return cudaErrorInvalidValue;
   const bool bf16 = p.dtype == DType::kBF16;
   const auto kernel =

@@ -7,12 +7,14 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "kernels/cuda/attention/key_codes.cuh"
 
 namespace switchyard::cuda::entries {
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
 __device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
+__device__ __forceinline__ float ToFloat(KeyCode x) { return FloatOfCode(x); }
 
 __device__ __forceinline__ void Store(float* to, float x) { *to = x; }
 __device__ __forceinline__ void Store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
