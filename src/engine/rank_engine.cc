@@ -371,9 +371,8 @@ bool RankEngine::Impl::NeedsLogits() const {
 }
 
 bool RankEngine::Impl::Exports() const {
-  return std::ranges::any_of(plan, [](const ScheduledRows& part) {
-    return part.sequence->request.kv == KvRole::kExport;
-  });
+  return std::ranges::any_of(
+      plan, [](const ScheduledRows& part) { return part.sequence->request.kv == KvRole::kExport; });
 }
 
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {

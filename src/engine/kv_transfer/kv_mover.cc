@@ -13,8 +13,9 @@ bool KvCopy::Append(const KvCopy& next) {
     bytes += next.bytes;
     return true;
   }
-  if (to_stride == 0 || bytes != next.bytes || to_stride != next.to_stride || from_stride != next.from_stride ||
-      to + rows * to_stride != next.to || from + rows * from_stride != next.from)
+  if (to_stride == 0 || bytes != next.bytes || to_stride != next.to_stride ||
+      from_stride != next.from_stride || to + rows * to_stride != next.to ||
+      from + rows * from_stride != next.from)
     return false;
   rows += next.rows;
   return true;

@@ -33,8 +33,8 @@ struct KvStateShard {
   Range key_heads;         // of the model
 };
 
-// Copies a state to all shards of another one. `from`: every key head is in one of them. `mover`: as
-// in CopyKvRows.
+// Copies a state to all shards of another one. `from`: every key head is in one of them. `mover`:
+// as in CopyKvRows.
 void CopyKvState(const KvStateFormat& format, std::span<const KvStateShard> from,
                  std::span<const KvStateShard> to, KvMover* mover = nullptr);
 

@@ -83,9 +83,8 @@ struct KvFailed {
   KvKey key;
   std::string error;
 };
-using KvMessage =
-    std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvStateHead, KvTaken, KvUnmapped, KvDone,
-                 KvFailed>;
+using KvMessage = std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvStateHead, KvTaken,
+                               KvUnmapped, KvDone, KvFailed>;
 
 std::string EncodeHello(const KvHello& hello);
 KvHello DecodeHello(std::string_view bytes);

@@ -70,8 +70,8 @@ class MappedCaches {
 Statement KvStatement(const RankJob& job);
 
 // Whether the memory of another worker's ranks can be read as `job`, which that worker has sent:
-// MappedCaches trusts both, and on GPUs the sizes in KvExport. `statement`: of this worker. Error kInvalid names the first difference;
-// `who`: the other worker.
+// MappedCaches trusts both, and on GPUs the sizes in KvExport. `statement`: of this worker. Error
+// kInvalid names the first difference; `who`: the other worker.
 void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& statement,
                 const std::string& who);
 

@@ -16,8 +16,8 @@ namespace {
 class PinnedPages {
  public:
   explicit PinnedPages(std::span<std::byte> memory) : begin_(memory.data()) {
-    const cudaError_t error = cudaHostRegister(begin_, memory.size(),
-                                               cudaHostRegisterPortable | cudaHostRegisterMapped);
+    const cudaError_t error =
+        cudaHostRegister(begin_, memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (error != cudaSuccess) {
       cudaGetLastError();
       throw Resource(

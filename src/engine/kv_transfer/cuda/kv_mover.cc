@@ -83,8 +83,7 @@ class GpuMover final : public KvMover {
     static_assert(sizeof handle == sizeof memory.handle);
     std::memcpy(&handle, memory.handle.data(), sizeof handle);
     void* mapped = nullptr;
-    const cudaError_t error =
-        cudaIpcOpenMemHandle(&mapped, handle, cudaIpcMemLazyEnablePeerAccess);
+    const cudaError_t error = cudaIpcOpenMemHandle(&mapped, handle, cudaIpcMemLazyEnablePeerAccess);
     if (error != cudaSuccess) {
       cudaGetLastError();
       throw Error(ErrorKind::kResource,
@@ -106,11 +105,10 @@ class GpuMover final : public KvMover {
     OnStream([&](cudaStream_t stream) {
       for (const KvCopy& copy : copies) {
         const auto bytes = static_cast<size_t>(copy.bytes), rows = static_cast<size_t>(copy.rows);
-        Check(rows == 1
-                  ? cudaMemcpyAsync(copy.to, copy.from, bytes, cudaMemcpyDefault, stream)
-                  : cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
-                                      static_cast<size_t>(copy.from_stride), bytes, rows,
-                                      cudaMemcpyDefault, stream),
+        Check(rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, bytes, cudaMemcpyDefault, stream)
+                        : cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
+                                            static_cast<size_t>(copy.from_stride), bytes, rows,
+                                            cudaMemcpyDefault, stream),
               "copy of KV rows");
       }
     });
