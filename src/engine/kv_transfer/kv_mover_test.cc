@@ -89,7 +89,7 @@ TEST(KvMoverTest, RowsAreTheSameWithAMover) {
     CopyKvRows(format, source, {to_moved, pages, kPage, kPages}, 3, kEnd, &mover);
     for (int i = 0; i < 2; ++i) EXPECT_EQ(plain[i], moved[i]);
     // Keys and values of two ranks. Pages that follow one another are one copy.
-    EXPECT_EQ(mover.copies, pages == up ? 4 : 4 * kPages);
+    EXPECT_EQ(mover.copies.load(), pages == up ? 4 : 4 * kPages);
   }
 }
 

@@ -60,11 +60,12 @@ TEST(GpuTransferTest, RowsAndStatesArriveInEveryLayout) {
         const bool states = rig.prefill.caches().format().has_states();
         if (states) rig.prefill.FillStates(layout.from_group, kFrom, 4);
         ExpectTransfer(rig, layout, 45, states ? kFrom : -1, states ? kTo : -1);
-        if (states)
+        if (states) {
           EXPECT_EQ(rig.decode.ReadStates(layout.to_group, kTo),
                     rig.prefill.ReadStates(layout.from_group, kFrom));
-        EXPECT_GT(rig.decode.mover->copies, 0);
-        EXPECT_EQ(rig.prefill.mover->copies > 0, std::string(backend) == "tcp");
+        }
+        EXPECT_GT(rig.decode.mover->copies.load(), 0);
+        EXPECT_EQ(rig.prefill.mover->copies.load() > 0, std::string(backend) == "tcp");
       }
     }
   }
@@ -76,8 +77,8 @@ TEST(GpuTransferTest, RowsGoThroughHostMemoryWithoutPeerAccess) {
   rig.decode.mover->RefuseIf([&](const KvExport& memory) { return rig.prefill.Owns(memory); });
   for (uint64_t room = 5; room < 30; room += 5)
     ExpectTransfer(rig, {{2, 1}, {1, 1}}, 45, -1, -1, room);
-  EXPECT_GT(rig.prefill.mover->copies, 0);
-  EXPECT_GT(rig.decode.mover->buffers, 0);
+  EXPECT_GT(rig.prefill.mover->copies.load(), 0);
+  EXPECT_GT(rig.decode.mover->buffers.load(), 0);
 }
 
 TEST(GpuTransferTest, LayersAreCopiedWhileThePassRuns) {
@@ -136,12 +137,14 @@ TEST(GpuTransferTest, UnreachableRanksEndTheRequestOnBothSides) {
 TEST(GpuTransferTest, MemoryOfEndedRanksIsUnmapped) {
   TransferRig rig(GpuSetupOf("qwen3_moe"));
   ExpectTransfer(rig, {{1, 1}, {1, 1}}, 45, -1, -1);
-  EXPECT_EQ(rig.decode.mover->mapped, 3);  // by this test, by the receiver, and of the prefill side
+  EXPECT_EQ(rig.decode.mover->mapped.load(),
+            3);  // by this test, by the receiver, and of the prefill side
   rig.receiver.Use(rig.decode.arena);
-  EXPECT_EQ(rig.decode.mover->mapped, 2);
+  EXPECT_EQ(rig.decode.mover->mapped.load(), 2);
   rig.sender.Stop();
-  for (int i = 0; i < 2000 && rig.decode.mover->mapped > 1; ++i) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(rig.decode.mover->mapped, 1);
+  for (int i = 0; i < 2000 && rig.decode.mover->mapped.load() > 1; ++i)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(rig.decode.mover->mapped.load(), 1);
 }
 
 TEST(GpuTransferTest, CpusAndGpusAreRefusedOnBothSides) {

@@ -126,8 +126,8 @@ class GpuMover final : public KvMover {
         [&](const cuda::PinnedMemory& spare) { return spare.bytes() >= bytes; },
         [&] { return std::make_unique<cuda::PinnedMemory>(std::max(bytes, kLeastBuffer)); });
     auto* const data = memory->as<std::byte>();
-    return {data, [this, memory = memory.release()](std::byte*) {
-              buffers_.Give(std::unique_ptr<cuda::PinnedMemory>(memory));
+    return {data, [this, spare = memory.release()](std::byte*) {
+              buffers_.Give(std::unique_ptr<cuda::PinnedMemory>(spare));
             }};
   }
 
