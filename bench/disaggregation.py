@@ -4,11 +4,14 @@
     bench/disaggregation.py                                         # Yardling, one rank for each worker
     bench/disaggregation.py --streams 16 --prompts 64 --prompt 900 --backend tcp
     bench/disaggregation.py --model DIR -- --tp 2 --ep 2            # flags of every worker
+    bench/disaggregation.py --device cuda                           # a GPU for each worker
+    bench/disaggregation.py --device cuda --gpus-per-worker 2 -- --tp 2 --ep 2
+    bench/disaggregation.py --device cuda --gpus-per-worker 0       # both workers on one GPU: correct, but not faster
 
 First the streams run alone ("quiet"). Then the same streams run while the prompts arrive, one after another as soon as one
 of `--at-once` open prompts has ended ("loaded"). Prints the median, p99 and maximum of the time between two events of a
 stream, and the time in which all prompts got their first token. The one worker has the same flags, so the pair has twice its
-threads if --cpu-threads-per-rank is given, and else the same cores.
+threads if --cpu-threads-per-rank is given, and else the same cores. On GPUs, the pair has twice its GPUs.
 
 SWITCHYARD names the program (build/release/switchyard).
 """
@@ -105,15 +108,22 @@ def main():
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=2000)
     parser.add_argument("--backend", default="shm", choices=["shm", "tcp"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--gpus-per-worker", type=int, default=1, help="with --device cuda; 0: both workers use GPU 0")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     sys.setswitchinterval(1e-4)  # else threads get their events in bursts of 5 ms
     flags = ["--max-total-tokens", 32768, *args.flags]
-    with Server(args.model, "--device", "cpu", *flags) as server:
+    devices = [["--device", args.device]] * 2
+    if args.device == "cuda":
+        devices[1] = [*devices[1], "--base-gpu-id", args.gpus_per_worker]
+    with Server(args.model, *devices[0], *flags) as server:
         one = measure("one worker", server, args)
     with contextlib.ExitStack() as stack:
-        _, _, router = stack.enter_context(pair(flags, flags, model=args.model, backend=args.backend))
+        p, d, router = stack.enter_context(pair(flags, flags, model=args.model, backend=args.backend, devices=devices))
         two = measure("prefill and decode", router, args)
+        if "through this host's memory" in p.text() + d.text():
+            print("rows went through the memory of the host: the GPUs have no peer access")
     print(f"p99 of loaded streams: {two[1] / two[0]:.2f} of quiet ones, {two[1] / one[1]:.2f} of one worker's")
 
 

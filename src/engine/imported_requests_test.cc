@@ -31,6 +31,28 @@ TEST(ImportedRequestsTest, OutputsEqualThoseOfOneEngine) {
   }
 }
 
+// On GPUs, the decode engine runs passes ahead. The prefill engine announces rows as computed when
+// their pass has ended, so it launches none.
+TEST(ImportedRequestsTest, OutputsEqualThoseOfOneEngineWithLaunchedPasses) {
+  std::mt19937 random(11);
+  for (const bool states : {false, true}) {
+    RankEngine::Options prefill = SizedOptions(4, 60), decode = SizedOptions(8, 30);
+    if (states) prefill = WithSlots(prefill, 8);
+    if (states) decode = WithSlots(decode, 8);
+    EnginePair pair(prefill, decode, /*launches=*/true);
+    std::vector<EngineRequest> requests;
+    for (uint64_t id = 1; id <= 40; ++id) {
+      requests.push_back(RandomSharedRequest(id, random));
+      pair.Submit(requests.back());
+      if (random() % 3 == 0) pair.Step();
+    }
+    pair.RunOut();
+    ExpectOutputsOfOne(pair, requests);
+    EXPECT_EQ(pair.prefill.model.launched, 0);
+    EXPECT_GT(pair.decode.model.launched, 0);
+  }
+}
+
 TEST(ImportedRequestsTest, PausesChangeNoOutput) {
   std::mt19937 random(5);
   for (const PauseAction action : {PauseAction::kNone, PauseAction::kRetract}) {

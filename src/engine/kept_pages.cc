@@ -4,14 +4,16 @@
 #include <array>
 #include <vector>
 
+#include "core/check.h"
 #include "core/log.h"
+#include "kernels/device.h"
 
 namespace switchyard {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-// The progress comes first, then the records.
+// The progress comes first, with KvExport in the same page, then the records.
 size_t ProgressBytes(const EngineConfig& config) { return config.disaggregated() ? kPageBytes : 0; }
 // Bytes of the page records, which precede the caches in the kept memory. Rounded up to whole pages
 // of the operating system.
@@ -20,40 +22,52 @@ size_t RecordBytes(const EngineConfig& config, const EnginePlan& plan) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// GPUs have a page more, for padding rows.
 size_t KvBytes(const ModelConfig& model, const Mesh& mesh, const EngineConfig& config,
                const EnginePlan& plan) {
-  return KvStorage::Bytes(model, mesh, plan.num_pages, config.page_size, plan.kv_dtype);
+  const int64_t pages = plan.num_pages + (plan.cuda ? 1 : 0);
+  return KvStorage::Bytes(model, mesh, pages, config.page_size, plan.kv_dtype);
+}
+
+// Bytes of the caches of a rank.
+size_t CacheBytes(const EngineConfig& config, const EnginePlan& own, const Mesh& mesh) {
+  size_t bytes = KvBytes(own.model, mesh, config, own);
+  if (own.draft) bytes += KvBytes(*own.draft, mesh, config, own);
+  return bytes + StateStorage::Bytes(own.model, mesh, own.num_states);
+}
+
+// Bytes before the caches. GPU memory has caches only.
+size_t BytesBefore(const EngineConfig& config, const EnginePlan& plan) {
+  return plan.cuda ? 0 : ProgressBytes(config) + RecordBytes(config, plan);
 }
 
 }  // namespace
 
 size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  if (plan.cuda) return 0;
+  if (plan.cuda) return ProgressBytes(config);
   // Pages are useless to the next epoch without the states at their ends: it has no checkpoints.
   const bool reused = !config.disable_radix_cache && !plan.model.has_states();
   if (!reused && !config.disaggregated()) return 0;
   size_t most = 0;
   for (int rank = 0; rank < config.mesh.world(); ++rank) {
     const Mesh mesh(config.mesh, rank);
-    const EnginePlan own = StagePlanOf(config, plan, mesh.pp_rank());
-    size_t bytes = KvBytes(own.model, mesh, config, plan);
-    if (own.draft) bytes += KvBytes(*own.draft, mesh, config, plan);
-    bytes += StateStorage::Bytes(own.model, mesh, plan.num_states);
-    most = std::max(most, bytes);
+    most = std::max(most, CacheBytes(config, StagePlanOf(config, plan, mesh.pp_rank()), mesh));
   }
   return ProgressBytes(config) + RecordBytes(config, plan) + most;
 }
 
 std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::PublishTo(
-    std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan) {
+    std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
+    const KvPublisher* gpu) {
   if (memory.empty() || config.disaggregation_mode != "prefill") return nullptr;
   KvProgress progress = Progress(memory);
   progress.Publish(0, 0);  // the last epoch's passes had the same numbers
   struct Stored {
     uint64_t pass = 0;
     std::array<int64_t, 2> layers{};  // of each micro-batch
+    int64_t published = 0;            // on a GPU, where each publication is a kernel
   };
-  return [progress, layers = plan.model.num_layers(), stored = Stored()](
+  return [progress, gpu, layers = plan.model.num_layers(), stored = Stored()](
              uint64_t pass, int micro_batches, const schedule::Operation& operation) mutable {
     using schedule::Kind;
     using schedule::Phase;
@@ -64,27 +78,30 @@ std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::Publis
         operation.phase != Phase::kQkv && operation.phase != Phase::kAttention;
     const std::span<int64_t> parts = std::span(stored.layers).first(micro_batches);
     parts[operation.micro_batch] = last ? layers : operation.layer + (after_attention ? 1 : 0);
-    progress.Publish(pass, std::ranges::min(parts));
+    const int64_t complete = std::ranges::min(parts);
+    if (!gpu) return progress.Publish(pass, complete);
+    if (micro_batches > 1 || complete <= stored.published) return;
+    stored.published = complete;
+    (*gpu)(pass, complete);
   };
 }
 
 KvStorage KeptPages::Storage(std::span<std::byte> memory, const EngineConfig& config,
                              const EnginePlan& plan, const Mesh& mesh) {
   return KvStorage(plan.model, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
-                   memory.subspan(ProgressBytes(config) + RecordBytes(config, plan)));
+                   memory.subspan(BytesBefore(config, plan)), /*padding_page=*/plan.cuda);
 }
 
 KvStorage KeptPages::DraftStorage(std::span<std::byte> memory, const EngineConfig& config,
                                   const EnginePlan& plan, const Mesh& mesh) {
+  const size_t before = BytesBefore(config, plan) + KvBytes(plan.model, mesh, config, plan);
   return KvStorage(*plan.draft, mesh, plan.num_pages, config.page_size, plan.kv_dtype,
-                   memory.subspan(ProgressBytes(config) + RecordBytes(config, plan) +
-                                  KvBytes(plan.model, mesh, config, plan)));
+                   memory.subspan(before), /*padding_page=*/plan.cuda);
 }
 
 StateStorage KeptPages::States(std::span<std::byte> memory, const EngineConfig& config,
                                const EnginePlan& plan, const Mesh& mesh) {
-  size_t before =
-      ProgressBytes(config) + RecordBytes(config, plan) + KvBytes(plan.model, mesh, config, plan);
+  size_t before = BytesBefore(config, plan) + KvBytes(plan.model, mesh, config, plan);
   if (plan.draft) before += KvBytes(*plan.draft, mesh, config, plan);
   return StateStorage(plan.model, mesh, plan.num_states, memory.subspan(before));
 }
@@ -110,6 +127,23 @@ KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
   const int64_t kept = records.count();
   if (kept > 0 && comm.mesh.rank() == 0)
     LOG_INFO("reused {} of {} pages of the last epoch's KV cache", kept, plan.num_pages);
+}
+
+size_t ExportedCaches::Bytes(const EngineConfig& config, const EnginePlan& plan, const Mesh& mesh) {
+  const size_t bytes = std::max<size_t>(CacheBytes(config, plan, mesh), 1);
+  return (bytes + kExportUnit - 1) / kExportUnit * kExportUnit;
+}
+
+ExportedCaches::ExportedCaches(std::span<std::byte> kept, const EngineConfig& config,
+                               const EnginePlan& plan, const Mesh& mesh, kernels::Device& device) {
+  CHECK(plan.cuda && config.disaggregated());
+  const size_t bytes = Bytes(config, plan, mesh);
+  memory = device.Allocate(bytes);
+  const std::span caches(static_cast<std::byte*>(memory.get()), bytes);
+  kv = KeptPages::Storage(caches, config, plan, mesh);
+  if (plan.draft) draft_kv = KeptPages::DraftStorage(caches, config, plan, mesh);
+  states = KeptPages::States(caches, config, plan, mesh);
+  KvExportSlot(kept).Set(ExportGpuMemory(caches.data(), bytes));
 }
 
 }  // namespace switchyard

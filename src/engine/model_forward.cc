@@ -37,6 +37,8 @@ void ModelForward::DropPass(uint64_t number) {
 std::span<const float> ModelForward::Forward(const ForwardBatch& batch) {
   BeginPass(batch);
   const std::span<const float> logits = model_.Forward(batch, kv_);
+  // Other passes copy logits or tokens to the host, and so wait for the device.
+  if (batch.logit_rows.empty()) model_.device().Synchronize();
   if (model_.aborted()) DropPass(batch.pass);
   EndPasses(batch.pass);
   return logits;

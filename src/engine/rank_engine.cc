@@ -252,7 +252,7 @@ StepCounts RankEngine::Impl::Plan() {
           .logit_rows = std::ssize(batch.logit_rows),
           .decoding = std::ranges::count_if(parts, &Part::decoding),
           .routed_experts = batch.routed_experts ? 1 : 0,
-          .host_logits = NeedsLogits() ? 1 : 0};
+          .host_logits = NeedsLogits() || Exports() ? 1 : 0};
 }
 
 void RankEngine::Impl::SetGroups(std::span<const StepCounts> groups) {
@@ -370,8 +370,14 @@ bool RankEngine::Impl::NeedsLogits() const {
          (model.has_logits() && batch.draws.size() != batch.logit_rows.size());
 }
 
+bool RankEngine::Impl::Exports() const {
+  return std::ranges::any_of(
+      plan, [](const ScheduledRows& part) { return part.sequence->request.kv == KvRole::kExport; });
+}
+
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
-  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || speculates()) return false;
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || Exports() || speculates())
+    return false;
   return !model.launches_together() ||
          std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
 }

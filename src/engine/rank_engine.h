@@ -82,7 +82,9 @@ struct StepCounts {
   int64_t tokens = 0, decode_tokens = 0, logit_rows = 0;
   int64_t decoding = 0;        // sequences that decode; with drafts, each has several decode tokens
   int64_t routed_experts = 0;  // 1 if requested
-  int64_t host_logits = 0;     // 1 if the batch needs its logits on the host, so it is not launched
+  // 1 if the batch is not launched, because its logits are needed on the host, or it has rows that
+  // another engine reads.
+  int64_t host_logits = 0;
 };
 
 // Maximum logit rows of one pass with prompt logprobs, or with means over prompts: 256 MiB of

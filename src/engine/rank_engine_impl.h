@@ -144,6 +144,9 @@ struct RankEngine::Impl {
   void FinishStaged(Sequence& sequence, const Part& part, RequestOutput& result);
   // Whether the planned batch needs its logits on the host.
   bool NeedsLogits() const;
+  // Whether the planned batch has rows that another engine reads. Such a batch is not launched
+  // ahead: its rows are announced as computed, so its pass has to end first.
+  bool Exports() const;
   // Sets the queue time of the sequences that were planned for the first time.
   void MeasureQueue();
   // Whether the next pass can be planned before the planned pass ends.

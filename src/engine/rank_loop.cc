@@ -185,18 +185,30 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft) options.kept_inputs = InputsReadBy(*plan.draft, plan.model);
   options.weights = std::move(weights.model);
-  options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
+  KvPublisher publish;  // of a GPU
+  options.before_operation =
+      KeptPages::PublishTo(kept_memory, config, plan, plan.cuda ? &publish : nullptr);
   if (links) links->AddTo(&options);
   Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
-  if (!kept_memory.empty()) {
+  std::optional<ExportedCaches> exported;
+  const auto use = [kept](const KvStorage& target, const std::optional<KvStorage>& draft) {
+    kept->model.Use(target);
+    if (draft) kept->draft.Use(*draft);
+  };
+  if (plan.cuda && config.disaggregated()) {
+    publish = MakeGpuPublisher(kept_memory, model.device());
+    exported.emplace(kept_memory, config, plan, comm->mesh, model.device());
+    use(exported->kv, exported->draft_kv);
+  } else if (!kept_memory.empty()) {
     pages.emplace(kept_memory, config, plan, *comm);
-    kept->model.Use(pages->kv);
-    if (pages->draft_kv) kept->draft.Use(*pages->draft_kv);
+    use(pages->kv, pages->draft_kv);
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
-  kv.SetStates(pages ? pages->states : model.MakeStates(plan.num_states));
+  kv.SetStates(pages      ? pages->states
+               : exported ? exported->states
+                          : model.MakeStates(plan.num_states));
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);

@@ -36,8 +36,10 @@ inline RankEngine::Options WithSlots(RankEngine::Options options, int32_t runnin
 // Two engines, and the transfer between them, which copies rows as soon as they are computed.
 class EnginePair {
  public:
-  EnginePair(const RankEngine::Options& prefill_options, const RankEngine::Options& decode_options)
-      : prefill(prefill_options), decode(decode_options) {}
+  // `launches`: the models run passes ahead, as on GPUs.
+  EnginePair(const RankEngine::Options& prefill_options, const RankEngine::Options& decode_options,
+             bool launches = false)
+      : prefill(prefill_options, 61, launches), decode(decode_options, 61, launches) {}
 
   void Submit(const EngineRequest& request) {
     SubmitPrefill(request);

@@ -87,10 +87,10 @@ void KvStorage::AddLayers(const ModelConfig& config, const Mesh& mesh, const All
 }
 
 KvStorage::KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
-                     int32_t page_size, DType dtype, std::span<std::byte> memory)
+                     int32_t page_size, DType dtype, std::span<std::byte> memory, bool padding_page)
     : num_pages_(num_pages), page_size_(page_size), dtype_(dtype) {
-  CHECK_GE(memory.size(), Bytes(config, mesh, num_pages, page_size, dtype));
-  const int64_t slots = num_pages * page_size;
+  const int64_t pages = num_pages + (padding_page ? 1 : 0), slots = pages * page_size;
+  CHECK_GE(memory.size(), Bytes(config, mesh, pages, page_size, dtype));
   const auto take = [&](int64_t bytes, DType type) {
     const void* data = memory.data();
     memory = memory.subspan(RoundUpToPage(static_cast<size_t>(slots * bytes)));

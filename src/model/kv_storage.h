@@ -44,10 +44,10 @@ class KvStorage {
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
             DType dtype);
   // Uses `memory`, at least Bytes bytes, and keeps its present contents. The memory must outlive
-  // the storage.
+  // the storage. `padding_page`: the memory is that of a device, and has one page more.
   KvStorage(const ModelConfig& config, const Mesh& mesh, int64_t num_pages, int32_t page_size,
-            DType dtype, std::span<std::byte> memory);
-  // Bytes of the cache of one rank on CPUs.
+            DType dtype, std::span<std::byte> memory, bool padding_page = false);
+  // Bytes of the cache of one rank, without a page for padding rows.
   static size_t Bytes(const ModelConfig& config, const Mesh& mesh, int64_t num_pages,
                       int32_t page_size, DType dtype);
   // Allocates in the memory of `device`, with one page beyond num_pages for padding rows of a

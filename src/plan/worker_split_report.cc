@@ -139,8 +139,12 @@ std::string SplitCommands(const Question& q, const Split& s) {
   return text + route + "\n" +
          fmt::format(
              "(start {} of the first command and {} of the second one; PREFILL1, DECODE1 "
-             "and so on are their hosts)\n",
-             s.layout.prefill_workers, s.layout.decode_workers);
+             "and so on are their hosts){}\n",
+             s.layout.prefill_workers, s.layout.decode_workers,
+             q.cluster.cuda ? "\n(workers of one host need ports and --base-gpu-id of their own; "
+                              "if all workers are on one host, add "
+                              "--disaggregation-transfer-backend shm)"
+                            : "");
 }
 
 std::string SplitReport(const Question& q, const std::vector<Split>& ranked, int rows) {

@@ -116,10 +116,17 @@ TEST(Split, ASearchPrintsTheCommands) {
                     HasSubstr("the engine accepts the workers")));
 }
 
-TEST(Split, OnGpusIsPlannedOnPaper) {
+TEST(Split, WorkersOnGpusHaveOneHostEach) {
   Question q = GpuQuestion("qwen3_30b_a3b", "h200", 8);
-  const std::string text = ExplainSplit(q, ParseSplitLayout("tp1/tp2-ep2-dp2-deepep"));
-  EXPECT_THAT(text, AllOf(HasSubstr("supported on CPUs only"), HasSubstr("on paper"),
+  const SplitLayout one_host = ParseSplitLayout("tp1/tp2-ep2-dp2-deepep");
+  EXPECT_THAT(ExplainSplit(q, one_host), HasSubstr("the engine accepts the workers"));
+  EXPECT_THAT(SplitCommands(q, EvaluateSplit(q, one_host)),
+              AllOf(HasSubstr("--disaggregation-mode decode"), HasSubstr("switchyard route"),
+                    HasSubstr("--base-gpu-id")));
+  const std::string text =
+      ExplainSplit(GpuQuestion("qwen3_30b_a3b", "h200", 8, 3),
+                   ParseSplitLayout("1xtp16-ep16-dp16-dense1-deepep/1xtp8-ep8-dp8-dense1-deepep"));
+  EXPECT_THAT(text, AllOf(HasSubstr("supported on one host only"), HasSubstr("on paper"),
                           Not(HasSubstr("switchyard route"))));
   q.load.batch = 8;
   EXPECT_THAT(RefusalOf([&] { EvaluateSplit(q, ParseSplitLayout("tp1/tp1")); }),

@@ -13,18 +13,19 @@ import pytest
 from elastic import YARDLING, Client, bodies, finish, metric, wait_until
 from server import FIXTURES, PROGRAM, Server, fails_to_start, free_port
 
-FLAGS = ["--device", "cpu", "--max-total-tokens", 16384, "--max-running-requests", 32, "--random-seed", 7]
-SMALL = [*FLAGS, "--log-level", "info"]
+SIZES = ["--max-total-tokens", 16384, "--max-running-requests", 32, "--random-seed", 7]
+CPU = ["--device", "cpu"]
+FLAGS = [*CPU, *SIZES]
 
 
 class Worker(Server):
     """A prefill or decode worker. `bootstrap`: the port of a prefill worker."""
 
-    def __init__(self, mode, *flags, model=YARDLING, backend="tcp"):
+    def __init__(self, mode, *flags, model=YARDLING, backend="tcp", device=CPU, env=None):
         self.mode, self.bootstrap = mode, free_port()
         port = ["--disaggregation-bootstrap-port", self.bootstrap] if mode == "prefill" else []
-        super().__init__(model, *SMALL, "--disaggregation-mode", mode, "--disaggregation-transfer-backend", backend, *port,
-                         *flags)
+        super().__init__(model, *device, *SIZES, "--log-level", "info", "--disaggregation-mode", mode,
+                         "--disaggregation-transfer-backend", backend, *port, *flags, env=env)
 
     def description(self):
         more = {"bootstrap_port": self.bootstrap} if self.mode == "prefill" else {}
@@ -43,9 +44,11 @@ class Router(Server):
 
 
 @contextlib.contextmanager
-def pair(prefill=(), decode=(), model=YARDLING, backend="tcp"):
-    with Worker("prefill", *prefill, model=model, backend=backend) as p, \
-            Worker("decode", *decode, model=model, backend=backend) as d, Router([p], [d]) as router:
+def pair(prefill=(), decode=(), model=YARDLING, backend="tcp", devices=(CPU, CPU), env=None):
+    """`devices`: the flags that place each worker."""
+    with Worker("prefill", *prefill, model=model, backend=backend, device=devices[0], env=env) as p, \
+            Worker("decode", *decode, model=model, backend=backend, device=devices[1], env=env) as d, \
+            Router([p], [d]) as router:
         yield p, d, router
         for server in (router, d, p):
             assert server.stop() == 0, server.text()

@@ -122,6 +122,14 @@ void CheckDisaggregation(const EngineConfig& c) {
         c.speculative.algorithm);
 }
 
+// A draft model has a stream of its own, and the progress of a stage is that of the target's
+// stream.
+void CheckDisaggregationOfGpus(const EngineConfig& c, bool gpus) {
+  if (c.disaggregated() && gpus && c.mesh.pp > 1)
+    throw Invalid("--disaggregation-mode {}: on GPUs not supported with --pp-size {}; want 1",
+                  c.disaggregation_mode, c.mesh.pp);
+}
+
 // Models that return a vector or classes for each prompt.
 void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
   if (!model.pooling) return;
@@ -432,6 +440,7 @@ void CheckFlagPairs(const EngineConfig& config) {
 void CheckModelPairs(const EngineConfig& config, const EnginePlan& plan) {
   CheckGgufDevice(config, plan.cuda);
   CheckStagesOfGpus(config, plan.cuda);
+  CheckDisaggregationOfGpus(config, plan.cuda);
   CheckPooling(config, plan.model);
   CheckEntries(config, plan.model, plan.cuda);
   if (plan.cuda) CheckGpuCache(config, plan.model);

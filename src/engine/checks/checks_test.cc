@@ -85,6 +85,13 @@ TEST(ChecksTest, Disaggregation) {
        },
        ""},
   });
+  ExpectCases({{[](auto& c) { c.disaggregation_mode = "prefill"; }, ""},
+               {[](auto& c) {
+                  c.disaggregation_mode = "decode";
+                  c.mesh = {.tp = 2, .pp = 2};
+                },
+                "--disaggregation-mode decode: on GPUs not supported with --pp-size 2; want 1"}},
+              "qwen3_moe", {.gpus = true});
 }
 
 TEST(ChecksTest, ExpertsOnCpusBesideAGpu) {

@@ -322,7 +322,7 @@ void AddServing(std::vector<Feature>& all) {
   for (const char* mode : {"prefill", "decode"})
     all.push_back(Choice(kServing, "--disaggregation-mode", mode,
                          [](EngineConfig& c) -> std::string& { return c.disaggregation_mode; },
-                         {.gpus = false, .hosts = false}));
+                         {.hosts = false}));
   all.push_back(Setting<bool>(
       kServing, "--is-embedding", [](EngineConfig& c) -> bool& { return c.pooling.is_embedding; },
       true));

@@ -22,7 +22,11 @@ class KvProgress {
 
   // The first `layers` layers of the pass have their keys and values.
   void Publish(uint64_t pass, int64_t layers) {
-    value_->store(pass << kLayerBits | static_cast<uint64_t>(layers), std::memory_order_release);
+    value_->store(Word(pass, layers), std::memory_order_release);
+  }
+  // The number in the first 8 bytes of the memory, for a GPU that writes it.
+  static uint64_t Word(uint64_t pass, int64_t layers) {
+    return pass << kLayerBits | static_cast<uint64_t>(layers);
   }
   // The published number of layers of this pass. If a later one was published last: `later`; if an
   // earlier one: 0.

@@ -1,7 +1,6 @@
 #include "engine/kv_transfer/kv_rows.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -25,9 +24,11 @@ void CheckPages(const KvLayerRows& rows, int64_t begin, int64_t end) {
                     rows.num_pages);
 }
 
-// Copies the heads that both shards have.
-void CopyShard(const KvShard& from, const KvLayerRows& source, const KvShard& to,
-               const KvLayerRows& target, int64_t begin, int64_t end, int64_t bytes, bool keys) {
+// Calls `visit` with copies of the heads that both shards have.
+template <typename Visit>
+void VisitShard(const KvShard& from, const KvLayerRows& source, const KvShard& to,
+                const KvLayerRows& target, int64_t begin, int64_t end, int64_t bytes, bool keys,
+                const Visit& visit) {
   const int64_t first = std::max(from.heads.begin, to.heads.begin);
   const int64_t heads = std::min(from.heads.end, to.heads.end) - first;
   if (heads <= 0) return;
@@ -44,18 +45,36 @@ void CopyShard(const KvShard& from, const KvLayerRows& source, const KvShard& to
   for (int64_t position = begin; position < end;) {
     // The positions that are contiguous in both pages.
     const int64_t run = std::min({end - position, left(source, position), left(target, position)});
-    const std::byte* in =
-        read + (slot(source, position) * from.heads.size() + first - from.heads.begin) * bytes;
-    std::byte* out =
-        write + (slot(target, position) * to.heads.size() + first - to.heads.begin) * bytes;
+    KvCopy copy{
+        .to = write + (slot(target, position) * to.heads.size() + first - to.heads.begin) * bytes,
+        .from =
+            read + (slot(source, position) * from.heads.size() + first - from.heads.begin) * bytes,
+        .bytes = heads * bytes};
     if (whole) {
-      std::memcpy(out, in, static_cast<size_t>(run * heads * bytes));
+      copy.bytes *= run;
     } else {
-      for (int64_t i = 0; i < run; ++i)
-        std::memcpy(out + i * to.heads.size() * bytes, in + i * from.heads.size() * bytes,
-                    static_cast<size_t>(heads * bytes));
+      copy.rows = run;
+      copy.to_stride = to.heads.size() * bytes;
+      copy.from_stride = from.heads.size() * bytes;
     }
+    visit(copy);
     position += run;
+  }
+}
+
+template <typename Visit>
+void VisitRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
+               int64_t begin, int64_t end, const Visit& visit) {
+  for (const KvShard& target : to.shards) {
+    int64_t next = target.heads.begin;  // the first head that has not been copied
+    for (const KvShard& source : from.shards) {
+      if (source.heads.begin > next || source.heads.end <= next) continue;
+      VisitShard(source, from, target, to, begin, end, format.key_bytes, /*keys=*/true, visit);
+      if (format.value_bytes > 0)
+        VisitShard(source, from, target, to, begin, end, format.value_bytes, /*keys=*/false, visit);
+      next = source.heads.end;
+    }
+    CHECK_GE(next, target.heads.end);
   }
 }
 
@@ -134,20 +153,18 @@ std::string KvFormat::Text() const {
 }
 
 void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
-                int64_t begin, int64_t end) {
+                int64_t begin, int64_t end, KvMover* mover) {
   CheckPages(from, begin, end);
   CheckPages(to, begin, end);
-  for (const KvShard& target : to.shards) {
-    int64_t next = target.heads.begin;  // the first head that has not been copied
-    for (const KvShard& source : from.shards) {
-      if (source.heads.begin > next || source.heads.end <= next) continue;
-      CopyShard(source, from, target, to, begin, end, format.key_bytes, /*keys=*/true);
-      if (format.value_bytes > 0)
-        CopyShard(source, from, target, to, begin, end, format.value_bytes, /*keys=*/false);
-      next = source.heads.end;
-    }
-    CHECK_GE(next, target.heads.end);
-  }
+  if (!mover)
+    return VisitRows(format, from, to, begin, end, [](const KvCopy& copy) { copy.Run(); });
+  // Adjacent pages are often adjacent in both caches, and a copy of a GPU costs about as much time
+  // as a few KiB.
+  std::vector<KvCopy> copies;
+  VisitRows(format, from, to, begin, end, [&](const KvCopy& copy) {
+    if (copies.empty() || !copies.back().Append(copy)) copies.push_back(copy);
+  });
+  mover->Copy(copies);
 }
 
 KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
@@ -158,20 +175,26 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
       page_size_(config.page_size),
       num_states_(plan.num_states) {
   CHECK_EQ(std::ssize(kept), mesh_.world());
+  for (int stage = 0; stage < mesh_.pp; ++stage)
+    stage_layers_.push_back(StagePlanOf(config, plan, stage).model.num_layers());
+  for (const std::span<std::byte> memory : kept) progress_.push_back(KeptPages::Progress(memory));
+  if (plan.draft) draft_layers_ = plan.draft->num_layers();
+  if (!plan.cuda) Attach(config, plan, kept);
+}
+
+void KvCaches::Attach(const EngineConfig& config, const EnginePlan& plan,
+                      const std::vector<std::span<std::byte>>& caches) {
+  CHECK_EQ(std::ssize(caches), mesh_.world());
+  CHECK(storages_.empty());
   std::vector<EnginePlan> stages;
-  for (int stage = 0; stage < mesh_.pp; ++stage) {
-    stages.push_back(StagePlanOf(config, plan, stage));
-    stage_layers_.push_back(stages.back().model.num_layers());
-  }
+  for (int stage = 0; stage < mesh_.pp; ++stage) stages.push_back(StagePlanOf(config, plan, stage));
   for (int rank = 0; rank < mesh_.world(); ++rank) {
     const Mesh mesh(mesh_, rank);
     const EnginePlan& own = stages[mesh.pp_rank()];
-    storages_.push_back(KeptPages::Storage(kept[rank], config, own, mesh));
-    states_.push_back(KeptPages::States(kept[rank], config, own, mesh));
-    if (own.draft) drafts_.push_back(KeptPages::DraftStorage(kept[rank], config, own, mesh));
-    progress_.push_back(KeptPages::Progress(kept[rank]));
+    storages_.push_back(KeptPages::Storage(caches[rank], config, own, mesh));
+    states_.push_back(KeptPages::States(caches[rank], config, own, mesh));
+    if (own.draft) drafts_.push_back(KeptPages::DraftStorage(caches[rank], config, own, mesh));
   }
-  if (plan.draft) draft_layers_ = plan.draft->num_layers();
   for (int group = 0; group < mesh_.dp; ++group) {
     for (int stage = 0; stage < mesh_.pp; ++stage)
       AddShards(stages[stage].model, group, stage,
@@ -231,6 +254,7 @@ std::vector<KvStateShard> KvCaches::State(int group, int64_t layer, int32_t slot
 
 KvLayerRows KvCaches::Layer(int group, int64_t layer, std::span<const int32_t> pages) const {
   CHECK(group >= 0 && group < groups() && layer >= 0 && layer < format_.num_layers());
+  CHECK(!storages_.empty());  // attached
   return {.shards = shards_[group * format_.num_layers() + layer],
           .pages = pages,
           .page_size = page_size_,
@@ -253,16 +277,24 @@ int64_t KvCaches::LayersOf(int group, uint64_t pass) const {
   return layers;
 }
 
-void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end) {
+void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end,
+                           KvMover* mover) {
   for (int stage = 0; stage < mesh_.pp; ++stage) {
     const Range ranks = RanksOf(group, stage);
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
       int32_t* const faults = storages_[rank].router_faults();
       if (faults == nullptr) continue;
-      for (int64_t position = begin; position < end; ++position) {
-        const int64_t page = pages[position / page_size_];
+      for (int64_t position = begin; position < end;) {
+        const int64_t page = pages[position / page_size_], first = position % page_size_;
         CHECK(page >= 0 && page < num_pages_);
-        faults[page * page_size_ + position % page_size_] = 0;
+        const int64_t count = std::min(end - position, page_size_ - first);
+        const std::span slots(faults + page * page_size_ + first, static_cast<size_t>(count));
+        if (mover) {
+          mover->Clear(std::as_writable_bytes(slots));
+        } else {
+          std::ranges::fill(slots, 0);
+        }
+        position += count;
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "comm/mesh.h"
 #include "core/dtype.h"
 #include "engine/config.h"
+#include "engine/kv_transfer/kv_mover.h"
 #include "engine/kv_transfer/kv_progress.h"
 #include "engine/kv_transfer/kv_states.h"
 #include "model/config.h"
@@ -80,19 +81,24 @@ struct KvLayerRows {
   int64_t first = 0;      // the first position of pages[0]
 };
 
-// Copies the rows of the positions [begin, end) from one cache to all shards of another. Error
-// kInvalid if a page is out of range, or there are too few pages.
+// Copies the rows of the positions [begin, end) from one cache to all shards of another. `mover`:
+// makes the copies if memory of a GPU is among them; null: all is host memory. Error kInvalid if a
+// page is out of range, or there are too few pages.
 void CopyKvRows(const KvLayerFormat& format, const KvLayerRows& from, const KvLayerRows& to,
-                int64_t begin, int64_t end);
+                int64_t begin, int64_t end, KvMover* mover = nullptr);
 
-// The caches of all ranks of an engine on CPUs, in shared memory, those of a draft model included.
-// Used by the process that started the ranks, while they run. Views only: the memory must outlive
-// this object.
+// The caches of all ranks of an engine, those of a draft model included: on CPUs in shared memory,
+// on GPUs in memory that the ranks export. Used by the process that started the ranks, while they
+// run. Views only: the memory must outlive this object.
 class KvCaches {
  public:
-  // `kept` [world]: SharedArena::Kept of each rank.
+  // `kept` [world]: SharedArena::Kept of each rank. On GPUs, Attach precedes Layer, State and
+  // ClearFaults.
   KvCaches(const EngineConfig& config, const EnginePlan& plan,
            const std::vector<std::span<std::byte>>& kept);
+  // Sets the memory of the caches of each rank [world] on GPUs (ExportedCaches).
+  void Attach(const EngineConfig& config, const EnginePlan& plan,
+              const std::vector<std::span<std::byte>>& caches);
 
   const KvFormat& format() const { return format_; }
   int groups() const { return mesh_.dp; }
@@ -107,7 +113,9 @@ class KvCaches {
   // aborted.
   int64_t LayersOf(int group, uint64_t pass) const;
   // Clears the router faults (KvStorage::router_faults) that earlier rows at these positions had.
-  void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end);
+  // `mover`: of caches on GPUs; else null.
+  void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end,
+                   KvMover* mover = nullptr);
 
  private:
   struct StateShard {

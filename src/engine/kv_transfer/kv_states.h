@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/range.h"
+#include "engine/kv_transfer/kv_mover.h"
 #include "model/config.h"
 
 namespace switchyard {
@@ -32,9 +33,10 @@ struct KvStateShard {
   Range key_heads;         // of the model
 };
 
-// Copies a state to all shards of another one. `from`: every key head is in one of them.
+// Copies a state to all shards of another one. `from`: every key head is in one of them. `mover`:
+// as in CopyKvRows.
 void CopyKvState(const KvStateFormat& format, std::span<const KvStateShard> from,
-                 std::span<const KvStateShard> to);
+                 std::span<const KvStateShard> to, KvMover* mover = nullptr);
 
 // A state in the canonical order, which is that of a rank with all heads. Borrows the memory, of at
 // least format.Bytes(), at a multiple of 4.

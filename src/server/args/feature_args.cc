@@ -141,7 +141,7 @@ void AddDisaggregationFlags(CommandLine& app, ServerArgs& a) {
       .Range(0, 65535);
   app.Flag("--disaggregation-transfer-backend", a.disaggregation_backend, kGroup,
            "Transfer of the KV cache and of recurrent states: tcp, or shm (one copy, if both "
-           "workers run on one host as one user)")
+           "workers run on one host as one user; on GPUs from GPU to GPU)")
       .OneOf({"tcp", "shm"});
   app.Flag("--disaggregation-timeout", a.disaggregation_timeout_seconds, kGroup,
            "Seconds that a request waits for its other worker")

@@ -24,7 +24,8 @@ Disaggregation::Disaggregation(const ServerArgs& args, const EnginePlan& plan, c
                             .backend = args.disaggregation_backend,
                             .key = ConnectionKey::Of(secret, "kv transfer"),
                             .bootstrap = {args.host, args.bootstrap_port},
-                            .timeout = Milliseconds(args.disaggregation_timeout_seconds)};
+                            .timeout = Milliseconds(args.disaggregation_timeout_seconds),
+                            .mover = plan.cuda ? MakeGpuMover() : nullptr};
   KvTransferTargets targets{
       .start = [&front](uint64_t id,
                         RequestOutput first) { front.StartImported(id, std::move(first)); },

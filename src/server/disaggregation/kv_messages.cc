@@ -40,6 +40,10 @@ template <typename Codec, OneOf<KvTaken> T>
 void Fields(Codec& codec, T& m) {
   codec(m.key, m.version);
 }
+template <typename Codec, OneOf<KvUnmapped> T>
+void Fields(Codec& codec, T& m) {
+  codec(m.key, m.version, m.why);
+}
 template <typename Codec, OneOf<KvDone> T>
 void Fields(Codec& codec, T& m) {
   codec(m.key, m.output);

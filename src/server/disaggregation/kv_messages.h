@@ -9,6 +9,8 @@
 //                        copied; or the slot of recurrent states
 //   prefill -> decode    KvStateHead, then the state     tcp: the recurrent state of one layer
 //   decode  -> prefill   KvTaken                         shm: what KvPlace names has been copied
+//   decode  -> prefill   KvUnmapped                      shm: the caches cannot be mapped, so rows
+//                                                        are sent as with tcp
 //   prefill -> decode    KvDone                          all rows were sent; the first output
 //   either direction     KvFailed                        the request ends
 #pragma once
@@ -66,6 +68,13 @@ struct KvTaken {
   KvKey key;
   uint64_t version = 0;  // of KvPlace
 };
+// The answer to the first KvPlace if the prefill worker's GPUs cannot be reached from those of the
+// decode worker. Then the prefill worker sends no KvPlace until it has sent another KvArena.
+struct KvUnmapped {
+  KvKey key;
+  uint64_t version = 0;  // of KvPlace
+  std::string why;
+};
 struct KvDone {
   KvKey key;
   std::string output;  // EncodeMessage of StepOutputs with one output
@@ -74,8 +83,8 @@ struct KvFailed {
   KvKey key;
   std::string error;
 };
-using KvMessage =
-    std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvStateHead, KvTaken, KvDone, KvFailed>;
+using KvMessage = std::variant<KvArena, KvWant, KvRowsHead, KvPlace, KvStateHead, KvTaken,
+                               KvUnmapped, KvDone, KvFailed>;
 
 std::string EncodeHello(const KvHello& hello);
 KvHello DecodeHello(std::string_view bytes);

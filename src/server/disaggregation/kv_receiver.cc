@@ -63,7 +63,8 @@ void KvReceiver::JoinThreads(Link& link) {
 
 void KvReceiver::Use(std::shared_ptr<SharedArena> arena) {
   const std::lock_guard lock(mutex_);
-  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job);
+  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job, options_.mover);
+  caches_->ClearExports();
 }
 
 void KvReceiver::Open(uint64_t id, const KvRoom& asked, int64_t prompt_tokens) {
@@ -91,7 +92,15 @@ void KvReceiver::OnOutput(uint64_t id, int group, const RequestOutput& output) {
   room.pages = *output.kv;
   room.states.clear();
   room.deadline = Deadline();
-  caches_->caches.ClearFaults(group, room.pages.pages, room.pages.begin, room.pages.end);
+  try {
+    caches_->Attach();
+    caches_->caches.ClearFaults(group, room.pages.pages, room.pages.begin, room.pages.end,
+                                caches_->mover());
+  } catch (const Error& error) {
+    LOG_WARNING("{}", error.what());
+    Send(*room.link, KvFailed{key->second, error.what()});
+    return Fail(room, error.what());
+  }
   Send(*room.link, KvWant{key->second, room.prompt_tokens, room.pages.begin});
 }
 
@@ -192,6 +201,7 @@ std::string KvReceiver::Connect(Link& link, std::unique_ptr<KvConnection>* conne
 
 void KvReceiver::EndLink(const LinkPtr& link, const std::string& why) {
   if (!stop_) LOG_WARNING("{}", why);
+  link->caches.reset();
   const std::lock_guard lock(mutex_);
   link->failure = why;
   link->early.clear();
@@ -224,13 +234,15 @@ bool KvReceiver::Write(const Link& link, const KvKey& key, const KvLayerRows& fr
   if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
     return false;
   Room& room = found->second;
+  if (!caches_->attached()) return false;  // the room has pages of ranks that have ended
   if (layer < 0 || layer >= caches_->caches.format().num_layers() || begin < room.pages.begin ||
       end > room.pages.end || begin > end)
     throw Invalid(
         "{} has sent rows {} to {} of layer {}, which are not among the rows that {} needs",
         link.connection->peer(), begin, end, layer, key.Text());
   CopyKvRows(caches_->caches.format().layers[layer], from,
-             caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end);
+             caches_->caches.Layer(room.group, layer, room.pages.pages), begin, end,
+             caches_->mover());
   room.deadline = Deadline();
   return true;
 }
@@ -242,6 +254,7 @@ bool KvReceiver::WriteState(const Link& link, const KvKey& key, std::span<const 
   if (found == rooms_.end() || found->second.link.get() != &link || found->second.answered)
     return false;
   Room& room = found->second;
+  if (!caches_->attached()) return false;  // the room has pages of ranks that have ended
   if (!HasState(layer))
     throw Invalid("{} has sent a recurrent state of layer {}, which has none",
                   link.connection->peer(), layer);
@@ -249,7 +262,7 @@ bool KvReceiver::WriteState(const Link& link, const KvKey& key, std::span<const 
     throw Invalid("{} has sent a recurrent state, which {} does not need", link.connection->peer(),
                   key.Text());
   CopyKvState(caches_->caches.format().states, from,
-              caches_->caches.State(room.group, layer, room.pages.state));
+              caches_->caches.State(room.group, layer, room.pages.state), caches_->mover());
   room.deadline = Deadline();
   room.states.insert(layer);
   return true;
@@ -273,7 +286,9 @@ void KvReceiver::OnState(Link& link, const KvStateHead& head, TcpStream& stream)
       format.layers[head.layer].StateBytes() == 0)
     throw Invalid("{} has sent a recurrent state of layer {}, which has none",
                   link.connection->peer(), head.layer);
-  std::vector<std::byte> bytes(static_cast<size_t>(format.layers[head.layer].StateBytes()));
+  const auto size = static_cast<size_t>(format.layers[head.layer].StateBytes());
+  const std::shared_ptr<std::byte> buffer = TransferBuffer(options_.mover.get(), size);
+  const std::span bytes(buffer.get(), size);
   if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
     throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
   const KvStateShard whole = CanonicalState(format.states, bytes);
@@ -290,7 +305,9 @@ void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
     throw Invalid("{} has sent rows {} to {}: want 1 to {} rows in a message, from row 0 on",
                   link.connection->peer(), head.begin, head.end, PositionsPerPiece(format));
   const KvLayerFormat& layer = format.layers[head.layer];
-  std::vector<std::byte> bytes(static_cast<size_t>(layer.Bytes(count)));
+  const auto size = static_cast<size_t>(layer.Bytes(count));
+  const std::shared_ptr<std::byte> buffer = TransferBuffer(options_.mover.get(), size);
+  const std::span bytes(buffer.get(), size);
   if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
     throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
   Write(link, head.key, CanonicalRows(layer, head.begin, head.end, bytes).rows(), head.layer,
@@ -306,6 +323,7 @@ void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
   if (place.first_layer < 0 || place.end_layer > format.num_layers())
     throw Invalid("{} has no layers {} to {}", link.connection->peer(), place.first_layer,
                   place.end_layer);
+  if (!MapFor(link, place)) return;
   const int64_t piece = PositionsPerPiece(format);
   for (int64_t layer = place.first_layer; layer < place.end_layer; ++layer) {
     if (place.state >= 0 && format.layers[layer].StateBytes() > 0 &&
@@ -320,6 +338,20 @@ void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
   }
   const std::lock_guard lock(mutex_);
   Send(link, KvTaken{place.key, place.version});
+}
+
+bool KvReceiver::MapFor(Link& link, const KvPlace& place) {
+  try {
+    link.caches->Attach();
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource) throw;
+    LOG_WARNING("{} sends rows through this host's memory, which takes longer: {}",
+                link.connection->peer(), error.what());
+    const std::lock_guard lock(mutex_);
+    Send(link, KvUnmapped{place.key, place.version, error.what()});
+    return false;
+  }
 }
 
 void KvReceiver::OnDone(Link& link, const KvDone& done) {
@@ -360,7 +392,7 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
                                      /*token_map=*/"");
   std::shared_ptr<SharedArena> memory = SharedArena::FromFd(fd);
   CheckArena(*memory, job, statement_, link.connection->peer());
-  link.caches = std::make_shared<MappedCaches>(std::move(memory), job);
+  link.caches = std::make_shared<MappedCaches>(std::move(memory), job, options_.mover);
 }
 
 void KvReceiver::Fail(Room& room, const std::string& error) {
@@ -369,9 +401,22 @@ void KvReceiver::Fail(Room& room, const std::string& error) {
   changed_.notify_all();
 }
 
+void KvReceiver::AttachEarly(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<MappedCaches> caches = caches_;
+  if (!caches || caches->attached() || !caches->exported()) return;
+  lock.unlock();
+  try {
+    caches->Attach();
+  } catch (const std::exception& error) {  // OnOutput fails with the same error
+    LOG_DEBUG("{}", error.what());
+  }
+  lock.lock();
+}
+
 void KvReceiver::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
+    AttachEarly(lock);
     changed_.wait_for(lock, kSweepInterval, [this] { return stop_ || !outputs_.empty(); });
     const auto now = time_.Now();
     const double seconds = std::chrono::duration<double>(options_.timeout).count();

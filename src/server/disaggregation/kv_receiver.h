@@ -58,8 +58,9 @@ class KvReceiver : public KvTransfers {
     std::unique_ptr<KvConnection> connection;  // null until it is open; set once, under mutex_
     std::vector<KvMessage> early;              // messages that are sent once the connection is open
     std::string failure;                       // not empty: the link has ended
-    std::shared_ptr<MappedCaches>
-        caches;  // of the prefill worker, with shm; for the reader's thread
+    // Of the prefill worker, with shm; for the reader's thread. Null after the end of the link, so
+    // that memory of ranks that have ended is freed.
+    std::shared_ptr<MappedCaches> caches;
     std::thread opener;
   };
   using LinkPtr = std::shared_ptr<Link>;
@@ -84,6 +85,9 @@ class KvReceiver : public KvTransfers {
   void OnRows(Link& link, const KvRowsHead& head, TcpStream& stream);
   void OnState(Link& link, const KvStateHead& head, TcpStream& stream);
   void OnPlace(Link& link, const KvPlace& place);
+  // Maps the caches of a prefill worker on GPUs. False: they cannot be mapped, and the prefill
+  // worker is told to send the rows of `place`.
+  bool MapFor(Link& link, const KvPlace& place);
   void OnDone(Link& link, const KvDone& done);
   void OnFailed(Link& link, const KvFailed& failed);
   void OnArena(Link& link, const KvArena& arena) const;
@@ -101,6 +105,9 @@ class KvReceiver : public KvTransfers {
   // Ends the request with an error. Requires mutex_.
   void Fail(Room& room, const std::string& error);
   void Sweep();
+  // Maps the caches of this server's ranks on GPUs before they are needed, because it takes
+  // seconds.
+  void AttachEarly(std::unique_lock<std::mutex>& lock);
   Clock::time_point Deadline() const { return time_.Now() + options_.timeout; }  // requires mutex_
 
   const KvTransferOptions options_;

@@ -60,7 +60,9 @@ void KvSender::Stop() {
 
 void KvSender::Use(std::shared_ptr<SharedArena> arena) {
   const std::lock_guard lock(mutex_);
-  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job);
+  caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job, options_.mover);
+  caches_->ClearExports();
+  without_map_.clear();
   if (options_.backend != "shm") return;
   for (const Peer& peer : peers_) peer->Post(ArenaMessage());
 }
@@ -219,6 +221,8 @@ void KvSender::OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessag
     OnWant(peer, *want);
   } else if (const auto* taken = std::get_if<KvTaken>(&message)) {
     OnTaken(peer, *taken);
+  } else if (const auto* unmapped = std::get_if<KvUnmapped>(&message)) {
+    OnUnmapped(peer, *unmapped);
   } else if (const auto* failed = std::get_if<KvFailed>(&message)) {
     const auto room = rooms_.try_emplace(failed->key).first;
     if (room->second.peer && room->second.peer != peer) return;
@@ -269,9 +273,28 @@ void KvSender::OnTaken(const Peer& peer, const KvTaken& taken) {
   changed_.notify_all();  // Pace
 }
 
+void KvSender::OnUnmapped(const Peer& peer, const KvUnmapped& unmapped) {
+  if (without_map_.insert(peer.get()).second)
+    LOG_WARNING("{} gets rows through this host's memory, which takes longer: {}", peer->peer(),
+                unmapped.why);
+  const auto room = rooms_.find(unmapped.key);
+  if (room == rooms_.end()) return;
+  Room& r = room->second;
+  if (r.peer != peer || !r.sending || unmapped.version != r.step_version) return;
+  r.sending = false;
+  r.deadline = Deadline();
+  Advance(room);
+  changed_.notify_all();  // Pace
+}
+
+bool KvSender::Maps(const Peer& peer) const {
+  return options_.backend == "shm" && !without_map_.contains(peer.get());
+}
+
 void KvSender::OnEnd(const std::string& why, const KvConnection* peer) {
   LOG_INFO("a decode worker is disconnected: {}", why);
   const std::lock_guard lock(mutex_);
+  without_map_.erase(peer);
   for (auto next = rooms_.begin(); next != rooms_.end();) {
     const auto room = next++;
     if (room->second.peer.get() != peer) continue;
@@ -303,7 +326,7 @@ void KvSender::Advance(Rooms::iterator room) {
     room->second.sending = true;
     room->second.step = *rows;
     room->second.step_version = r.version;
-    if (options_.backend == "shm") {
+    if (Maps(r.peer)) {
       r.peer->Post(KvPlace{.key = key,
                            .version = r.version,
                            .group = r.group,
@@ -373,9 +396,22 @@ std::string KvSender::WhyLate(const KvKey& key, const Room& room) const {
   return fmt::format("the transfer of {} made no progress for {}", key.Text(), time);
 }
 
+void KvSender::AttachEarly(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<MappedCaches> caches = caches_;
+  if (options_.backend == "shm" || !caches || caches->attached() || !caches->exported()) return;
+  lock.unlock();
+  try {
+    caches->Attach();
+  } catch (const std::exception& error) {  // SendStep fails with the same error
+    LOG_DEBUG("{}", error.what());
+  }
+  lock.lock();
+}
+
 void KvSender::Sweep() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
+    AttachEarly(lock);
     const bool woken = changed_.wait_for(
         lock, kSweepInterval, [this] { return stop_ || !releases_.empty() || !wanted_.empty(); });
     const auto now = time_.Now();

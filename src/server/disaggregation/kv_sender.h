@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -95,11 +96,19 @@ class KvSender : public KvTransfers {
   void OnEnd(const std::string& why, const KvConnection* peer);
   void OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message);
   void SendStep(const KvKey& key, TcpStream& stream, const Peer& peer);
+  // Sends the rows of `step` of a room. `mapped`: of the caches with its pages.
+  void SendRows(const KvKey& key, const Room& room, MappedCaches& mapped, TcpStream& stream,
+                const KvConnection& peer) const;
+  // Maps the caches of ranks on GPUs before they are needed, because it takes seconds.
+  void AttachEarly(std::unique_lock<std::mutex>& lock);
   void Sweep();
   void Pace();  // continues rooms as soon as ranks have computed a layer
   // These require mutex_. CheckPrompts, Advance and Fail may erase the room.
   void OnWant(const Peer& peer, const KvWant& want);
   void OnTaken(const Peer& peer, const KvTaken& taken);
+  void OnUnmapped(const Peer& peer, const KvUnmapped& unmapped);
+  // Whether the decode worker copies rows from the memory of the ranks.
+  bool Maps(const Peer& peer) const;
   // Fails the room and returns false if both workers have sent its prompt, with different lengths.
   bool CheckPrompts(Rooms::iterator room);
   void Advance(Rooms::iterator room);  // starts the room's next step, after an event
@@ -134,6 +143,8 @@ class KvSender : public KvTransfers {
   // the last worker that was refused after its handshake.
   std::string refusals_, last_refusal_;
   std::vector<Peer> peers_;
+  // Decode workers on this host that cannot map the caches of the present ranks.
+  std::set<const KvConnection*> without_map_;
   std::atomic<bool> stop_{false};
 
   std::thread acceptor_, sweeper_, pacer_;  // last: use the members above

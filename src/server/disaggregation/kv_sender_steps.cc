@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "server/disaggregation/kv_sender.h"
 
 namespace switchyard {
@@ -80,6 +81,39 @@ bool KvSender::AwaitsLayers(const Room& r) const {
   return r.peer && !r.sending && r.known.pass != 0 && std::max(r.sent, r.begin) < r.known.end;
 }
 
+void KvSender::SendRows(const KvKey& key, const Room& room, MappedCaches& mapped, TcpStream& stream,
+                        const KvConnection& peer) const {
+  const KvFormat& format = mapped.caches.format();
+  const int64_t piece = PositionsPerPiece(format);
+  const Rows& step = room.step;
+  int64_t most = piece * format.LargestPosition();
+  for (const KvLayerFormat& layer : format.layers) most = std::max(most, layer.StateBytes());
+  const std::shared_ptr<std::byte> buffer =
+      TransferBuffer(mapped.mover(), static_cast<size_t>(most));
+  const auto first = [&](int64_t bytes) {
+    return std::span(buffer.get(), static_cast<size_t>(bytes));
+  };
+  for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
+    const KvLayerFormat& of_layer = format.layers[layer];
+    if (step.state >= 0 && of_layer.StateBytes() > 0) {
+      const std::span<std::byte> bytes = first(of_layer.StateBytes());
+      const KvStateShard whole = CanonicalState(format.states, bytes);
+      CopyKvState(format.states, mapped.caches.State(room.group, layer, step.state), {&whole, 1},
+                  mapped.mover());
+      SendBytes(KvStateHead{key, layer}, bytes, stream, peer);
+    }
+    if (of_layer.Bytes(1) == 0) continue;
+    const KvLayerRows rows = mapped.caches.Layer(room.group, layer, room.known.pages);
+    for (int64_t begin = step.begin; begin < step.end; begin += piece) {
+      const int64_t end = std::min(begin + piece, step.end);
+      const std::span<std::byte> bytes = first(of_layer.Bytes(end - begin));
+      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end,
+                 mapped.mover());
+      SendBytes(KvRowsHead{key, layer, begin, end}, bytes, stream, peer);
+    }
+  }
+}
+
 void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
   std::shared_ptr<MappedCaches> mapped;
   Room copy;
@@ -96,27 +130,16 @@ void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
     mapped = caches_;
     copy = room->second;
   }
-  const KvFormat& format = mapped->caches.format();
-  const int64_t piece = PositionsPerPiece(format);
-  std::vector<std::byte> bytes;
-  const Rows& step = copy.step;
-  for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
-    const KvLayerFormat& of_layer = format.layers[layer];
-    if (step.state >= 0 && of_layer.StateBytes() > 0) {
-      bytes.resize(static_cast<size_t>(of_layer.StateBytes()));
-      const KvStateShard whole = CanonicalState(format.states, bytes);
-      CopyKvState(format.states, mapped->caches.State(copy.group, layer, step.state), {&whole, 1});
-      SendBytes(KvStateHead{key, layer}, bytes, stream, *peer);
-    }
-    if (of_layer.Bytes(1) == 0) continue;
-    const KvLayerRows rows = mapped->caches.Layer(copy.group, layer, copy.known.pages);
-    for (int64_t begin = step.begin; begin < step.end; begin += piece) {
-      const int64_t end = std::min(begin + piece, step.end);
-      bytes.resize(static_cast<size_t>(of_layer.Bytes(end - begin)));
-      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end);
-      SendBytes(KvRowsHead{key, layer, begin, end}, bytes, stream, *peer);
-    }
+  try {
+    mapped->Attach();
+  } catch (const Error& error) {
+    LOG_WARNING("{}", error.what());
+    const std::lock_guard lock(mutex_);
+    const auto room = rooms_.find(key);
+    if (room != rooms_.end() && room->second.peer == peer) Fail(room, error.what());
+    return;
   }
+  SendRows(key, copy, *mapped, stream, *peer);
   const std::lock_guard lock(mutex_);
   const auto room = rooms_.find(key);
   if (room == rooms_.end() || room->second.peer != peer) return;

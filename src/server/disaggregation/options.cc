@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/mesh.h"
+#include "core/check.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "engine/kept_pages.h"
@@ -38,11 +39,56 @@ bool MayDiffer(const std::string& name) {
 
 }  // namespace
 
-MappedCaches::MappedCaches(std::shared_ptr<SharedArena> from, const RankJob& job)
-    : arena(std::move(from)), caches(job.config, job.plan, KeptOf(*arena)) {}
+MappedCaches::MappedCaches(std::shared_ptr<SharedArena> from, RankJob job,
+                           std::shared_ptr<KvMover> mover)
+    : arena(std::move(from)),
+      caches(job.config, job.plan, KeptOf(*arena)),
+      job_(std::move(job)),
+      mover_(std::move(mover)) {
+  CHECK_EQ(mover_ != nullptr, job_.plan.cuda);
+}
+
+bool MappedCaches::exported() const {
+  return std::ranges::all_of(
+      KeptOf(*arena), [](const auto& memory) { return KvExportSlot(memory).Get().has_value(); });
+}
+
+bool MappedCaches::attached() const {
+  const std::lock_guard lock(mutex_);
+  return !mover_ || !memory_.empty();
+}
+
+void MappedCaches::ClearExports() {
+  if (!mover_) return;
+  for (const std::span<std::byte> memory : KeptOf(*arena)) KvExportSlot(memory).Clear();
+}
+
+void MappedCaches::Attach() {
+  const std::lock_guard lock(mutex_);
+  if (!mover_ || !memory_.empty()) return;
+  std::vector<std::shared_ptr<std::byte>> mapped;
+  std::vector<std::span<std::byte>> memories;
+  for (int rank = 0; rank < arena->world(); ++rank) {
+    const auto exported = KvExportSlot(arena->Kept(rank)).Get();
+    if (!exported) throw Resource("rank {} has no KV cache yet", rank);
+    const Mesh mesh(job_.config.mesh, rank);
+    const size_t want = ExportedCaches::Bytes(
+        job_.config, StagePlanOf(job_.config, job_.plan, mesh.pp_rank()), mesh);
+    if (exported->bytes != want)
+      throw Invalid("the KV cache of rank {} has {} bytes: want {}", rank, exported->bytes, want);
+    mapped.push_back(mover_->Map(*exported));
+    memories.emplace_back(mapped.back().get(), want);
+  }
+  caches.Attach(job_.config, job_.plan, memories);
+  memory_ = std::move(mapped);
+}
 
 Statement KvStatement(const RankJob& job) {
-  Statement statement;
+  // Kernels of CPUs and GPUs round differently, so the decode worker would not continue as the
+  // prefill worker. Chunks of prompts depend on the GPU.
+  Statement statement = {
+      {"--device", job.plan.cuda ? "cuda" : "cpu"},
+      {"the chunk of prompts with recurrent states", std::to_string(job.plan.state_chunk())}};
   std::string draft_hash;
   for (auto& entry : EngineStatement(job.config)) {
     if (entry.first == kDraftHash) {
@@ -72,7 +118,7 @@ void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& s
   const Mesh mesh(job.config.mesh, 0);
   CheckSplits(job.plan.model, mesh, /*replicated_shared_expert=*/true);
   CheckSame(statement, KvStatement(job), "the decode worker", "the memory of " + who);
-  if (job.config.disaggregation_mode != "prefill" || job.plan.cuda || job.config.page_size < 1 ||
+  if (job.config.disaggregation_mode != "prefill" || job.config.page_size < 1 ||
       job.plan.num_pages < 0 || job.plan.num_states < 0)
     throw Invalid("the memory of {} is not that of a prefill worker", who);
   if (arena.world() != mesh.world())

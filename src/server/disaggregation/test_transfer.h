@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/kept_pages.h"
+#include "engine/kv_transfer/test_kv_mover.h"
 #include "server/disaggregation/kv_receiver.h"
 #include "server/disaggregation/kv_sender.h"
 
@@ -31,6 +32,7 @@ struct SideOptions {
   int64_t tokens = 1024;
   std::string kv_dtype = "auto";
   std::string algorithm = {};  // --speculative-algorithm
+  bool gpus = false;           // ranks export memory, as on GPUs; it is host memory (FakeMover)
 };
 
 inline RankJob JobOf(const SideOptions& options, const char* mode) {
@@ -43,7 +45,9 @@ inline RankJob JobOf(const SideOptions& options, const char* mode) {
   config.kv_cache_dtype = options.kv_dtype;
   config.disaggregation_mode = mode;
   config.speculative.algorithm = options.algorithm;
-  return {config, MakePlan(config)};
+  RankJob job{config, MakePlan(config)};
+  job.plan.cuda = options.gpus;
+  return job;
 }
 
 // The memory of the ranks of one server.
@@ -52,7 +56,29 @@ struct Side {
       : job(JobOf(options, mode)),
         arena(SharedArena::Create(job.config.mesh.world(), 4096,
                                   KeptPages::BytesPerRank(job.config, job.plan))),
-        mapped(std::make_shared<MappedCaches>(arena, job)) {}
+        mover(options.gpus ? std::make_shared<FakeMover>() : nullptr),
+        mapped(std::make_shared<MappedCaches>(arena, job, mover)) {}
+
+  // Allocates and exports the caches of ranks on GPUs, as the ranks do. Once, after
+  // KvSender::Use or KvReceiver::Use.
+  void Export() {
+    for (int rank = 0; mover && rank < arena->world(); ++rank) {
+      const Mesh mesh(job.config.mesh, rank);
+      const size_t bytes = ExportedCaches::Bytes(
+          job.config, StagePlanOf(job.config, job.plan, mesh.pp_rank()), mesh);
+      memory.push_back(TransferBuffer(nullptr, bytes));
+      const std::span caches(memory.back().get(), bytes);
+      std::ranges::fill(caches, std::byte{0});
+      KvExportSlot(arena->Kept(rank)).Set(FakeMover::Export(caches));
+    }
+    mapped->Attach();
+  }
+  // Whether the exported memory is that of these ranks.
+  bool Owns(const KvExport& exported) const {
+    return std::ranges::any_of(memory, [&](const auto& caches) {
+      return reinterpret_cast<uint64_t>(caches.get()) == exported.address;
+    });
+  }
 
   KvCaches& caches() { return mapped->caches; }
   int64_t PagesFor(int64_t positions) const {
@@ -136,6 +162,8 @@ struct Side {
 
   const RankJob job;
   const std::shared_ptr<SharedArena> arena;
+  std::vector<std::shared_ptr<std::byte>> memory;  // [world] of ranks on GPUs; else empty
+  const std::shared_ptr<FakeMover> mover;          // null: ranks on CPUs
   const std::shared_ptr<MappedCaches> mapped;
 };
 
@@ -180,7 +208,8 @@ class TransferRig {
                 .backend = setup.backend,
                 .key = ConnectionKey::Of(setup.secret, "kv transfer"),
                 .bootstrap = {"127.0.0.1", 0},
-                .timeout = setup.timeout},
+                .timeout = setup.timeout,
+                .mover = prefill.mover},
                {.release = [this](uint64_t id, const std::string& e) { released.Put(id, e); },
                 .want = [this](uint64_t id) { wanted.Put(id, true); }}),
         receiver(
@@ -188,10 +217,13 @@ class TransferRig {
              .backend = setup.decode_backend.empty() ? setup.backend : setup.decode_backend,
              .key = ConnectionKey::Of(
                  setup.decode_secret.empty() ? setup.secret : setup.decode_secret, "kv transfer"),
-             .timeout = setup.timeout},
+             .timeout = setup.timeout,
+             .mover = decode.mover},
             {.start = [this](uint64_t id, RequestOutput o) { started.Put(id, std::move(o)); }}) {
     sender.Use(prefill.arena);
     receiver.Use(decode.arena);
+    prefill.Export();
+    decode.Export();
   }
 
   KvRoom Room(uint64_t room) const { return {{room, 0}, "127.0.0.1", sender.port()}; }

@@ -19,8 +19,10 @@ std::array<char, 40> HostId() {
   return id;
 }
 
+}  // namespace
+
 // Containers of one host have separate PID namespaces, so the id includes the namespace.
-std::array<char, 64> ProcessId() {
+std::array<char, 64> ProcessName() {
   std::array<char, 64> id = {};
   const int pid = getpid();
   std::memcpy(id.data(), &pid, sizeof pid);
@@ -30,10 +32,8 @@ std::array<char, 64> ProcessId() {
   return id;
 }
 
-}  // namespace
-
 PeerInfo MakePeerInfo(std::byte* memory, size_t bytes) {
-  PeerInfo card = {.host = HostId(), .process = ProcessId(), .bytes = bytes, .memory = memory};
+  PeerInfo card = {.host = HostId(), .process = ProcessName(), .bytes = bytes, .memory = memory};
   Check(cudaGetDevice(&card.device), "reading the current GPU");
   Check(cudaDeviceGetPCIBusId(card.bus_id.data(), card.bus_id.size(), card.device),
         "reading the GPU's PCI bus id");

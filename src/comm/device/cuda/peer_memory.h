@@ -31,6 +31,8 @@ struct PeerInfo {
   cudaIpcMemHandle_t handle = {};
 };
 
+// Names this process, also among containers of one host.
+std::array<char, 64> ProcessName();
 // Describes memory on the current device.
 PeerInfo MakePeerInfo(std::byte* memory, size_t bytes);
 // "rank 3 (GPU 2, 0000:19:00.0)", or with stages "rank 3 (stage 1, GPU 2, 0000:19:00.0)"

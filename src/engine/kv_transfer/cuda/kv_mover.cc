@@ -1,0 +1,210 @@
+// KvMover on a GPU, and the export of memory to it.
+#include "engine/kv_transfer/kv_mover.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "comm/device/cuda/peer_memory.h"
+#include "core/check.h"
+#include "core/cuda/runtime.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace switchyard {
+namespace {
+
+using cuda::Check;
+
+// Buffers are at least this large, so that most of them can be used again.
+constexpr size_t kLeastBuffer = size_t{4} << 20;
+
+// Makes a GPU current during its lifetime.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int device) {
+    Check(cudaGetDevice(&before_), "reading the current GPU");
+    cuda::UseDevice(device);
+  }
+  ~CurrentGpu() { cudaSetDevice(before_); }
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Objects that threads take and give back.
+template <typename T>
+class Spares {
+ public:
+  // A spare one for which `fits` is true, else the result of `make`.
+  template <typename Fits, typename Make>
+  std::unique_ptr<T> Take(const Fits& fits, const Make& make) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found =
+          std::ranges::find_if(spares_, [&](const auto& spare) { return fits(*spare); });
+      if (found != spares_.end()) {
+        std::unique_ptr<T> taken = std::move(*found);
+        spares_.erase(found);
+        return taken;
+      }
+    }
+    return make();
+  }
+  void Give(std::unique_ptr<T> spare) {
+    const std::lock_guard lock(mutex_);
+    spares_.push_back(std::move(spare));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<T>> spares_;
+};
+
+class GpuMover final : public KvMover {
+ public:
+  std::shared_ptr<std::byte> Map(const KvExport& memory) override {
+    const int device = DeviceFor(memory);
+    const CurrentGpu current(device);
+    const std::string name = memory.bus_id.data();
+    if (memory.process == cuda::ProcessName()) {
+      auto* const data = reinterpret_cast<std::byte*>(memory.address);
+      EnablePeerAccess(device, name);
+      return {data, [](std::byte*) {}};
+    }
+    cudaIpcMemHandle_t handle;
+    static_assert(sizeof handle == sizeof memory.handle);
+    std::memcpy(&handle, memory.handle.data(), sizeof handle);
+    void* mapped = nullptr;
+    const cudaError_t error = cudaIpcOpenMemHandle(&mapped, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      throw Error(ErrorKind::kResource,
+                  fmt::format("GPU {} cannot map the KV cache on GPU {}: {}", BusIdOf(device), name,
+                              cudaGetErrorString(error)),
+                  "CUDA IPC and peer access between the GPUs are needed");
+    }
+    return {static_cast<std::byte*>(mapped), [device](std::byte* data) {
+              try {
+                const CurrentGpu current(device);
+                Check(cudaIpcCloseMemHandle(data), "release of a mapped KV cache");
+              } catch (const std::exception& failure) {
+                LOG_DEBUG("{}", failure.what());
+              }
+            }};
+  }
+
+  void Copy(std::span<const KvCopy> copies) override {
+    OnStream([&](cudaStream_t stream) {
+      for (const KvCopy& copy : copies) {
+        const auto bytes = static_cast<size_t>(copy.bytes), rows = static_cast<size_t>(copy.rows);
+        Check(rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, bytes, cudaMemcpyDefault, stream)
+                        : cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
+                                            static_cast<size_t>(copy.from_stride), bytes, rows,
+                                            cudaMemcpyDefault, stream),
+              "copy of KV rows");
+      }
+    });
+  }
+
+  void Clear(std::span<std::byte> memory) override {
+    OnStream([&](cudaStream_t stream) {
+      Check(cudaMemsetAsync(memory.data(), 0, memory.size(), stream), "clearing of GPU memory");
+    });
+  }
+
+  std::shared_ptr<std::byte> Buffer(size_t bytes) override {
+    const CurrentGpu current(device());
+    std::unique_ptr<cuda::PinnedMemory> memory = buffers_.Take(
+        [&](const cuda::PinnedMemory& spare) { return spare.bytes() >= bytes; },
+        [&] { return std::make_unique<cuda::PinnedMemory>(std::max(bytes, kLeastBuffer)); });
+    auto* const data = memory->as<std::byte>();
+    return {data, [this, spare = memory.release()](std::byte*) {
+              buffers_.Give(std::unique_ptr<cuda::PinnedMemory>(spare));
+            }};
+  }
+
+ private:
+  static std::string BusIdOf(int device) {
+    char id[32] = {};
+    Check(cudaDeviceGetPCIBusId(id, sizeof id, device), "reading the GPU's PCI bus id");
+    return id;
+  }
+
+  // The GPU of the memory may be invisible to this process.
+  static void EnablePeerAccess(int device, const std::string& bus_id) {
+    int other = device;
+    if (cudaDeviceGetByPCIBusId(&other, bus_id.c_str()) == cudaSuccess && other != device)
+      cudaDeviceEnablePeerAccess(other, 0);
+    cudaGetLastError();
+  }
+
+  int device() {
+    const std::lock_guard lock(mutex_);
+    return std::max(device_, 0);
+  }
+  int DeviceFor(const KvExport& memory) {
+    const std::lock_guard lock(mutex_);
+    if (device_ >= 0) return device_;
+    if (cuda::DeviceCount() == 0) throw Resource("no GPU to copy KV rows: the driver finds none");
+    if (cudaDeviceGetByPCIBusId(&device_, memory.bus_id.data()) != cudaSuccess) {
+      cudaGetLastError();
+      device_ = 0;
+    }
+    return device_;
+  }
+
+  // Runs `enqueue` with a stream that no other thread uses, and waits for the stream. Also after an
+  // error: no copy is in flight when this returns.
+  template <typename Enqueue>
+  void OnStream(const Enqueue& enqueue) {
+    const CurrentGpu current(device());
+    std::unique_ptr<cuda::Stream> stream =
+        streams_.Take([](const cuda::Stream&) { return true; },
+                      [] { return std::make_unique<cuda::Stream>(/*urgent=*/true); });
+    try {
+      enqueue(stream->get());
+    } catch (...) {
+      cudaStreamSynchronize(stream->get());
+      cudaGetLastError();
+      streams_.Give(std::move(stream));
+      throw;
+    }
+    stream->Synchronize();
+    streams_.Give(std::move(stream));
+  }
+
+  std::mutex mutex_;  // guards device_
+  int device_ = -1;   // −1: none is chosen yet
+  Spares<cuda::Stream> streams_;
+  Spares<cuda::PinnedMemory> buffers_;
+};
+
+}  // namespace
+
+std::shared_ptr<KvMover> MakeGpuMover() { return std::make_shared<GpuMover>(); }
+
+KvExport ExportGpuMemory(std::byte* memory, size_t bytes) {
+  CHECK_EQ(bytes % kExportUnit, 0u);
+  const cuda::PeerInfo info = cuda::MakePeerInfo(memory, bytes);
+  if (!info.exportable)
+    throw Error(ErrorKind::kResource,
+                fmt::format("GPU {} cannot export the memory of its KV cache (CUDA IPC), which "
+                            "--disaggregation-mode needs",
+                            info.bus_id.data()));
+  KvExport exported{.process = info.process,
+                    .bus_id = info.bus_id,
+                    .address = reinterpret_cast<uint64_t>(memory),
+                    .bytes = bytes};
+  std::memcpy(exported.handle.data(), &info.handle, sizeof info.handle);
+  return exported;
+}
+
+}  // namespace switchyard
