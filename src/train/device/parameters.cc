@@ -2,17 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "train/optimizer/catalog.h"
 
 namespace switchyard::train {
 
 template <typename C>
 DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops,
-                                      DeviceMemory& memory)
-    : ops_(ops), memory_(memory) {
+                                      DeviceRanks& ranks, DeviceMemory& memory)
+    : ops_(ops), ranks_(ranks), memory_(memory) {
   for (size_t i = 0; i < host.size(); ++i) {
     host_.emplace(host[i]->name, host[i]);
     index_.emplace(host[i], i);
@@ -22,7 +24,7 @@ DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, T
 template <typename C>
 const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
   CHECK(values_.empty());
-  Slab slab{.offset = count_, .count = 0, .trained = false, .decay = false, .parts = {}};
+  Slab slab{.offset = count_};
   for (const std::string& name : names) {
     const auto found = host_.find(name);
     CHECK(found != host_.end());
@@ -31,6 +33,7 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front()->shape.back());
     slab.trained = !p->gradient.empty();
     slab.decay = p->decay;
+    slab.expert = p->expert;
     slab.count += std::ssize(p->value);
     slab.parts.push_back(p);
   }
@@ -107,6 +110,23 @@ void DeviceParameters<C>::GradientsToHost() {
   }
 }
 
+// Adjacent slabs of one group are one message. The gaps between them are zero on all ranks.
+template <typename C>
+void DeviceParameters<C>::SumGradients() {
+  const DeviceGroups& groups = ranks_.groups();
+  ranks_.Fork();
+  for (auto slab = slabs_.begin(); slab != slabs_.end();) {
+    const int64_t begin = slab->offset;
+    const bool expert = slab->expert;
+    while (slab != slabs_.end() && slab->expert == expert) ++slab;
+    const int64_t end = slab == slabs_.end() ? count_ : slab->offset;
+    Collectives* const group = expert ? groups.expert_copies : groups.all;
+    if (group != nullptr)
+      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(end - begin));
+  }
+  ranks_.Join();
+}
+
 template <typename C>
 void DeviceParameters<C>::ClearGradients() {
   ops_.Zero(gradients_.data(), gradients_.bytes());
@@ -118,19 +138,37 @@ GradientNorm DeviceParameters<C>::Norm() {
   std::vector<double> sums(static_cast<size_t>(sums_.size()));
   memory_.device().CopyOut(sums.data(), sums_.data(), sums.size() * sizeof(double));
   GradientNorm out;
-  double total = 0;
+  double replicated = 0, experts = 0;
   for (const Slab& slab : slabs_) {
     double sum = 0;
     const int64_t begin = slab.offset / Shards::kBlock;
     for (int64_t b = begin; b < begin + Shards::Blocks(slab.count); ++b)
       sum += sums[static_cast<size_t>(b)];
-    total += sum;
+    (slab.expert ? experts : replicated) += sum;
     if (std::isfinite(sum)) continue;
     const std::string name = FirstNotFinite(slab);
     if (out.not_finite.empty() || name < out.not_finite) out.not_finite = name;
   }
-  out.norm = std::sqrt(total);
+  AddRanks(replicated, experts, &out);
   return out;
+}
+
+template <typename C>
+void DeviceParameters<C>::AddRanks(double replicated, double experts, GradientNorm* norm) {
+  const DeviceGroups& groups = ranks_.groups();
+  if (groups.host != nullptr) {
+    const auto ranks = static_cast<size_t>(groups.host->size());
+    std::vector<double> all(ranks);
+    groups.host->AllGatherV(&experts, all.data(), std::vector<size_t>(ranks, sizeof experts));
+    // The first ranks hold all experts, and the others copies of them.
+    const auto partitions = static_cast<std::ptrdiff_t>(groups.expert_ranks.size());
+    experts = std::accumulate(all.begin(), all.begin() + partitions, 0.0);
+    for (const std::string& name : GatherStrings(groups.host, norm->not_finite)) {
+      if (name.empty()) continue;
+      if (norm->not_finite.empty() || name < norm->not_finite) norm->not_finite = name;
+    }
+  }
+  norm->norm = std::sqrt(replicated + experts);
 }
 
 // The first of the slab's parameters, in order of names, whose gradient is not finite.

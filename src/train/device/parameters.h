@@ -10,6 +10,7 @@
 
 #include "train/device/memory.h"
 #include "train/device/ops.h"
+#include "train/device/ranks.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/device_update.h"
 #include "train/parameter.h"
@@ -22,21 +23,25 @@ struct Slab {
   int64_t offset = 0;  // of the first element, a multiple of Shards::kBlock
   int64_t count = 0;
   bool trained = false, decay = false;
+  bool expert = false;  // Parameter::expert of all parts
   std::vector<Parameter<float>*> parts;
 };
 
 // Float32 master values, their gradients and AdamW's moments, and copies of the values in the dtype
 // of matrix products. Borrows the parameters of the host, which have names and shapes, and the
 // values that checkpoints load and store. Host and device exchange values at FromHost and ToHost
-// only. Used by the rank's thread only.
+// only. Several ranks hold copies of the same parameters, except those of experts, and call the
+// same functions in the same order. Used by the rank's thread only.
 template <typename C>
 class DeviceParameters final : public DeviceUpdate {
  public:
-  // `memory` uses the device of `ops`. Both outlive the object.
-  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceMemory& memory);
+  // `memory` uses the device of `ops`. All outlive the object.
+  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceRanks& ranks,
+                   DeviceMemory& memory);
 
-  // Places parameters, before Allocate. All must have rows of the same length, and be trained or
-  // not alike. A name may be placed once. The result is valid until the object is destroyed.
+  // Places parameters, before Allocate. All must have rows of the same length, be trained or not
+  // alike, and be parameters of experts or not alike. A name may be placed once. The result is
+  // valid until the object is destroyed.
   const Slab* Place(std::span<const std::string> names);
   const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.
@@ -48,20 +53,26 @@ class DeviceParameters final : public DeviceUpdate {
 
   void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
 
+  // Sums the gradients of each parameter over the ranks that hold it. Collective.
+  void SumGradients();
+
   void GradientsToHost();  // for tests
 
   void FromHost(AdamW* moments) override;
   void ToHost(AdamW* moments) override;
   void ClearGradients() override;
-  // Sums are in another order than those of NormOfGradients, so norms agree within rounding of
-  // double.
+  // Of the parameters of all ranks; collective. Sums are in another order than those of
+  // NormOfGradients, so norms agree within rounding of double.
   GradientNorm Norm() override;
   void Step(double learning_rate, double gradient_scale, AdamW* moments) override;
 
  private:
   std::string FirstNotFinite(const Slab& slab);
+  // The norm over all ranks, from the sums of squares of this rank's parameters.
+  void AddRanks(double replicated, double experts, GradientNorm* norm);
 
   TrainOps<C>& ops_;
+  DeviceRanks& ranks_;
   DeviceMemory& memory_;
   std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
