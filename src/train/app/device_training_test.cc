@@ -68,6 +68,31 @@ TEST_F(DeviceTrainingTest, ARunOnSeveralRanksIsResumedOnOneAndExported) {
   EXPECT_TRUE(fs::exists(ExportFinal(options.trainer.output) / "model.safetensors"));
 }
 
+// Shards change no bit.
+TEST_F(DeviceTrainingTest, RanksShareTheMoments) {
+  TrainingOptions options = OnDevice(5);
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.ep = 2, .dp = 4}}) {
+    SCOPED_TRACE(layout.ToString());
+    options.layout = layout;
+    options.zero_stage = 0;
+    options.trainer.save_every = 0;
+    options.trainer.output = dir_ / ("whole, " + layout.ToString());
+    Train(options);
+    const fs::path whole = options.trainer.output;
+    options.zero_stage = 1;
+    options.trainer.save_every = 2;
+    options.trainer.output = dir_ / ("shards, " + layout.ToString());
+    std::atomic<int> polls = 0;
+    EXPECT_TRUE(Train(options, [&] { return ++polls > 3 * layout.ranks(); }).stopped);
+    EXPECT_THAT(said_, HasSubstr("without --zero-stage 1"));
+    EXPECT_EQ(Train(options).step, 5);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string name = std::string("checkpoint-000005/") + file;
+      EXPECT_EQ(FileOf(options.trainer.output / name), FileOf(whole / name)) << file;
+    }
+  }
+}
+
 TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
   const auto refusal = [&](const std::function<void(TrainingOptions&)>& change) {
     TrainingOptions options = OnDevice(2);
@@ -86,7 +111,6 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
   EXPECT_THAT(refusal([](Options& o) { o.learner.order = schedule::Order::kOverlapped; }),
               HasSubstr("--schedule is not supported yet"));
   EXPECT_THAT(refusal([](Options& o) { o.early_sums = true; }), HasSubstr("--early-sums"));
-  EXPECT_THAT(refusal([](Options& o) { o.zero_stage = 1; }), HasSubstr("--zero-stage"));
   EXPECT_THAT(refusal([](Options& o) { o.synchronous = true; }), HasSubstr("--exchange sync"));
   EXPECT_THAT(refusal([&](Options& o) {
                 o.lora.rank = 2;

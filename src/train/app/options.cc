@@ -43,7 +43,6 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
   refuse(options.recompute != Recompute::kNone, "--recompute", "--recompute none");
   refuse(options.learner.order != schedule::Order::kPlain, "--schedule", "--schedule plain");
   refuse(options.early_sums, "--early-sums", "a run without it");
-  refuse(options.zero_stage > 0, "--zero-stage", "--zero-stage 0");
   refuse(options.synchronous, "--exchange sync", "--exchange async");
   CheckDeviceModel(config, options.losses);
 }

@@ -27,6 +27,7 @@ class DeviceLearner final : public TrainedModel {
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
   void SumGradients() override { model_.parameters().SumGradients(); }
+  void GatherShards() override { model_.parameters().GatherShards(); }
   std::map<std::string, double> AfterStep(double rate_part) override;
   void SkipStep() override {
     model_.TakeLoads();

@@ -10,6 +10,13 @@
 #include "train/optimizer/catalog.h"
 
 namespace switchyard::train {
+namespace {
+
+constexpr int64_t kMomentUnit = 64;  // shards begin at multiples, so that kernels can load vectors
+
+int64_t RoundUp(int64_t count) { return (count + kMomentUnit - 1) / kMomentUnit * kMomentUnit; }
+
+}  // namespace
 
 template <typename C>
 DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops,
@@ -30,13 +37,17 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     CHECK(found != host_.end());
     Parameter<float>* const p = found->second;
     host_.erase(found);
-    if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front()->shape.back());
+    if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front().parameter->shape.back());
     slab.trained = !p->gradient.empty();
     slab.decay = p->decay;
     slab.expert = p->expert;
+    slab.sharded = p->shards.partial();
+    slab.parts.push_back({.parameter = p, .offset = slab.offset + slab.count, .moments = moments_});
     slab.count += std::ssize(p->value);
-    slab.parts.push_back(p);
+    moments_ += p->MyShard().size();
+    if (slab.sharded) moments_ = RoundUp(moments_);
   }
+  moments_ = RoundUp(moments_);
   count_ += Shards::Blocks(slab.count) * Shards::kBlock;
   slabs_.push_back(std::move(slab));
   return &slabs_.back();
@@ -45,8 +56,9 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
 template <typename C>
 void DeviceParameters<C>::Allocate() {
   CHECK(host_.empty());
-  for (DeviceArray<float>* array : {&values_, &gradients_, &first_, &second_}) {
-    *array = DeviceArray<float>(memory_, count_);
+  for (const auto& [array, count] : {std::pair{&values_, count_}, std::pair{&gradients_, count_},
+                                     std::pair{&first_, moments_}, std::pair{&second_, moments_}}) {
+    *array = DeviceArray<float>(memory_, count);
     ops_.Zero(array->data(), array->bytes());  // gaps stay zero
   }
   copies_ = DeviceArray<C>(memory_, count_);
@@ -55,11 +67,9 @@ void DeviceParameters<C>::Allocate() {
 
 template <typename C>
 void DeviceParameters<C>::UploadValue(const Slab& slab) {
-  float* to = value(slab);
-  for (const Parameter<float>* p : slab.parts) {
-    memory_.device().CopyIn(to, p->value.data(), p->value.size() * sizeof(float));
-    to += p->value.size();
-  }
+  for (const auto& [p, offset, moments] : slab.parts)
+    memory_.device().CopyIn(values_.data() + offset, p->value.data(),
+                            p->value.size() * sizeof(float));
   ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
 }
 
@@ -68,14 +78,12 @@ void DeviceParameters<C>::FromHost(AdamW* moments) {
   for (const Slab& slab : slabs_) {
     UploadValue(slab);
     if (moments == nullptr || !slab.trained) continue;
-    int64_t at = slab.offset;
-    for (const Parameter<float>* p : slab.parts) {
-      const AdamW::Moments& m = moments->moments()[index_.at(p)];
-      CHECK_EQ(m.first.size(), p->value.size());
-      memory_.device().CopyIn(first_.data() + at, m.first.data(), m.first.size() * sizeof(float));
-      memory_.device().CopyIn(second_.data() + at, m.second.data(),
-                              m.second.size() * sizeof(float));
-      at += std::ssize(p->value);
+    for (const SlabPart& part : slab.parts) {
+      const AdamW::Moments& m = moments->moments()[index_.at(part.parameter)];
+      CHECK_EQ(std::ssize(m.first), part.parameter->MyShard().size());
+      const size_t bytes = m.first.size() * sizeof(float);
+      memory_.device().CopyIn(first_.data() + part.moments, m.first.data(), bytes);
+      memory_.device().CopyIn(second_.data() + part.moments, m.second.data(), bytes);
     }
   }
 }
@@ -84,16 +92,15 @@ template <typename C>
 void DeviceParameters<C>::ToHost(AdamW* moments) {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;  // the host has the value
-    int64_t at = slab.offset;
-    for (Parameter<float>* p : slab.parts) {
-      const size_t bytes = p->value.size() * sizeof(float);
-      memory_.device().CopyOut(p->value.data(), values_.data() + at, bytes);
-      if (moments != nullptr) {
-        AdamW::Moments& m = moments->moments()[index_.at(p)];
-        memory_.device().CopyOut(m.first.data(), first_.data() + at, bytes);
-        memory_.device().CopyOut(m.second.data(), second_.data() + at, bytes);
-      }
-      at += std::ssize(p->value);
+    for (const SlabPart& part : slab.parts) {
+      std::vector<float>& values = part.parameter->value;
+      memory_.device().CopyOut(values.data(), values_.data() + part.offset,
+                               values.size() * sizeof(float));
+      if (moments == nullptr) continue;
+      AdamW::Moments& m = moments->moments()[index_.at(part.parameter)];
+      const size_t bytes = m.first.size() * sizeof(float);
+      memory_.device().CopyOut(m.first.data(), first_.data() + part.moments, bytes);
+      memory_.device().CopyOut(m.second.data(), second_.data() + part.moments, bytes);
     }
   }
 }
@@ -102,29 +109,65 @@ template <typename C>
 void DeviceParameters<C>::GradientsToHost() {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
-    const float* from = gradient(slab);
-    for (Parameter<float>* p : slab.parts) {
-      memory_.device().CopyOut(p->gradient.data(), from, p->gradient.size() * sizeof(float));
-      from += p->gradient.size();
-    }
+    for (const auto& [p, offset, moments] : slab.parts)
+      memory_.device().CopyOut(p->gradient.data(), gradients_.data() + offset,
+                               p->gradient.size() * sizeof(float));
   }
 }
 
 // Adjacent slabs of one group are one message. The gaps between them are zero on all ranks.
 template <typename C>
 void DeviceParameters<C>::SumGradients() {
-  const DeviceGroups& groups = ranks_.groups();
   ranks_.Fork();
   for (auto slab = slabs_.begin(); slab != slabs_.end();) {
     const int64_t begin = slab->offset;
     const bool expert = slab->expert;
+    Collectives* const group = GroupOf(*slab);
     while (slab != slabs_.end() && slab->expert == expert) ++slab;
     const int64_t end = slab == slabs_.end() ? count_ : slab->offset;
-    Collectives* const group = expert ? groups.expert_copies : groups.all;
     if (group != nullptr)
       group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(end - begin));
   }
   ranks_.Join();
+}
+
+template <typename C>
+void DeviceParameters<C>::GatherShards() {
+  for (const Slab& slab : slabs_)
+    if (slab.trained && slab.sharded) GatherShards(slab, *GroupOf(slab));
+}
+
+// A message has the shards of member 0 of all parts, then those of member 1, and so on.
+template <typename C>
+void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
+  DeviceArray<float> message(memory_, slab.count);
+  // Calls visit(member, place in the message, place of the values, bytes).
+  const auto for_shards = [&](const auto& visit) {
+    float* at = message.data();
+    for (int member = 0; member < group.size(); ++member) {
+      for (const auto& [p, offset, moments] : slab.parts) {
+        const Range shard = p->shards.Of(member, std::ssize(p->value));
+        visit(member, at, values_.data() + offset + shard.begin,
+              shard.size() * static_cast<int64_t>(sizeof(float)));
+        at += shard.size();
+      }
+    }
+  };
+  std::vector<size_t> bytes(static_cast<size_t>(group.size()));
+  const float* mine = nullptr;
+  for_shards([&](int member, float* at, const float* values, int64_t size) {
+    bytes[static_cast<size_t>(member)] += static_cast<size_t>(size);
+    if (member != group.rank()) return;
+    if (mine == nullptr) mine = at;
+    ops_.Copy(at, values, size);
+  });
+  ranks_.Fork();
+  group.AllGatherV(mine, message.data(), bytes);
+  ranks_.Join();
+  for_shards([&](int member, const float* at, float* values, int64_t size) {
+    if (member != group.rank()) ops_.Copy(values, at, size);
+  });
+  ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
 }
 
 template <typename C>
@@ -175,12 +218,10 @@ void DeviceParameters<C>::AddRanks(double replicated, double experts, GradientNo
 template <typename C>
 std::string DeviceParameters<C>::FirstNotFinite(const Slab& slab) {
   std::string first;
-  int64_t at = slab.offset;
-  for (const Parameter<float>* p : slab.parts) {
+  for (const auto& [p, offset, moments] : slab.parts) {
     std::vector<float> gradient(p->value.size());
-    memory_.device().CopyOut(gradient.data(), gradients_.data() + at,
+    memory_.device().CopyOut(gradient.data(), gradients_.data() + offset,
                              gradient.size() * sizeof(float));
-    at += std::ssize(gradient);
     const bool finite = std::ranges::all_of(gradient, [](float x) { return std::isfinite(x); });
     if (!finite && (first.empty() || p->name < first)) first = p->name;
   }
@@ -206,8 +247,19 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
     update.keep = slab.decay ? keep : 1.0f;
-    ops_.AdamW(update, slab.count, value(slab), gradient(slab), first_.data() + slab.offset,
-               second_.data() + slab.offset, copies_.data() + slab.offset);
+    const auto apply = [&](int64_t at, int64_t count, int64_t moment) {
+      ops_.AdamW(update, count, values_.data() + at, gradients_.data() + at, first_.data() + moment,
+                 second_.data() + moment, copies_.data() + at);
+    };
+    if (!slab.sharded) {
+      apply(slab.offset, slab.count, slab.parts.front().moments);
+      continue;
+    }
+    for (const SlabPart& part : slab.parts) {
+      const Range shard = part.parameter->MyShard();
+      if (shard.size() > 0) apply(part.offset + shard.begin, shard.size(), part.moments);
+    }
+    ops_.Zero(gradient(slab), slab.count * static_cast<int64_t>(sizeof(float)));  // other shards
   }
 }
 

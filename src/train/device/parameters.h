@@ -19,19 +19,26 @@ namespace switchyard::train {
 
 // Parameters that are adjacent in device memory, in the order of a span of names: one tensor, gate
 // and up of a feed-forward layer, or those of all experts as [E, 2 I, H].
+struct SlabPart {
+  Parameter<float>* parameter = nullptr;
+  int64_t offset = 0;   // of the first element
+  int64_t moments = 0;  // offset of the first moment of the rank's shard (Parameter::MyShard)
+};
 struct Slab {
   int64_t offset = 0;  // of the first element, a multiple of Shards::kBlock
   int64_t count = 0;
   bool trained = false, decay = false;
-  bool expert = false;  // Parameter::expert of all parts
-  std::vector<Parameter<float>*> parts;
+  bool expert = false;   // Parameter::expert of all parts
+  bool sharded = false;  // Shards::partial of all parts
+  std::vector<SlabPart> parts;
 };
 
 // Float32 master values, their gradients and AdamW's moments, and copies of the values in the dtype
 // of matrix products. Borrows the parameters of the host, which have names and shapes, and the
 // values that checkpoints load and store. Host and device exchange values at FromHost and ToHost
 // only. Several ranks hold copies of the same parameters, except those of experts, and call the
-// same functions in the same order. Used by the rank's thread only.
+// same functions in the same order. Of a parameter with shards, the device has moments of this
+// rank's shard only (ZeRO stage 1). Used by the rank's thread only.
 template <typename C>
 class DeviceParameters final : public DeviceUpdate {
  public:
@@ -55,6 +62,9 @@ class DeviceParameters final : public DeviceUpdate {
 
   // Sums the gradients of each parameter over the ranks that hold it. Collective.
   void SumGradients();
+  // After Step: sends the values of each shard to the other ranks that hold the parameter.
+  // Collective.
+  void GatherShards();
 
   void GradientsToHost();  // for tests
 
@@ -68,6 +78,12 @@ class DeviceParameters final : public DeviceUpdate {
 
  private:
   std::string FirstNotFinite(const Slab& slab);
+  // The ranks that hold copies of the slab; null: only this one.
+  Collectives* GroupOf(const Slab& slab) const {
+    const DeviceGroups& groups = ranks_.groups();
+    return slab.expert ? groups.expert_copies : groups.all;
+  }
+  void GatherShards(const Slab& slab, Collectives& group);
   // The norm over all ranks, from the sums of squares of this rank's parameters.
   void AddRanks(double replicated, double experts, GradientNorm* norm);
 
@@ -77,7 +93,7 @@ class DeviceParameters final : public DeviceUpdate {
   std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
   std::deque<Slab> slabs_;
-  int64_t count_ = 0;  // elements of all slabs, with gaps
+  int64_t count_ = 0, moments_ = 0;  // elements of all slabs and shards, with gaps
   DeviceArray<float> values_, gradients_, first_, second_;
   DeviceArray<C> copies_;
   DeviceArray<double> sums_;
