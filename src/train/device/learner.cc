@@ -16,7 +16,7 @@ DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& option
 
 template <typename C>
 Losses DeviceLearner<C>::Learn(std::span<const Batch> batches, const StepSize& step) {
-  for (const Batch& batch : batches) model_.Learn(batch, step);
+  for (const Batch& batch : batches) model_.Learn(batch, step, &batch == &batches.back());
   return model_.TakeLosses();
 }
 

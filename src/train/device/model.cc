@@ -50,9 +50,11 @@ DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& r
   int64_t loads = 0;
   for (int64_t i = 0; i < config.num_layers(); ++i) AddLayer(i, names, &loads);
   final_norms_.push_back(parameters_.Place(names.final_norm));
+  const int64_t before_head = parameters_.slabs();
   head_ = {.weight = config.tie_embeddings ? embedding_ : parameters_.Place(names.head),
            .n = config.vocab_size,
            .k = hidden_};
+  head_slabs_ = {before_head, parameters_.slabs()};
   for (int64_t d = 0; d < host.options().mtp_layers; ++d) {
     const int64_t index = config.num_layers() + d;
     const std::string prefix = fmt::format("{}{}.", names.layers, index);
@@ -80,6 +82,7 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
   const LayerConfig* const own = mtp ? nullptr : &config.layers[static_cast<size_t>(index)];
   const std::string prefix = fmt::format("{}{}.", names.layers, index);
   Layer& layer = layers_.emplace_back();
+  layer.slabs.begin = parameters_.slabs();
   layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
   layer.attention = MakeDeviceAttention<C>({.config = config,
                                             .names = names,
@@ -92,11 +95,12 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
     layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
     layer.loads_at = *loads;
     *loads += config.moe->router.num_experts;
-    return;
+  } else {
+    const std::string mlp = prefix + names.mlp + ".";
+    layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
+                                             mlp + "down_proj", hidden_, config.intermediate);
   }
-  const std::string mlp = prefix + names.mlp + ".";
-  layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
-                                           mlp + "down_proj", hidden_, config.intermediate);
+  layer.slabs.end = parameters_.slabs();
 }
 
 template <typename C>
@@ -219,7 +223,7 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
   const int64_t m = rows.view.m;
   if (m == 0) {
     if (layer.moe != nullptr) layer.moe->Backward(rows.view, nullptr, s.moe, nullptr, nullptr);
-    return;
+    return StartSums();
   }
   auto dnormed = on_.template Array<float>(m * hidden_);
   {
@@ -231,10 +235,17 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
       layer.moe->Backward(rows.view, s.after_normed.data(), s.moe, dout.data(), dnormed.data());
     }
   }
+  StartSums();
   NormBackward(s.after, *layer.post_norm, dnormed.data(), true, d);
   const DeviceArray<C> dout = Rounded(*d);
   layer.attention->Backward(rows.view, s.normed.data(), s.attention, dout.data(), dnormed.data());
   NormBackward(s.x, *layer.input_norm, dnormed.data(), true, d);
+}
+
+template <typename C>
+void DeviceModel<C>::StartSums() {
+  if (complete_.size() > 0) parameters_.StartSums(complete_);
+  complete_ = {};
 }
 
 template <typename C>
@@ -320,7 +331,7 @@ void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, dou
 }
 
 template <typename C>
-void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
+void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_of_step) {
   host_.Begin(batch, step, &pass_);
   const std::vector<std::vector<int64_t>> of_ranks = RowsOfRanks(pass_.depths);
   const size_t count = of_ranks.size();
@@ -351,6 +362,7 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
     if (d > 0) scale *= options.mtp_weight / static_cast<double>(options.mtp_layers);
     Head(pass_.depths[d].targets, scale, d == 0 ? &Losses::main : &Losses::mtp, &depths[d]);
   }
+  if (last_of_step) complete_ = head_slabs_;
   for (size_t d = count; d-- > 0;) {
     const DepthState<float>& host = pass_.depths[d];
     Depth& depth = depths[d];
@@ -360,6 +372,7 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
     for (size_t i = last(d); i-- > first(d);) {
       Backward(layers_[i], depth.rows, states[i], &stream);
       states[i] = {};  // releases the activations
+      if (last_of_step) complete_ = layers_[i].slabs;
     }
     if (empty) continue;
     if (d == 0) {
@@ -368,6 +381,7 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
       JoinBackward(mtp_[d - 1], host, depth, stream, &depths[d - 1]);
     }
   }
+  complete_ = {};  // SumGradients sums the others
 }
 
 template <typename C>

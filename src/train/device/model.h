@@ -41,9 +41,10 @@ class DeviceModel {
 
   DeviceParameters<C>& parameters() { return parameters_; }
   // Adds the gradients of a micro-batch to those of the parameters. Collective: some ranks may have
-  // empty batches. Waits for the hosts of the other ranks, but not for the device. Throws errors of
-  // Model::Begin.
-  void Learn(const Batch& batch, const StepSize& step);
+  // empty batches. Waits for the hosts of the other ranks, but not for the device.
+  // `last_of_step`: sums of gradients start during the backward pass; complete them with
+  // DeviceParameters::SumGradients. Throws errors of Model::Begin.
+  void Learn(const Batch& batch, const StepSize& step, bool last_of_step = false);
   // The sum of the losses since the last call. Waits for the device.
   Losses TakeLosses();
   // Tokens of each expert, [MoE layers][experts], since the last call; their sum over all ranks
@@ -63,6 +64,7 @@ class DeviceModel {
     std::optional<DeviceFeedForward<C>> dense;  // one of the two
     std::unique_ptr<DeviceMoe<C>> moe;
     int64_t loads_at = 0;  // index of the first expert in loads_
+    Range slabs;           // of DeviceParameters
   };
   struct MtpModule {
     const Slab *embedding_norm, *hidden_norm;
@@ -112,8 +114,10 @@ class DeviceModel {
                              const int32_t* given, double step_tokens, State* state);
   // The experts that the batch gives to its tokens in a layer of the model [m, k]; empty: none.
   DeviceArray<int32_t> GivenExperts(const DepthState<float>& host, size_t layer);
-  // `d`: the gradient of the output, and after the call that of the input.
+  // `d`: the gradient of the output, and after the call that of the input. Starts the sums of
+  // complete_ where they run beside attention, which exchanges nothing.
   void Backward(Layer& layer, const Rows& rows, State& state, DeviceArray<float>* d);
+  void StartSums();
   // The input of an MTP module's layer. `before`: the previous depth.
   DeviceArray<float> Join(const MtpModule& module, const std::vector<int32_t>& source,
                           const Depth& before, Depth* depth);
@@ -135,6 +139,8 @@ class DeviceModel {
   const Slab* embedding_;
   std::vector<const Slab*> final_norms_;  // of each depth
   DeviceLinear<C> head_;
+  Range head_slabs_;  // of the head's own weight; empty: it is the embedding
+  Range complete_;    // slabs with the gradients of the whole step, whose sums have not started
   std::vector<Layer> layers_;  // layers of the model, then those of the MTP modules
   std::vector<MtpModule> mtp_;
   DeviceArray<int32_t> loads_;   // [MoE layers, E]

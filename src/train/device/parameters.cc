@@ -62,6 +62,7 @@ void DeviceParameters<C>::Allocate() {
     ops_.Zero(array->data(), array->bytes());  // gaps stay zero
   }
   copies_ = DeviceArray<C>(memory_, count_);
+  summed_.assign(slabs_.size(), false);
   sums_ = DeviceArray<double>(memory_, Shards::Blocks(count_));
 }
 
@@ -117,18 +118,30 @@ void DeviceParameters<C>::GradientsToHost() {
 
 // Adjacent slabs of one group are one message. The gaps between them are zero on all ranks.
 template <typename C>
-void DeviceParameters<C>::SumGradients() {
+void DeviceParameters<C>::StartSums(Range slabs) {
+  if (ranks_.groups().all == nullptr) return;
   ranks_.Fork();
-  for (auto slab = slabs_.begin(); slab != slabs_.end();) {
-    const int64_t begin = slab->offset;
-    const bool expert = slab->expert;
-    Collectives* const group = GroupOf(*slab);
-    while (slab != slabs_.end() && slab->expert == expert) ++slab;
-    const int64_t end = slab == slabs_.end() ? count_ : slab->offset;
+  const auto end = static_cast<size_t>(slabs.end);
+  for (auto i = static_cast<size_t>(slabs.begin); i < end;) {
+    const size_t first = i;
+    Collectives* const group = GroupOf(slabs_[first]);
+    while (i < end && !summed_[i] && GroupOf(slabs_[i]) == group) summed_[i++] = true;
+    if (i == first) {
+      ++i;
+      continue;
+    }
+    const int64_t begin = slabs_[first].offset;
+    const int64_t count = (i < slabs_.size() ? slabs_[i].offset : count_) - begin;
     if (group != nullptr)
-      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(end - begin));
+      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
   }
+}
+
+template <typename C>
+void DeviceParameters<C>::SumGradients() {
+  StartSums({0, slabs()});
   ranks_.Join();
+  summed_.assign(slabs_.size(), false);
 }
 
 template <typename C>

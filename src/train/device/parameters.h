@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "train/device/memory.h"
 #include "train/device/ops.h"
 #include "train/device/ranks.h"
@@ -60,8 +61,12 @@ class DeviceParameters final : public DeviceUpdate {
 
   void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
 
-  // Sums the gradients of each parameter over the ranks that hold it. Collective.
+  // Sums the gradients of each parameter over the ranks that hold it, once. Collective.
   void SumGradients();
+  // Starts these sums for some slabs, numbered in the order of Place, whose gradients of the step
+  // are complete. They may be used after SumGradients, which sums the others. Collective.
+  void StartSums(Range slabs);
+  int64_t slabs() const { return std::ssize(slabs_); }  // placed so far
   // After Step: sends the values of each shard to the other ranks that hold the parameter.
   // Collective.
   void GatherShards();
@@ -93,6 +98,7 @@ class DeviceParameters final : public DeviceUpdate {
   std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
   std::deque<Slab> slabs_;
+  std::vector<bool> summed_;         // [slabs] whether StartSums was called
   int64_t count_ = 0, moments_ = 0;  // elements of all slabs and shards, with gaps
   DeviceArray<float> values_, gradients_, first_, second_;
   DeviceArray<C> copies_;
