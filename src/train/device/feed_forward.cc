@@ -198,9 +198,6 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   if (exchange.needed()) {
     all_ids = exchange.Gather(s->ids.data(), k);
     s->all_weights = exchange.Gather(s->weights.data(), k);
-  }
-  if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
-  if (exchange.needed()) {
     on_.ranks.Join();
     on_.ops.SelectLocal(mine_, all_ids.data(), all_ids.size());
   }
@@ -214,14 +211,19 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   auto gathered = on_.template Array<C>(n * k * hidden_);
   on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
   s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
+  const auto add_shared = [&] {
+    if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
+  };
   if (own) {
     on_.ops.Combine(local_, slots, s->results.data(), s->weights.data(), hidden_, true, y);
+    add_shared();
     return losses;
   }
   auto parts = on_.template Array<float>(n * hidden_), sum = on_.template Array<float>(m * hidden_);
   on_.ops.Combine(local_, slots, s->results.data(), s->all_weights.data(), hidden_, false,
                   parts.data());
   exchange.Sum(parts.data(), hidden_, sum.data());
+  add_shared();
   on_.ranks.Join();
   if (m > 0) on_.ops.Add(sum.data(), y, sum.size());
   return losses;
@@ -251,10 +253,10 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
   const DeviceArray<C> middle = experts_->BackwardInputs(on_, n * k, &s.gate_up, s.results.data(),
                                                          drows.data(), false, s.offsets.data());
   auto parts = on_.template Array<float>(own ? 0 : n * hidden_);
-  auto sum = on_.template Array<float>(own ? 0 : m * hidden_);
+  auto sum = on_.template Array<float>(own || !adds ? 0 : m * hidden_);
   on_.ops.ScatterRows(slots, drows.data(), hidden_, own && adds, own ? dx : parts.data());
   if (!own) {
-    exchange.Sum(parts.data(), hidden_, sum.data());  // during the gradients of weights
+    exchange.Sum(parts.data(), hidden_, adds ? sum.data() : dx);  // beside gradients of weights
     exchange.Sum(all_dweights.data(), k, dweights.data());
   }
   experts_->BackwardWeights(on_, n * k, gathered.data(), middle.data(), s.gate_up.data(),
@@ -262,7 +264,6 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
   if (!own) on_.ranks.Join();
   if (m == 0) return;
   if (!own && adds) on_.ops.Add(sum.data(), dx, sum.size());
-  if (!own && !adds) on_.ops.Copy(dx, sum.data(), sum.bytes());
   const DeviceRouting routing = RoutingOf(m, s);
   auto dlogits = on_.template Array<float>(m * experts);
   on_.ops.RouteGradient(config_, rows, routing, s.balance.weights.any() ? &s.balance : nullptr,
