@@ -92,7 +92,10 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
     if (args.base_gpu_id >= kernels::CudaDeviceCount())
       throw Invalid("--device cuda: GPU {} is not there; this program finds {} (--base-gpu-id)",
                     args.base_gpu_id, kernels::CudaDeviceCount());
-    o.device_ops = [gpu = args.base_gpu_id](ThreadPool&) { return train::MakeCudaOps(gpu); };
+    o.device_ops = [first = args.base_gpu_id, step = args.gpu_id_step](train::LayoutRanks& ranks,
+                                                                       ThreadPool&) {
+      return train::MakeCudaRankOps(first + ranks.place.rank * step, ranks);
+    };
   }
   o.layout = {.tp = args.tp, .ep = args.ep, .dp = args.dp, .pp = args.pp};
   o.early_sums = args.early_sums;
@@ -183,6 +186,17 @@ std::vector<std::string> WordsOf(const std::string& spec) {
   return words;
 }
 
+// Throws unless there is a GPU for each rank.
+void CheckGpus(const TrainArgs& args, const train::Layout& layout) {
+  if (args.device != "cuda") return;
+  const int last = args.base_gpu_id + (layout.ranks() - 1) * args.gpu_id_step;
+  if (last >= kernels::CudaDeviceCount())
+    throw Invalid(
+        "--device cuda: the {} ranks of --dp need GPUs {} to {}, but this program finds {} "
+        "(--base-gpu-id, --gpu-id-step)",
+        layout.ranks(), args.base_gpu_id, last, kernels::CudaDeviceCount());
+}
+
 // Sets the layout's absent sizes.
 train::TrainingOptions WithLayout(train::TrainingOptions options) {
   options.layout = LayoutOf(options, ReadTrainedConfig(options).config);
@@ -253,8 +267,10 @@ int RunTrain(const TrainArgs& args) {
                                     .dist_secret_file = args.dist_secret_file,
                                     .max_restarts = args.max_restarts,
                                     .early_sums = args.early_sums,
-                                    .rank_stall_timeout = args.rank_stall_seconds.has_value()},
+                                    .rank_stall_timeout = args.rank_stall_seconds.has_value(),
+                                    .gpus = args.device == "cuda"},
                                    front.training.layout.ranks(), FindLauncher());
+  CheckGpus(args, front.training.layout);
   if (front.launch.nodes > 1) {
     const bool host = front.launch.ranks == train::Launch::Ranks::kProcesses;
     InitLog("info", fmt::format("{} {}", host ? "node" : "rank", front.launch.node));

@@ -1,27 +1,38 @@
-// Training steps on one GPU: forward and backward passes, clipping and AdamW of a model with random
-// weights, with tokens/s, the share of the product rate that the same run measures, and the memory.
-// bench/train/train_torch_gpu.py measures the same steps with PyTorch. Both derive weights and
-// tokens from the same hash, so their losses can be compared.
+// Training steps on GPUs: forward and backward passes, clipping and AdamW of a model with random
+// weights, with tokens/s of a GPU, the share of the product rate that the same run measures, and
+// the memory. With several ranks also the time of their exchange. bench/train/train_torch_gpu.py
+// measures the same steps on one GPU with PyTorch. Both derive weights and tokens from the same
+// hash, so their losses can be compared.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/cuda/gpu_machine.h"
+#include "comm/device/communicator.h"
 #include "core/command_line.h"
 #include "core/cuda/runtime.h"
+#include "core/error.h"
 #include "core/parallel.h"
 #include "train/device/cuda_ops.h"
 #include "train/device/learner.h"
+#include "train/device/ranks.h"
+#include "train/gradients.h"
 #include "train/model.h"
 #include "train/optimizer/adamw.h"
+#include "train/run/layout.h"
 
 namespace {
 
@@ -32,6 +43,9 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string config;
   int gpu = 0, threads = 16, layers = 0, sequences = 4, length = 4096, per_pass = 1, steps = 8;
+  int ranks = 1, ep = 1, zero_stage = 0;
+
+  Layout layout() const { return {.ep = ep, .dp = ranks}; }
 };
 
 // "lowbias32" by Chris Wellons.
@@ -63,9 +77,9 @@ void SetWeights(Model<float>& model, ThreadPool& pool) {
   }
 }
 
-// The sequences of a step, in micro-batches. A third of the tokens repeat their predecessor, so
-// that there is something to learn.
-std::vector<Batch> StepBatches(const Options& o, int step, int64_t vocab) {
+// The sequences of a rank in a step, in micro-batches. A third of the tokens repeat their
+// predecessor, so that there is something to learn.
+std::vector<Batch> StepBatches(const Options& o, int step, int rank, int64_t vocab) {
   std::vector<Batch> batches;
   for (int first = 0; first < o.sequences; first += o.per_pass) {
     Batch batch;
@@ -73,7 +87,8 @@ std::vector<Batch> StepBatches(const Options& o, int step, int64_t vocab) {
     for (int s = first; s < std::min(first + o.per_pass, o.sequences); ++s) {
       std::vector<int32_t> tokens;
       for (int t = 0; t <= o.length; ++t) {
-        const auto at = static_cast<uint32_t>((step * o.sequences + s) * (o.length + 1) + t);
+        const int sequence = (step * o.ranks + rank) * o.sequences + s;
+        const auto at = static_cast<uint32_t>(sequence * (o.length + 1) + t);
         const uint32_t bits = Hash(at + 12345);
         const bool repeats = t > 0 && bits % 3 == 0;
         tokens.push_back(repeats ? tokens.back()
@@ -101,82 +116,187 @@ double FlopsPerToken(const ModelConfig& c, int64_t matrix_parameters, int64_t ex
   return 3.0 * (2.0 * (static_cast<double>(matrix_parameters) + experts) + attention);
 }
 
-void Run(const Options& options) {
-  bench::Report report("", stdout, /*progress=*/false);
-  const bench::GpuMachine machine = bench::MeasureGpuMachine(options.gpu, report);
+// Milliseconds of `work`, repeated until it has been enqueued `count` times.
+template <typename Work>
+double MillisecondsOf(kernels::Device& device, int count, const Work& work) {
+  work();
+  device.Synchronize();
+  const Clock::time_point begin = Clock::now();
+  for (int i = 0; i < count; ++i) work();
+  device.Synchronize();
+  return std::chrono::duration<double>(Clock::now() - begin).count() * 1e3 / count;
+}
+
+// The messages of a step, sent without computation: those of all MoE layers and micro-batches, and
+// the sums of gradients.
+struct MessageTimes {
+  double rows = 0, gradients = 0;  // milliseconds
+};
+MessageTimes MeasureMessages(const Options& o, const ModelConfig& config, RankOps& rank,
+                             TrainedModel& learner) {
+  MessageTimes times;
+  kernels::Device& device = rank.ops->device();
+  times.gradients = MillisecondsOf(device, 5, [&] { learner.SumGradients(); });
+  Collectives* const experts = rank.ranks->groups().experts;
+  if (experts == nullptr) return times;
+  const int64_t m = int64_t{o.per_pass} * o.length, floats = m * config.hidden;
+  DeviceMemory memory(device);
+  DeviceArray<BF16> mine(memory, floats), all(memory, o.ep * floats);
+  DeviceArray<float> parts(memory, o.ep * floats), sum(memory, floats);
+  const auto ranks = static_cast<size_t>(o.ep), count = static_cast<size_t>(floats);
+  const std::vector<size_t> bytes(ranks, count * sizeof(BF16)), counts(ranks, count);
+  const double layer = MillisecondsOf(device, 20, [&] {  // forward and backward
+    for (int pass = 0; pass < 2; ++pass) {
+      rank.ranks->Fork();
+      experts->AllGatherV(mine.data(), all.data(), bytes);
+      experts->ReduceScatterV(parts.data(), sum.data(), counts);
+      rank.ranks->Join();
+    }
+  });
+  int layers = 0;
+  for (const LayerConfig& l : config.layers) layers += l.moe ? 1 : 0;
+  times.rows = layer * layers * ((o.sequences + o.per_pass - 1) / o.per_pass);
+  return times;
+}
+
+void RunRank(const Options& options, int index, const std::shared_ptr<SharedArena>& arena) {
+  const bool first = index == 0;
+  const Layout layout = options.layout();
+  const auto ranks = LayoutRanks::Create(arena, layout, index);
+  bench::GpuMachine machine;
+  if (first) {
+    bench::Report report("", stdout, /*progress=*/false);
+    machine = bench::MeasureGpuMachine(options.gpu, report);
+  }
   std::ifstream file(options.config);
   nlohmann::json json = nlohmann::json::parse(file);
   if (options.layers > 0) json["num_hidden_layers"] = options.layers;
   const ModelConfig config = ParseModelConfig(json.dump());
+  CheckLayout(layout, config);
   ThreadPool pool(options.threads);
-  Model<float> model(config, {}, {}, pool, {}, ProductDtype::kBFloat16);
+  Model<float> model(config, {}, ranks->layer_ranks({.rank = ranks->place.ep, .size = options.ep}),
+                     pool, {}, ProductDtype::kBFloat16);
   SetWeights(model, pool);
-  int64_t matrices = 0, experts = 0, all = 0;
+  if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
+  int64_t matrices = 0, experts = 0, others = 0;
   for (const Parameter<float>* p : model.parameters()) {
     const auto count = static_cast<int64_t>(p->value.size());
-    all += count;
-    if (p->expert) {
-      experts += count;
-    } else if (p->shape.size() > 1 && p->name.find("embed_tokens") == std::string::npos) {
+    (p->expert ? experts : others) += count;
+    if (!p->expert && p->shape.size() > 1 && p->name.find("embed_tokens") == std::string::npos)
       matrices += count;
-    }
   }
-  const auto ops = MakeCudaOps(options.gpu);
-  DeviceLearner<BF16> learner(model, {}, *ops);
+  experts *= options.ep;  // of all ranks
+  RankOps rank = MakeCudaRankOps(options.gpu + index, *ranks);
+  DeviceLearner<BF16> learner(model, {}, *rank.ops, *rank.ranks);
   AdamW adam(model.parameters(), {});
   learner.update()->FromHost(&adam);
 
-  const int64_t tokens = int64_t{options.sequences} * options.length;
-  const StepSize size{.targets = static_cast<double>(tokens),
-                      .tokens = static_cast<double>(tokens)};
+  const int64_t tokens = int64_t{options.sequences} * options.length;  // of a rank
+  const auto all_tokens = static_cast<double>(tokens * options.ranks);
+  const StepSize size{.targets = all_tokens, .tokens = all_tokens};
   std::vector<double> seconds;
   for (int step = 0; step <= options.steps; ++step) {
-    const std::vector<Batch> batches = StepBatches(options, step, config.vocab_size);
+    const std::vector<Batch> batches = StepBatches(options, step, index, config.vocab_size);
+    ranks->world->Barrier("step");
     const Clock::time_point begin = Clock::now();
-    const Losses losses = learner.Learn(batches, size);
+    Losses losses = learner.Learn(batches, size);
+    learner.SumGradients();
     const GradientNorm norm = learner.update()->Norm();
     learner.update()->Step(1e-4, ClipScale(norm.norm, 1.0), &adam);
+    learner.GatherShards();
     learner.AfterStep(1.0);
     cuda::Check(cudaDeviceSynchronize(), "waiting for a step");
+    ranks->world->Barrier("step");
     const double took = std::chrono::duration<double>(Clock::now() - begin).count();
-    fmt::print("step {}: loss {:.5f}, gradient norm {:.5f}, {:.1f} ms\n", step + 1, losses.main,
-               norm.norm, took * 1e3);
+    auto loss = static_cast<float>(losses.main);
+    ranks->world->AllReduceSum(&loss, 1);
+    if (first)
+      fmt::print("step {}: loss {:.5f}, gradient norm {:.5f}, {:.1f} ms\n", step + 1, loss,
+                 norm.norm, took * 1e3);
     if (step > 0) seconds.push_back(took);  // the first one allocates
   }
+  size_t free = 0, total = 0;
+  cuda::Check(cudaMemGetInfo(&free, &total), "reading the memory in use");
+  const MessageTimes messages =
+      options.ranks > 1 ? MeasureMessages(options, config, rank, learner) : MessageTimes();
+  if (!first) return;
   std::ranges::sort(seconds);
   const double median = seconds[seconds.size() / 2];
   const double flops =
       FlopsPerToken(config, matrices, experts, options.length) * static_cast<double>(tokens);
-  size_t free = 0, total = 0;
-  cuda::Check(cudaMemGetInfo(&free, &total), "reading the memory in use");
   fmt::print(
-      "{:.2f} G parameters, {} sequences of {} tokens: median {:.1f} ms, {:.0f} tokens/s, {:.1f} "
-      "TFLOP/s, {:.1f} % of the measured product rate ({:.0f} TFLOP/s); {:.1f} GiB in use\n",
-      static_cast<double>(all) * 1e-9, options.sequences, options.length, median * 1e3,
-      static_cast<double>(tokens) / median, flops / median * 1e-12,
+      "{:.2f} G parameters, {} ranks, ep {}, {} sequences of {} tokens for each: median {:.1f} ms, "
+      "{:.0f} tokens/s of a GPU, {:.1f} TFLOP/s, {:.1f} % of the measured product rate ({:.0f} "
+      "TFLOP/s); {:.1f} GiB in use\n",
+      static_cast<double>(others + experts) * 1e-9, options.ranks, options.ep, options.sequences,
+      options.length, median * 1e3, static_cast<double>(tokens) / median, flops / median * 1e-12,
       100 * flops / median / machine.bf16, machine.bf16 * 1e-12,
       static_cast<double>(total - free) / (1 << 30));
+  if (options.ranks > 1)
+    fmt::print(
+        "without computation, a step's exchange of rows takes {:.1f} ms ({:.1f} %), its sums of "
+        "gradients {:.1f} ms ({:.1f} %)\n",
+        messages.rows, messages.rows / median * 0.1, messages.gradients,
+        messages.gradients / median * 0.1);
+}
+
+// Runs each rank in a process: see MakeCudaRanks. Nothing before uses CUDA, which does not survive
+// a fork. Returns the exit status.
+int Run(const Options& options) {
+  const Layout layout = options.layout();
+  constexpr size_t kSlack = 4096;  // bytes for alignment
+  const auto arena =
+      SharedArena::Create(layout.ranks(), LayoutRanks::BytesPerRank(layout) +
+                                              RankComm::BytesPerRank(DeviceMesh(layout)) + kSlack);
+  const auto run = [&](int rank) {
+    try {
+      RunRank(options, rank, arena);
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "rank {}: {}\n", rank, error.what());
+      arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+      return 2;
+    }
+    return 0;
+  };
+  if (options.ranks == 1) return run(0);
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    const pid_t child = fork();
+    if (child < 0) throw Error(ErrorKind::kResource, "a rank's process cannot be started");
+    if (child > 0) continue;
+    const int status = run(rank);
+    std::fflush(nullptr);
+    _exit(status);
+  }
+  int worst = 0, status = 0;
+  while (wait(&status) > 0) worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+  return worst;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CommandLine app("Measure training steps on one GPU.");
+  CommandLine app("Measure training steps on GPUs.");
   Options o;
   app.Option("config", o.config, "config.json of the model").Required().ExistingFile();
   app.Option("--layers", o.layers, "layers to keep; 0: all").ShowDefault().NonNegative();
-  app.Option("--sequences", o.sequences, "sequences per step").ShowDefault().Positive();
+  app.Option("--ranks", o.ranks, "ranks, each with a GPU and its own rows")
+      .ShowDefault()
+      .Positive();
+  app.Option("--ep", o.ep, "ranks that divide the experts").ShowDefault().Positive();
+  app.Option("--zero-stage", o.zero_stage, "1: copies share the moments")
+      .ShowDefault()
+      .NonNegative();
+  app.Option("--sequences", o.sequences, "sequences per step and rank").ShowDefault().Positive();
   app.Option("--length", o.length, "tokens per sequence").ShowDefault().Positive();
   app.Option("--per-pass", o.per_pass, "sequences per micro-batch").ShowDefault().Positive();
   app.Option("--steps", o.steps, "measured steps, after one warm-up step").ShowDefault().Positive();
-  app.Option("--gpu", o.gpu, "index of the GPU").ShowDefault().NonNegative();
+  app.Option("--gpu", o.gpu, "index of the first GPU").ShowDefault().NonNegative();
   app.Option("--threads", o.threads, "CPU threads that set the weights").ShowDefault().Positive();
   if (const auto code = app.ParseMain(argc, argv)) return *code;
   try {
-    Run(o);
+    return Run(o);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 2;
   }
-  return 0;
 }

@@ -1,5 +1,7 @@
-"""`switchyard train --device cuda`: a run on one GPU against the same run on CPUs. Needs a GPU, except for the refusals."""
+"""`switchyard train --device cuda`: a run on one GPU against the same run on CPUs, and runs on two GPUs against one. Needs
+GPUs, except for the refusals. With SWITCHYARD_TEST_SHARED_GPU=1, two ranks may share one GPU."""
 import json
+import os
 import shutil
 import subprocess
 
@@ -30,8 +32,8 @@ FLAGS = ["--length", 128, "--rows-per-step", 8, "--rows-per-pass", 4, "--learnin
          "--init-deviation", 0.05, "--save-every", 100, "--keep", 0, "--dtype", "float32"]
 
 
-def switchyard(*args):
-    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=600)
+def switchyard(*args, env=None):
+    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=600, env=os.environ | (env or {}))
     assert done.returncode == 0, done.stderr
     return done
 
@@ -48,12 +50,20 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, name, output, *flags):
+def train(folder, name, output, *flags, env=None):
     config = folder / f"{name}.json"
     config.write_text(json.dumps(COMMON | CONFIGS[name]))
     command = ["train", "--model", config, "--tokenizer-path", folder / "tokenizer", "--data", folder / "data", "--output",
                output, "--steps", STEPS, *FLAGS, *flags]
-    return switchyard(*command).stderr
+    return switchyard(*command, env=env).stderr
+
+
+def train_once(folder, name, output, *flags):
+    """A run on one GPU that several tests compare with."""
+    device, _ = where(1)
+    if not (folder / output / "final").exists():
+        train(folder, name, folder / output, *device, *flags)
+    return folder / output
 
 
 def means(output, key):
@@ -110,6 +120,56 @@ def test_a_run_changes_its_device(folder):
     train(folder, "qwen3_moe", on_cpu, "--threads", 4, "--resume", output / "checkpoint-000100")
     a, b = steps_of(output)[-1]["main"], steps_of(on_cpu)[-1]["main"]
     assert abs(a - b) < 0.03 * b
+
+
+# Two ranks with 2 rows of a pass each have the micro-batches of one rank with 4.
+TWO_RANKS = {"dp2": ["--dp", 2, "--rows-per-pass", 2], "ep2": ["--ep", 2, "--rows-per-pass", 2]}
+CHECKPOINT = ("model.safetensors", "optimizer.safetensors")
+
+
+def same_checkpoints(a, b, step):
+    folders = [run / f"checkpoint-{step:06}" for run in (a, b)]
+    return all((folders[0] / file).read_bytes() == (folders[1] / file).read_bytes() for file in CHECKPOINT)
+
+
+@pytest.mark.parametrize("layout", TWO_RANKS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_run_on_two_gpus_is_that_on_one(folder, name, layout):
+    device, env = where(2)
+    bias = ["--bias-step", 0.001] if name == "deepseek_v3" else []
+    one = train_once(folder, name, f"{name}-one", *bias)
+    other = train_once(folder, name, f"{name}-one-other", *bias, "--rows-per-pass", 8)
+    two = folder / f"{name}-{layout}"
+    train(folder, name, two, *device, *bias, *TWO_RANKS[layout], env=env)
+    for key, bound in (("main", 0.01), ("balance", 0.05)):
+        wanted = means(one, key)
+        bound = max([bound, *(2 * abs(a - b) / abs(b) for a, b in zip(means(other, key), wanted, strict=True))])
+        for a, b in zip(means(two, key), wanted, strict=True):
+            assert abs(a - b) < bound * abs(b), (key, bound)
+    assert abs(score(folder, two) - score(folder, one)) < 0.02 * score(folder, one)
+
+
+@pytest.mark.parametrize("layout", TWO_RANKS)
+def test_two_gpus_resume_and_share_moments_to_the_bit(folder, layout):
+    device, env = where(2)
+    whole, rest, shards = (folder / f"bits-{layout}-{kind}" for kind in ("whole", "rest", "shards"))
+    flags = [*device, *TWO_RANKS[layout]]
+    train(folder, "mixtral", whole, *flags, env=env)
+    train(folder, "mixtral", rest, *flags, "--resume", whole / "checkpoint-000100", env=env)
+    assert same_checkpoints(rest, whole, 200)
+    train(folder, "mixtral", shards, *flags, "--zero-stage", 1, env=env)
+    assert same_checkpoints(shards, whole, 200)
+
+
+def test_a_run_changes_the_number_of_gpus(folder):
+    device, env = where(2)
+    two = folder / "layouts-two"
+    train(folder, "qwen3_moe", two, *device, *TWO_RANKS["ep2"], env=env)
+    for name, flags in (("one", where(1)[0]), ("cpu", ["--threads", 4])):
+        rest = folder / f"layouts-{name}"
+        train(folder, "qwen3_moe", rest, *flags, "--resume", two / "checkpoint-000100")
+        a, b = steps_of(two)[-1]["main"], steps_of(rest)[-1]["main"]
+        assert abs(a - b) < 0.03 * b
 
 
 def test_what_gpus_do_not_train_is_refused(tmp_path):

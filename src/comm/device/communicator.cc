@@ -259,8 +259,13 @@ size_t RankComm::BytesPerRank(const MeshShape& shape) {
 std::unique_ptr<RankComm> RankComm::Create(std::shared_ptr<SharedArena> arena,
                                            const MeshShape& shape, int rank,
                                            SymmetricMemory::Options options) {
+  return In(std::make_shared<SymmetricMemory>(std::move(arena), rank, options), shape);
+}
+
+std::unique_ptr<RankComm> RankComm::In(std::shared_ptr<SymmetricMemory> memory,
+                                       const MeshShape& shape) {
   auto comm = std::make_unique<RankComm>();
-  comm->memory = std::make_unique<SymmetricMemory>(std::move(arena), rank, options);
+  comm->memory = std::move(memory);
   CHECK_LE(shape.world(), comm->memory->world());
   comm->mesh = Mesh(shape, comm->memory->rank());
   comm->tp = std::make_unique<Communicator>(*comm->memory, comm->mesh.TpGroup(), "tp");

@@ -64,7 +64,7 @@ struct RankComm {
   static size_t BytesPerRank(const MeshShape& shape);
 
   Mesh mesh;
-  std::unique_ptr<SymmetricMemory> memory;
+  std::shared_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> tp, ep, moe_tp, attn_tp;
   // With several pipeline stages: all ranks, and the ranks with the same place in each stage. Else
   // null.
@@ -77,6 +77,10 @@ struct RankComm {
   static std::unique_ptr<RankComm> Create(std::shared_ptr<SharedArena> arena,
                                           const MeshShape& shape, int rank,
                                           SymmetricMemory::Options options = {});
+  // The same in a memory that other objects of the rank use too. Every rank calls it at the same
+  // place in the order of its allocations.
+  static std::unique_ptr<RankComm> In(std::shared_ptr<SymmetricMemory> memory,
+                                      const MeshShape& shape);
 };
 
 // The communicators of `comm` as RankGroups, which are collectives of host memory.

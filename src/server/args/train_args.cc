@@ -139,9 +139,12 @@ void AddRankFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Ranks (tp x dp x pp)";
   app.Flag(
          "--device", a.device, kGroup,
-         "Device that computes: cpu, or cuda (one rank on one GPU, with --compute-dtype bfloat16)")
+         "Device that computes: cpu, or cuda (a GPU for each rank, with --compute-dtype bfloat16)")
       .OneOf({"cpu", "cuda"});
-  app.Flag("--base-gpu-id", a.base_gpu_id, kGroup, "GPU of --device cuda").NonNegative();
+  app.Flag("--base-gpu-id", a.base_gpu_id, kGroup, "GPU of the first rank").NonNegative();
+  app.Flag("--gpu-id-step", a.gpu_id_step, kGroup,
+           "GPU index difference between consecutive ranks; 0: all ranks on one GPU (for tests)")
+      .NonNegative();
   app.Flag("--tp,--tp-size", a.tp, kGroup,
            "Tensor-parallel ranks, which shard attention heads and dense layers")
       .Positive();
@@ -282,8 +285,9 @@ void CheckEffects(const CommandLine& app, const TrainArgs& a) {
                   a.lora_alpha > 0 ? "--lora-alpha" : "--lora-targets");
   if (a.async_save && a.save_every == 0)
     throw Invalid("--async-save: writes the checkpoints of --save-every, which is 0");
-  if (app.Given("--base-gpu-id") && a.device != "cuda")
-    throw Invalid("--base-gpu-id: GPUs compute only with --device cuda");
+  for (const char* flag : {"--base-gpu-id", "--gpu-id-step"})
+    if (app.Given(flag) && a.device != "cuda")
+      throw Invalid("{}: GPUs compute only with --device cuda", flag);
   if (app.Given("--max-skipped-steps") && a.on_nonfinite != "skip" && a.spike_sigmas == 0)
     throw Invalid(
         "--max-skipped-steps: steps are skipped only with --on-nonfinite skip or --spike-sigmas");

@@ -56,6 +56,7 @@ struct TrainArgs {
   // Ranks
   std::string device = "cpu";  // --device: cpu, cuda
   int base_gpu_id = 0;         // --base-gpu-id
+  int gpu_id_step = 1;         // --gpu-id-step
   int tp = 1, ep = 1, pp = 1;
   int dp = 0;                      // --dp; 0: the minimum that --ep allows
   int threads = 1;                 // --threads, per rank

@@ -127,6 +127,7 @@ TEST_F(TrainArgsTest, FlagsWithoutEffectAreRefused) {
   };
   EXPECT_THAT(refusal({"--base-gpu-id", "1"}), HasSubstr("--base-gpu-id: GPUs compute only"));
   EXPECT_EQ(refusal({"--base-gpu-id", "1", "--device", "cuda"}), "no error");
+  EXPECT_THAT(refusal({"--gpu-id-step", "0"}), HasSubstr("--gpu-id-step: GPUs compute only"));
   EXPECT_THAT(refusal({"--async-save"}), HasSubstr("--async-save: writes the checkpoints of"));
   EXPECT_EQ(refusal({"--async-save", "--save-every", "2"}), "no error");
   EXPECT_EQ(refusal({"--async-save=false"}), "no error");

@@ -1,6 +1,7 @@
 // Runs on a device from files to the exported model, with plain operations on CPUs.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -10,7 +11,7 @@
 #include "core/testing.h"
 #include "train/app/test_run.h"
 #include "train/app/training.h"
-#include "train/device/ops.h"
+#include "train/device/ranks.h"
 
 namespace switchyard::train {
 namespace {
@@ -23,7 +24,7 @@ class DeviceTrainingTest : public testing::RunTest {
   TrainingOptions OnDevice(int64_t steps) const {
     TrainingOptions options = Options(steps);
     options.products = ProductDtype::kBFloat16;
-    options.device_ops = [](ThreadPool& pool) { return MakePlainOps<BF16>(pool); };
+    options.device_ops = MakePlainRankOps;
     return options;
   }
   std::string FileOf(const fs::path& path) const {
@@ -51,6 +52,47 @@ TEST_F(DeviceTrainingTest, ARunIsInterruptedResumedAndExported) {
   EXPECT_TRUE(fs::exists(ExportFinal(options.trainer.output) / "model.safetensors"));
 }
 
+// The files of a checkpoint do not depend on the layout, so a run may change it.
+TEST_F(DeviceTrainingTest, ARunOnSeveralRanksIsResumedOnOneAndExported) {
+  TrainingOptions options = OnDevice(6);
+  options.layout.ep = options.layout.dp = 2;
+  options.losses.balance = {.batch = 0.01, .sequence = 0.01};
+  options.trainer.save_every = 2;
+  std::atomic<int> polls = 0;  // of both ranks
+  EXPECT_TRUE(Train(options, [&] { return ++polls > 6; }).stopped);
+  options.layout = {};
+  EXPECT_EQ(Train(options).step, 6);
+  options.trainer.schedule.steps = 8;
+  options.layout = {.ep = 2, .dp = 4};
+  EXPECT_EQ(Train(options).step, 8);
+  EXPECT_TRUE(fs::exists(ExportFinal(options.trainer.output) / "model.safetensors"));
+}
+
+// Shards change no bit.
+TEST_F(DeviceTrainingTest, RanksShareTheMoments) {
+  TrainingOptions options = OnDevice(5);
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 2}, Layout{.ep = 2, .dp = 4}}) {
+    SCOPED_TRACE(layout.ToString());
+    options.layout = layout;
+    options.zero_stage = 0;
+    options.trainer.save_every = 0;
+    options.trainer.output = dir_ / ("whole, " + layout.ToString());
+    Train(options);
+    const fs::path whole = options.trainer.output;
+    options.zero_stage = 1;
+    options.trainer.save_every = 2;
+    options.trainer.output = dir_ / ("shards, " + layout.ToString());
+    std::atomic<int> polls = 0;
+    EXPECT_TRUE(Train(options, [&] { return ++polls > 3 * layout.ranks(); }).stopped);
+    EXPECT_THAT(said_, HasSubstr("without --zero-stage 1"));
+    EXPECT_EQ(Train(options).step, 5);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string name = std::string("checkpoint-000005/") + file;
+      EXPECT_EQ(FileOf(options.trainer.output / name), FileOf(whole / name)) << file;
+    }
+  }
+}
+
 TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
   const auto refusal = [&](const std::function<void(TrainingOptions&)>& change) {
     TrainingOptions options = OnDevice(2);
@@ -58,8 +100,10 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
     return ErrorOf([&] { Train(options); });
   };
   using Options = TrainingOptions;
-  EXPECT_THAT(refusal([](Options& o) { o.layout.ep = o.layout.dp = 2; }),
-              HasSubstr("give 2 ranks"));
+  EXPECT_THAT(refusal([](Options& o) { o.layout.tp = 2; }),
+              HasSubstr("--tp is not supported yet; want --tp 1"));
+  EXPECT_THAT(refusal([](Options& o) { o.layout.pp = 2; }),
+              HasSubstr("--pp is not supported yet; want --pp 1"));
   EXPECT_THAT(refusal([](Options& o) { o.products = ProductDtype::kFloat32; }),
               HasSubstr("want --compute-dtype bfloat16"));
   EXPECT_THAT(refusal([](Options& o) { o.recompute = Recompute::kLayer; }),
@@ -67,7 +111,6 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
   EXPECT_THAT(refusal([](Options& o) { o.learner.order = schedule::Order::kOverlapped; }),
               HasSubstr("--schedule is not supported yet"));
   EXPECT_THAT(refusal([](Options& o) { o.early_sums = true; }), HasSubstr("--early-sums"));
-  EXPECT_THAT(refusal([](Options& o) { o.zero_stage = 1; }), HasSubstr("--zero-stage"));
   EXPECT_THAT(refusal([](Options& o) { o.synchronous = true; }), HasSubstr("--exchange sync"));
   EXPECT_THAT(refusal([&](Options& o) {
                 o.lora.rank = 2;

@@ -34,10 +34,8 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
   const auto refuse = [](bool is, const char* flag, const char* want) {
     if (is) throw Invalid("--device cuda: {} is not supported yet; want {}", flag, want);
   };
-  if (layout.ranks() != 1)
-    throw Invalid(
-        "--device cuda: trains on one GPU so far, but --tp, --ep, --dp and --pp give {} ranks",
-        layout.ranks());
+  refuse(layout.tp > 1, "--tp", "--tp 1 with --dp and --ep");
+  refuse(layout.pp > 1, "--pp", "--pp 1 with --dp and --ep");
   if (options.products != ProductDtype::kBFloat16)
     throw Invalid("--device cuda: products have bfloat16 operands; want --compute-dtype bfloat16");
   refuse(options.lora.rank > 0, "--lora-rank", "no adapters");
@@ -45,7 +43,6 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
   refuse(options.recompute != Recompute::kNone, "--recompute", "--recompute none");
   refuse(options.learner.order != schedule::Order::kPlain, "--schedule", "--schedule plain");
   refuse(options.early_sums, "--early-sums", "a run without it");
-  refuse(options.zero_stage > 0, "--zero-stage", "--zero-stage 0");
   refuse(options.synchronous, "--exchange sync", "--exchange async");
   CheckDeviceModel(config, options.losses);
 }

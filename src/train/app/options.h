@@ -16,7 +16,7 @@
 #include "train/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/encode.h"
-#include "train/device/ops.h"
+#include "train/device/ranks.h"
 #include "train/layers/lora.h"
 #include "train/layers/recompute.h"
 #include "train/math/product.h"
@@ -49,8 +49,9 @@ struct TrainingOptions {
   Recompute recompute = Recompute::kNone;
   int zero_stage = 0;  // 1: the copies of a parameter share its moments (ShardMoments)
   int threads = 1;     // compute threads per rank
-  // Makes the operations of a device (--device), which computes instead of the threads; null: none.
-  std::function<std::unique_ptr<TrainOps<BF16>>(ThreadPool&)> device_ops;
+  // Makes the operations of a rank's device (--device), which computes instead of the threads;
+  // null: none. Collective. The result borrows both arguments.
+  std::function<RankOps(LayoutRanks&, ThreadPool&)> device_ops;
   ProductDtype products = ProductDtype::kFloat32;  // --compute-dtype
   bool synchronous = false;                        // pairwise row exchange
   std::chrono::milliseconds timeout{300'000};      // time limit of each wait for another rank

@@ -179,6 +179,8 @@ size_t BytesPerRank(const Setup& setup) {
   const Layout& layout = setup.options.layout;
   const size_t bytes = LayoutRanks::BytesPerRank(layout) + kSlack +
                        LearnerLinks::BytesPerRank(layout, setup.link_floats);
+  if (setup.options.device_ops != nullptr)
+    return bytes + RankComm::BytesPerRank(DeviceMesh(layout));
   return bytes + ExpertExchange::BytesPerRank(layout.ep, setup.files.config, setup.exchange);
 }
 
@@ -226,13 +228,13 @@ std::string ActivationsText(const TrainingOptions& options, const Learner& learn
 // The model of a rank in the training loop: on the rank's threads or on a device.
 class RankLearner {
  public:
-  RankLearner(const TrainingOptions& options, Model<float>& model, const LearnerRanks& ranks,
-              ThreadPool& pool) {
+  RankLearner(const TrainingOptions& options, Model<float>& model, LayoutRanks& ranks,
+              const LearnerLinks& links, ThreadPool& pool) {
     if (options.device_ops == nullptr) {
-      host_.emplace(model, options.learner, ranks);
+      host_.emplace(model, options.learner, links.ranks());
     } else {
-      ops_ = options.device_ops(pool);
-      device_.emplace(model, options.learner, *ops_);
+      ops_ = options.device_ops(ranks, pool);
+      device_.emplace(model, options.learner, *ops_.ops, *ops_.ranks);
     }
   }
   TrainedModel& model() {
@@ -242,13 +244,13 @@ class RankLearner {
   std::string MemoryText(const TrainingOptions& options, Collectives& world) const {
     if (host_) return ActivationsText(options, *host_, world);
     return fmt::format("{}: {:.2f} MiB of parameters, gradients and moments",
-                       ops_->device().Describe(),
+                       ops_.ops->device().Describe(),
                        static_cast<double>(device_->model().bytes()) / (1 << 20));
   }
 
  private:
-  std::unique_ptr<TrainOps<BF16>> ops_;  // outlives device_
-  std::optional<Learner> host_;          // one of the two
+  RankOps ops_;                  // outlives device_
+  std::optional<Learner> host_;  // one of the two
   std::optional<DeviceLearner<BF16>> device_;
 };
 
@@ -266,10 +268,15 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
   const TrainingOptions& options = setup.options;
   const auto ranks = LayoutRanks::Create(arena, options.layout, rank, {.timeout = options.timeout});
   ThreadPool pool(options.threads);
-  const ExpertExchange exchange(*ranks->memory, ranks->place.EpGroup(), setup.files.config,
-                                setup.exchange, pool);
+  ExpertRanks experts = {.rank = ranks->place.ep, .size = options.layout.ep};
+  std::optional<ExpertExchange> exchange;  // devices have their own
+  if (options.device_ops == nullptr) {
+    exchange.emplace(*ranks->memory, ranks->place.EpGroup(), setup.files.config, setup.exchange,
+                     pool);
+    experts = exchange->ranks();
+  }
   const LearnerLinks links(*ranks, setup.link_floats, {.timeout = options.timeout}, setup.sums);
-  Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(exchange.ranks()), pool,
+  Model<float> model(setup.files.config, options.losses, ranks->layer_ranks(experts), pool,
                      ranks->place.Stage(setup.files.config), options.products, options.backward(),
                      options.lora);
   Corpus corpus(setup.documents, options.packing);
@@ -282,7 +289,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
   if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
-  RankLearner learner(options, model, links.ranks(), pool);
+  RankLearner learner(options, model, *ranks, links, pool);
   Trainer trainer(learner.model(), corpus, options.trainer, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
   // Two statements, because both are collective and operands have no order of evaluation.

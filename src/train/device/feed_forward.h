@@ -33,24 +33,44 @@ class DeviceFeedForward {
                   float* y) const;
   // Adds to the gradients of the weights. dx [rows, H]. gate_up becomes its gradient.
   void Backward(const DeviceContext<C>& on, int64_t rows, const C* x, DeviceArray<C>* gate_up,
-                const C* dout, float* dx, bool accumulate, const int32_t* offsets = nullptr) const;
+                const C* dout, float* dx, bool accumulate) const;
+  // The two parts of Backward. The first returns the input of down, for the second, which reads
+  // the gradient in gate_up.
+  DeviceArray<C> BackwardInputs(const DeviceContext<C>& on, int64_t rows, DeviceArray<C>* gate_up,
+                                const C* dout, float* dx, bool accumulate,
+                                const int32_t* offsets = nullptr) const;
+  void BackwardWeights(const DeviceContext<C>& on, int64_t rows, const C* x, const C* middle,
+                       const C* dgate_up, const C* dout, const int32_t* offsets = nullptr) const;
 
  private:
+  GateUpShape ShapeOf(int64_t rows, const int32_t* offsets) const {
+    return {.m = rows,
+            .n = down_.k,
+            .valid_rows = offsets == nullptr ? nullptr : offsets + down_.groups};
+  }
+
   DeviceLinear<C> gate_up_, down_;
 };
 
-// Activations that a forward pass saves for its backward pass.
+// Activations that a forward pass saves for its backward pass. n: the tokens of all ranks with
+// different experts; without such ranks m.
 template <typename C>
 struct DeviceMoeState {
-  DeviceArray<float> logits, scores, weights;  // [m, E], [m, E], [m, k]
-  DeviceArray<int32_t> ids, place, offsets;
+  DeviceArray<float> logits, scores, weights;          // [m, E], [m, E], [m, k]
+  DeviceArray<int32_t> ids;                            // [m, k]
   DeviceArray<float> batch_factors, sequence_factors;  // of DeviceBalance
   DeviceBalance balance;
-  DeviceArray<C> gate_up, results, shared_gate_up;  // [m · k, 2 I], [m · k, H], [m, 2 S]
+  // Only with such ranks: x, and the weights, of the n tokens.
+  DeviceArray<C> all_x;                             // [n, H]
+  DeviceArray<float> all_weights;                   // [n, k]
+  DeviceArray<int32_t> place, offsets;              // of DeviceSlots, for n tokens
+  DeviceArray<C> gate_up, results, shared_gate_up;  // [n · k, 2 I], [n · k, H], [m, 2 S]
 };
 
-// All experts are on this rank. The numbers of their rows stay on the device. Owned by its model;
-// used by the rank's thread only.
+// The experts of a layer are on this rank, or divided among the ranks of DeviceGroups::experts.
+// Then each of these ranks gets the rows of all their tokens, and computes its experts' parts of
+// the outputs, which are summed. The numbers of the experts' rows stay on the device, so arrays
+// have room for all slots. Owned by its model; used by the rank's thread only.
 template <typename C>
 class DeviceMoe {
  public:
@@ -64,23 +84,28 @@ class DeviceMoe {
     BalanceLosses losses = {};
     double step_tokens = 1;  // StepSize::tokens
   };
-  // Adds the output to y [m, H], the number of slots of each expert to loads [E], and to counts [2]
-  // those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no loss has a
-  // weight.
+  // Adds the output to y [m, H], the number of slots of each expert of this rank to loads [E], and
+  // to counts [2] those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no
+  // loss has a weight. A rank without rows takes part, if other ranks have some.
   DeviceArray<float> Forward(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state,
                              float* y, int32_t* loads, int32_t* counts);
-  // dy [m, H], and the same rounded to C. Writes dx [m, H]. The state is invalid afterwards.
-  void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const float* dy,
-                const C* rounded_dy, float* dx);
+  // dy [m, H]. Writes dx [m, H]. The state is invalid afterwards.
+  void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const C* dy,
+                float* dx);
 
   const Slab* bias() const { return bias_; }  // the selection bias; null: none
 
  private:
   DeviceRouting RoutingOf(int64_t m, DeviceMoeState<C>& state) const;
-  DeviceSlots SlotsOf(int64_t m, DeviceMoeState<C>& state) const;
+  DeviceSlots SlotsOf(int64_t n, DeviceMoeState<C>& state) const;
+  void Route(int64_t m, const Input& in, DeviceMoeState<C>* state, int32_t* counts);
+  // Returns the losses of the tokens.
+  DeviceArray<float> AddBalance(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state);
 
   const DeviceContext<C>& on_;
   const RouterConfig config_;
+  const Range mine_;          // experts of this rank
+  const RouterConfig local_;  // the same router with these experts only
   const int64_t hidden_;
   const Slab* router_;
   const Slab* bias_ = nullptr;

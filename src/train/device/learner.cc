@@ -1,30 +1,39 @@
 #include "train/device/learner.h"
 
+#include <iterator>
+
 #include "core/check.h"
 #include "core/dtype.h"
 
 namespace switchyard::train {
 
 template <typename C>
-DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops)
-    : host_(host), options_(options), model_(host, ops) {
+DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
+                                DeviceRanks& ranks)
+    : host_(host), options_(options), ranks_(ranks), model_(host, ops, ranks) {
   CHECK(options.order == schedule::Order::kPlain);
 }
 
 template <typename C>
 Losses DeviceLearner<C>::Learn(std::span<const Batch> batches, const StepSize& step) {
-  for (const Batch& batch : batches) model_.Learn(batch, step);
+  for (const Batch& batch : batches) model_.Learn(batch, step, &batch == &batches.back());
   return model_.TakeLosses();
 }
 
 template <typename C>
 std::map<std::string, double> DeviceLearner<C>::AfterStep(double rate_part) {
-  const std::vector<std::vector<float>> loads = model_.TakeLoads();
+  std::vector<std::vector<float>> loads = model_.TakeLoads();
+  const Model<float>::ReplayCounts counts = model_.TakeReplay();
+  float replay[] = {static_cast<float>(counts.replayed), static_cast<float>(counts.agreed)};
+  Collectives* const host = ranks_.groups().host;
   Balance balance;
-  for (const std::vector<float>& layer : loads) balance.Add(layer);
-  const Model<float>::ReplayCounts replay = model_.TakeReplay();
-  balance.replayed = replay.replayed;
-  balance.agreed = replay.agreed;
+  for (std::vector<float>& layer : loads) {
+    if (host != nullptr) host->AllReduceSum(layer.data(), layer.size());
+    balance.Add(layer);
+  }
+  if (host != nullptr) host->AllReduceSum(replay, std::size(replay));
+  balance.replayed = replay[0];
+  balance.agreed = replay[1];
   const double step = options_.bias_step * (options_.bias_step_falls ? rate_part : 1.0);
   if (step > 0.0) {
     host_.MoveBiases(loads, step);

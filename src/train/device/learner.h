@@ -12,19 +12,22 @@
 
 namespace switchyard::train {
 
-// A single rank. Gradients, moments and values are on the device between two checkpoints. Borrows
-// the host's model and the operations. Used by the rank's thread only.
+// Gradients, moments and values are on the device between two checkpoints. Borrows
+// the host's model, the operations and the ranks. Used by the rank's thread only.
 template <typename C>
 class DeviceLearner final : public TrainedModel {
  public:
   // Throws errors of DeviceModel. `options.order` must be kPlain.
-  DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops);
+  DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
+                DeviceRanks& ranks);
 
   std::vector<Parameter<float>*> Parameters() override { return host_.parameters(); }
   std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() override {
     return host_.aliases();
   }
   Losses Learn(std::span<const Batch> batches, const StepSize& step) override;
+  void SumGradients() override { model_.parameters().SumGradients(); }
+  void GatherShards() override { model_.parameters().GatherShards(); }
   std::map<std::string, double> AfterStep(double rate_part) override;
   void SkipStep() override {
     model_.TakeLoads();
@@ -37,6 +40,7 @@ class DeviceLearner final : public TrainedModel {
  private:
   Model<float>& host_;
   const LearnerOptions options_;
+  DeviceRanks& ranks_;
   DeviceModel<C> model_;
 };
 

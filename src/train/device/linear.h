@@ -6,6 +6,7 @@
 #include "train/device/memory.h"
 #include "train/device/ops.h"
 #include "train/device/parameters.h"
+#include "train/device/ranks.h"
 
 namespace switchyard::train {
 
@@ -13,6 +14,7 @@ namespace switchyard::train {
 template <typename C>
 struct DeviceContext {
   TrainOps<C>& ops;
+  DeviceRanks& ranks;
   DeviceMemory& memory;
   DeviceParameters<C>& parameters;
 
@@ -43,21 +45,31 @@ struct DeviceLinear {
                   bool accumulate) const {
     on.ops.ProjectSum(Shape(rows, nullptr), x, on.parameters.copy(*weight), y, accumulate);
   }
-  // Adds to the gradient of the weight. Returns dx [rows, k].
-  DeviceArray<C> Backward(const DeviceContext<C>& on, int64_t rows, const C* x, const C* dy,
-                          const int32_t* offsets = nullptr) const {
-    const LinearShape shape = Shape(rows, offsets);
-    on.ops.WeightGradient(shape, dy, x, on.parameters.gradient(*weight));
+  // Adds to the gradient of the weight.
+  void WeightGradient(const DeviceContext<C>& on, int64_t rows, const C* x, const C* dy,
+                      const int32_t* offsets = nullptr) const {
+    on.ops.WeightGradient(Shape(rows, offsets), dy, x, on.parameters.gradient(*weight));
+  }
+  // dx [rows, k]
+  DeviceArray<C> InputGradient(const DeviceContext<C>& on, int64_t rows, const C* dy,
+                               const int32_t* offsets = nullptr) const {
     auto dx = on.template Array<C>(rows * k);
-    on.ops.InputGradient(shape, dy, on.parameters.copy(*weight), dx.data());
+    on.ops.InputGradient(Shape(rows, offsets), dy, on.parameters.copy(*weight), dx.data());
     return dx;
   }
-  // The same, with dx in float32.
+  void InputGradientSum(const DeviceContext<C>& on, int64_t rows, const C* dy, float* dx,
+                        bool accumulate, const int32_t* offsets = nullptr) const {
+    on.ops.InputGradientSum(Shape(rows, offsets), dy, on.parameters.copy(*weight), dx, accumulate);
+  }
+  // Both gradients.
+  DeviceArray<C> Backward(const DeviceContext<C>& on, int64_t rows, const C* x, const C* dy) const {
+    WeightGradient(on, rows, x, dy);
+    return InputGradient(on, rows, dy);
+  }
   void BackwardSum(const DeviceContext<C>& on, int64_t rows, const C* x, const C* dy, float* dx,
-                   bool accumulate, const int32_t* offsets = nullptr) const {
-    const LinearShape shape = Shape(rows, offsets);
-    on.ops.WeightGradient(shape, dy, x, on.parameters.gradient(*weight));
-    on.ops.InputGradientSum(shape, dy, on.parameters.copy(*weight), dx, accumulate);
+                   bool accumulate) const {
+    WeightGradient(on, rows, x, dy);
+    InputGradientSum(on, rows, dy, dx, accumulate);
   }
 };
 

@@ -33,13 +33,14 @@ void CheckDeviceModel(const ModelConfig& config, const LossOptions& options) {
 }
 
 template <typename C>
-DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops)
+DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks)
     : host_(host),
       hidden_(host.config().hidden),
       ops_(ops),
+      ranks_(ranks),
       memory_(ops.device()),
-      parameters_(host.parameters(), ops, memory_),
-      on_{ops_, memory_, parameters_} {
+      parameters_(host.parameters(), ops, ranks, memory_),
+      on_{ops_, ranks_, memory_, parameters_} {
   const ModelConfig& config = host.config();
   CheckDeviceModel(config, host.options());
   const TensorNames names = NamesOf(config);
@@ -49,9 +50,11 @@ DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops)
   int64_t loads = 0;
   for (int64_t i = 0; i < config.num_layers(); ++i) AddLayer(i, names, &loads);
   final_norms_.push_back(parameters_.Place(names.final_norm));
+  const int64_t before_head = parameters_.slabs();
   head_ = {.weight = config.tie_embeddings ? embedding_ : parameters_.Place(names.head),
            .n = config.vocab_size,
            .k = hidden_};
+  head_slabs_ = {before_head, parameters_.slabs()};
   for (int64_t d = 0; d < host.options().mtp_layers; ++d) {
     const int64_t index = config.num_layers() + d;
     const std::string prefix = fmt::format("{}{}.", names.layers, index);
@@ -79,6 +82,7 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
   const LayerConfig* const own = mtp ? nullptr : &config.layers[static_cast<size_t>(index)];
   const std::string prefix = fmt::format("{}{}.", names.layers, index);
   Layer& layer = layers_.emplace_back();
+  layer.slabs.begin = parameters_.slabs();
   layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
   layer.attention = MakeDeviceAttention<C>({.config = config,
                                             .names = names,
@@ -91,38 +95,70 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
     layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
     layer.loads_at = *loads;
     *loads += config.moe->router.num_experts;
-    return;
+  } else {
+    const std::string mlp = prefix + names.mlp + ".";
+    layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
+                                             mlp + "down_proj", hidden_, config.intermediate);
   }
-  const std::string mlp = prefix + names.mlp + ".";
-  layer.dense = DeviceFeedForward<C>::Make(on_, mlp + "gate_proj", mlp + "up_proj",
-                                           mlp + "down_proj", hidden_, config.intermediate);
+  layer.slabs.end = parameters_.slabs();
 }
 
 template <typename C>
 DeviceModel<C>::~DeviceModel() = default;
 
 template <typename C>
-typename DeviceModel<C>::Rows DeviceModel<C>::Upload(const DepthState<float>& depth) {
+std::vector<std::vector<int64_t>> DeviceModel<C>::RowsOfRanks(
+    std::span<const DepthState<float>> depths) {
+  std::vector<int64_t> mine;
+  for (const DepthState<float>& depth : depths) mine.push_back(depth.rows.rows());
+  Collectives* const host = ranks_.groups().host;
+  const size_t ranks = host == nullptr ? 1 : static_cast<size_t>(host->size());
+  std::vector<int64_t> all(ranks * mine.size());
+  if (host == nullptr) {
+    all = mine;
+  } else {
+    host->AllGatherV(mine.data(), all.data(),
+                     std::vector<size_t>(ranks, mine.size() * sizeof(int64_t)));
+  }
+  std::vector<std::vector<int64_t>> rows;
+  for (size_t d = 0; d < mine.size(); ++d) {
+    std::vector<int64_t> of_depth;
+    for (size_t r = 0; r < ranks; ++r) of_depth.push_back(all[r * mine.size() + d]);
+    // A depth has rows only if the depths before it have some.
+    if (std::ranges::max(of_depth) == 0) break;
+    rows.push_back(std::move(of_depth));
+  }
+  return rows;
+}
+
+template <typename C>
+typename DeviceModel<C>::Rows DeviceModel<C>::Upload(const DepthState<float>& depth,
+                                                     const std::vector<int64_t>& of_ranks) {
   const RowLayout& layout = depth.rows;
+  Rows rows;
+  if (ranks_.groups().experts != nullptr)
+    for (const int rank : ranks_.groups().expert_ranks)
+      rows.of_ranks.push_back(of_ranks[static_cast<size_t>(rank)]);
+  rows.view.of_ranks = rows.of_ranks;
+  if (layout.rows() == 0) return rows;
   std::vector<int32_t> lengths;
   for (size_t i = 0; i + 1 < layout.begins.size(); ++i)
     lengths.push_back(layout.begins[i + 1] - layout.begins[i]);
   const int64_t longest = std::ranges::max(lengths);
-  lengths.push_back(static_cast<int32_t>(layout.rows()));
   const auto upload = [&](const std::vector<int32_t>& values) {
     return DeviceArray<int32_t>(memory_, std::span<const int32_t>(values));
   };
-  Rows rows{.tokens = upload(depth.tokens),
-            .begins = upload(layout.begins),
-            .positions = upload(layout.positions),
-            .lengths = upload(lengths),
-            .view = {}};
+  rows.tokens = upload(depth.tokens);
+  rows.begins = upload(layout.begins);
+  rows.positions = upload(layout.positions);
+  rows.lengths = upload(lengths);
   rows.view = {.begins = rows.begins.data(),
                .positions = rows.positions.data(),
                .lengths = rows.lengths.data(),
                .m = layout.rows(),
                .sequences = layout.sequences(),
-               .longest = longest};
+               .longest = longest,
+               .of_ranks = rows.of_ranks};
   return rows;
 }
 
@@ -151,6 +187,21 @@ template <typename C>
 DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
                                            const int32_t* given, double step_tokens, State* s) {
   const int64_t m = rows.view.m;
+  const auto experts = [&](float* out) {
+    DeviceArray<float> balance =
+        layer.moe->Forward(rows.view,
+                           {.x = s->after_normed.data(),
+                            .given = given,
+                            .losses = host_.options().balance,
+                            .step_tokens = step_tokens},
+                           &s->moe, out, loads_.data() + layer.loads_at, replay_.data());
+    if (!balance.empty())
+      pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
+  };
+  if (m == 0) {  // other ranks have rows, for the experts of this rank
+    if (layer.moe != nullptr) experts(nullptr);
+    return {};
+  }
   s->x = std::move(x);
   s->normed = Normed(s->x, *layer.input_norm);
   s->after = on_.template Array<float>(m * hidden_);
@@ -161,23 +212,19 @@ DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, Devic
   ops_.Copy(out.data(), s->after.data(), s->after.bytes());
   if (layer.dense) {
     layer.dense->ForwardSum(on_, m, s->after_normed.data(), &s->gate_up, out.data());
-    return out;
+  } else {
+    experts(out.data());
   }
-  DeviceArray<float> balance =
-      layer.moe->Forward(rows.view,
-                         {.x = s->after_normed.data(),
-                          .given = given,
-                          .losses = host_.options().balance,
-                          .step_tokens = step_tokens},
-                         &s->moe, out.data(), loads_.data() + layer.loads_at, replay_.data());
-  if (!balance.empty())
-    pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
   return out;
 }
 
 template <typename C>
 void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceArray<float>* d) {
   const int64_t m = rows.view.m;
+  if (m == 0) {
+    if (layer.moe != nullptr) layer.moe->Backward(rows.view, nullptr, s.moe, nullptr, nullptr);
+    return StartSums();
+  }
   auto dnormed = on_.template Array<float>(m * hidden_);
   {
     const DeviceArray<C> dout = Rounded(*d);
@@ -185,14 +232,20 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
       layer.dense->Backward(on_, m, s.after_normed.data(), &s.gate_up, dout.data(), dnormed.data(),
                             false);
     } else {
-      layer.moe->Backward(rows.view, s.after_normed.data(), s.moe, d->data(), dout.data(),
-                          dnormed.data());
+      layer.moe->Backward(rows.view, s.after_normed.data(), s.moe, dout.data(), dnormed.data());
     }
   }
+  StartSums();
   NormBackward(s.after, *layer.post_norm, dnormed.data(), true, d);
   const DeviceArray<C> dout = Rounded(*d);
   layer.attention->Backward(rows.view, s.normed.data(), s.attention, dout.data(), dnormed.data());
   NormBackward(s.x, *layer.input_norm, dnormed.data(), true, d);
+}
+
+template <typename C>
+void DeviceModel<C>::StartSums() {
+  if (complete_.size() > 0) parameters_.StartSums(complete_);
+  complete_ = {};
 }
 
 template <typename C>
@@ -278,11 +331,10 @@ void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, dou
 }
 
 template <typename C>
-void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
+void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_of_step) {
   host_.Begin(batch, step, &pass_);
-  // A depth has rows only if the depths before it have some.
-  size_t count = 0;
-  while (count < pass_.depths.size() && pass_.depths[count].rows.rows() > 0) ++count;
+  const std::vector<std::vector<int64_t>> of_ranks = RowsOfRanks(pass_.depths);
+  const size_t count = of_ranks.size();
   const size_t main_layers = layers_.size() - mtp_.size();
   std::vector<Depth> depths(count);
   std::vector<State> states(layers_.size());
@@ -292,37 +344,44 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step) {
   for (size_t d = 0; d < count; ++d) {
     const DepthState<float>& host = pass_.depths[d];
     Depth& depth = depths[d];
-    depth.rows = Upload(host);
-    DeviceArray<float> x =
-        d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
+    depth.rows = Upload(host, of_ranks[d]);
+    DeviceArray<float> x;
+    if (!depth.rows.empty())
+      x = d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
     for (size_t i = first(d); i < last(d); ++i) {
       const DeviceArray<int32_t> given = GivenExperts(host, i);
       x = Forward(layers_[i], depth.rows, std::move(x), given.data(), step.tokens, &states[i]);
     }
+    if (depth.rows.empty()) continue;
     depth.final = Normed(x, *final_norms_[d]);
     depth.last = std::move(x);
   }
   const LossOptions& options = host_.options();
-  for (size_t d = 0; d < count; ++d) {
+  for (size_t d = 0; d < count && !depths[d].rows.empty(); ++d) {
     double scale = 1.0 / step.targets;
     if (d > 0) scale *= options.mtp_weight / static_cast<double>(options.mtp_layers);
     Head(pass_.depths[d].targets, scale, d == 0 ? &Losses::main : &Losses::mtp, &depths[d]);
   }
+  if (last_of_step) complete_ = head_slabs_;
   for (size_t d = count; d-- > 0;) {
     const DepthState<float>& host = pass_.depths[d];
     Depth& depth = depths[d];
+    const bool empty = depth.rows.empty();
     auto stream = on_.template Array<float>(depth.last.size());
-    NormBackward(depth.last, *final_norms_[d], depth.dfinal.data(), false, &stream);
+    if (!empty) NormBackward(depth.last, *final_norms_[d], depth.dfinal.data(), false, &stream);
     for (size_t i = last(d); i-- > first(d);) {
       Backward(layers_[i], depth.rows, states[i], &stream);
       states[i] = {};  // releases the activations
+      if (last_of_step) complete_ = layers_[i].slabs;
     }
+    if (empty) continue;
     if (d == 0) {
       ops_.EmbedGradient(host.tokens, stream.data(), hidden_, parameters_.gradient(*embedding_));
     } else {
       JoinBackward(mtp_[d - 1], host, depth, stream, &depths[d - 1]);
     }
   }
+  complete_ = {};  // SumGradients sums the others
 }
 
 template <typename C>

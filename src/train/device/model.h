@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "train/batch.h"
@@ -13,6 +14,7 @@
 #include "train/device/memory.h"
 #include "train/device/ops.h"
 #include "train/device/parameters.h"
+#include "train/device/ranks.h"
 #include "train/model.h"
 
 namespace switchyard::train {
@@ -21,28 +23,32 @@ namespace switchyard::train {
 // and DeviceModel does not.
 void CheckDeviceModel(const ModelConfig& config, const LossOptions& options);
 
-// The whole model on one device, one micro-batch after the other. The host's model has the
-// parameters' names, loads and initialises them, and checks batches; its values are uploaded at
-// construction. Activations of a micro-batch are kept, except inputs of down projections and rows
-// of experts, which the backward pass computes again.
+// The model on the device of a rank, one micro-batch after the other. Ranks have different rows;
+// experts may be divided among them, and all other parameters are on every rank. The host's model
+// has the parameters' names, loads and initialises them, and checks batches; its values are
+// uploaded at construction. Activations of a micro-batch are kept, except inputs of down
+// projections and rows of experts, which the backward pass computes again.
 //
 // Hidden states between layers are float32, other activations have the dtype C. Owned by a rank;
 // used by the rank's thread only.
 template <typename C>
 class DeviceModel {
  public:
-  // `host` is a whole model on one rank. `ops` and `host` are borrowed. Throws errors of
+  // `host` has the experts of this rank. All arguments are borrowed. Throws errors of
   // CheckDeviceModel, and kResource if the device's memory does not suffice.
-  DeviceModel(Model<float>& host, TrainOps<C>& ops);
+  DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks);
   ~DeviceModel();
 
   DeviceParameters<C>& parameters() { return parameters_; }
-  // Adds the gradients of a micro-batch to those of the parameters. Does not wait for the device.
-  // Throws errors of Model::Begin.
-  void Learn(const Batch& batch, const StepSize& step);
+  // Adds the gradients of a micro-batch to those of the parameters. Collective: some ranks may have
+  // empty batches. Waits for the hosts of the other ranks, but not for the device.
+  // `last_of_step`: sums of gradients start during the backward pass; complete them with
+  // DeviceParameters::SumGradients. Throws errors of Model::Begin.
+  void Learn(const Batch& batch, const StepSize& step, bool last_of_step = false);
   // The sum of the losses since the last call. Waits for the device.
   Losses TakeLosses();
-  // The tokens of each expert, [MoE layers][experts], since the last call. Waits for the device.
+  // Tokens of each expert, [MoE layers][experts], since the last call; their sum over all ranks
+  // counts each token once. Waits for the device.
   std::vector<std::vector<float>> TakeLoads();
   // Those of Model::replay since the last call. Waits for the device.
   Model<float>::ReplayCounts TakeReplay();
@@ -58,6 +64,7 @@ class DeviceModel {
     std::optional<DeviceFeedForward<C>> dense;  // one of the two
     std::unique_ptr<DeviceMoe<C>> moe;
     int64_t loads_at = 0;  // index of the first expert in loads_
+    Range slabs;           // of DeviceParameters
   };
   struct MtpModule {
     const Slab *embedding_norm, *hidden_norm;
@@ -74,7 +81,9 @@ class DeviceModel {
   // The rows of a prediction depth in device memory.
   struct Rows {
     DeviceArray<int32_t> tokens, begins, positions, lengths;
+    std::vector<int64_t> of_ranks;  // DeviceRows::of_ranks
     DeviceRows view;
+    bool empty() const { return view.m == 0; }
   };
   // A prediction depth as in DepthState; m: its rows.
   struct Depth {
@@ -87,7 +96,10 @@ class DeviceModel {
   };
 
   void AddLayer(int64_t index, const TensorNames& names, int64_t* loads);
-  Rows Upload(const DepthState<float>& depth);
+  // The rows of all ranks at each depth of a micro-batch, [depths][ranks], of the depths at which
+  // some rank has rows.
+  std::vector<std::vector<int64_t>> RowsOfRanks(std::span<const DepthState<float>> depths);
+  Rows Upload(const DepthState<float>& depth, const std::vector<int64_t>& of_ranks);
   NormShape<float> Norm(int64_t m) const {
     return {.m = m, .n = hidden_, .ldx = hidden_, .eps = host_.config().norm_eps};
   }
@@ -102,8 +114,10 @@ class DeviceModel {
                              const int32_t* given, double step_tokens, State* state);
   // The experts that the batch gives to its tokens in a layer of the model [m, k]; empty: none.
   DeviceArray<int32_t> GivenExperts(const DepthState<float>& host, size_t layer);
-  // `d`: the gradient of the output, and after the call that of the input.
+  // `d`: the gradient of the output, and after the call that of the input. Starts the sums of
+  // complete_ where they run beside attention, which exchanges nothing.
   void Backward(Layer& layer, const Rows& rows, State& state, DeviceArray<float>* d);
+  void StartSums();
   // The input of an MTP module's layer. `before`: the previous depth.
   DeviceArray<float> Join(const MtpModule& module, const std::vector<int32_t>& source,
                           const Depth& before, Depth* depth);
@@ -116,6 +130,7 @@ class DeviceModel {
   Model<float>& host_;
   const int64_t hidden_;
   TrainOps<C>& ops_;
+  DeviceRanks& ranks_;
   DeviceMemory memory_;
   DeviceParameters<C> parameters_;
   const DeviceContext<C> on_;
@@ -124,6 +139,8 @@ class DeviceModel {
   const Slab* embedding_;
   std::vector<const Slab*> final_norms_;  // of each depth
   DeviceLinear<C> head_;
+  Range head_slabs_;  // of the head's own weight; empty: it is the embedding
+  Range complete_;    // slabs with the gradients of the whole step, whose sums have not started
   std::vector<Layer> layers_;  // layers of the model, then those of the MTP modules
   std::vector<MtpModule> mtp_;
   DeviceArray<int32_t> loads_;   // [MoE layers, E]

@@ -81,7 +81,8 @@ Learned OnDevice(const ModelConfig& config, const LossOptions& options,
                  const std::vector<Batch>& batches, int threads = 1) {
   OneRank<float> one(config, options, threads);
   const std::unique_ptr<TrainOps<C>> ops = MakePlainOps<C>(one.pool);
-  DeviceModel<C> model(one.model, *ops);
+  DeviceRanks alone;
+  DeviceModel<C> model(one.model, *ops, alone);
   for (const Batch& batch : batches) model.Learn(batch, kSize);
   Learned learned{.losses = model.TakeLosses(),
                   .gradients = {},
@@ -142,7 +143,8 @@ TEST(DeviceModel, LaterMicroBatchesUseTheSameMemory) {
   const ModelConfig config = ParseModelConfig(SmallConfig("deepseek_v3"));
   OneRank<float> one(config, {});
   const auto ops = MakePlainOps<float>(one.pool);
-  DeviceModel<float> model(one.model, *ops);
+  DeviceRanks alone;
+  DeviceModel<float> model(one.model, *ops, alone);
   const Batch batch = RandomBatch({7, 5}, config.vocab_size, 3);
   model.Learn(batch, kSize);
   model.TakeLosses();
@@ -158,7 +160,8 @@ TEST(DeviceModel, TheNormCountsEveryGradientAndNamesTheFirstThatIsNotFinite) {
   const ModelConfig config = ParseModelConfig(SmallConfig("deepseek_v3"));
   OneRank<float> one(config, {});
   const auto ops = MakePlainOps<float>(one.pool);
-  DeviceModel<float> model(one.model, *ops);
+  DeviceRanks alone;
+  DeviceModel<float> model(one.model, *ops, alone);
   const Batch batch = RandomBatch({7, 5}, config.vocab_size, 3);
   const Catalog catalog(one.model.parameters(), nullptr);
   const auto learn = [&] {
@@ -184,7 +187,8 @@ TEST(DeviceModel, WhatItDoesNotTrainIsNamed) {
   EXPECT_THAT(ErrorOf([&] { CheckDeviceModel(config, {.mtp_only = true}); }), HasSubstr("MTP"));
   OneRank<float> one(config, {});
   const auto ops = MakePlainOps<float>(one.pool);
-  DeviceModel<float> model(one.model, *ops);
+  DeviceRanks alone;
+  DeviceModel<float> model(one.model, *ops, alone);
   Batch batch = RandomBatch({7}, config.vocab_size, 3);
   batch.tokens[0] = 100;
   EXPECT_THAT(ErrorOf([&] { model.Learn(batch, kSize); }), HasSubstr("vocabulary"));

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/parallel.h"
+#include "core/range.h"
 #include "kernels/device.h"
 #include "moe/router/router.h"
 #include "train/layers/attention.h"
@@ -26,9 +27,12 @@ struct LinearShape {
 struct DeviceRows {
   const int32_t* begins = nullptr;     // [sequences + 1], ascending from 0 to m
   const int32_t* positions = nullptr;  // [m], counted from 0 in each sequence
-  const int32_t* lengths = nullptr;    // [sequences + 1] rows of each sequence, then m
+  const int32_t* lengths = nullptr;    // [sequences] rows of each sequence
   int64_t m = 0, sequences = 0;
   int64_t longest = 0;  // rows of the longest sequence
+  // Rows of each of the ranks with different experts, in host memory; empty: this rank has all
+  // experts.
+  std::span<const int64_t> of_ranks;
 };
 
 // Routing of m tokens. SelectExperts reads logits and bias and writes ids; RouteWeights writes
@@ -42,17 +46,20 @@ struct DeviceRouting {
   float* weights = nullptr;       // [m, k], including routed_scaling_factor
 };
 
-// The balance losses of a layer. The arrays are filled by Balance.
+// The balance losses of a layer. The arrays are filled by Balance, except `counts`.
 struct DeviceBalance {
   BalanceLosses weights;
-  double step_tokens = 1;     // StepSize::tokens
-  float* batch = nullptr;     // [E] factors of the probabilities in `batch`
-  float* sequence = nullptr;  // [sequences, E] the same for `sequence`
+  double step_tokens = 1;         // StepSize::tokens
+  const float* counts = nullptr;  // [E + 1] of CountTokens over all ranks; read for `batch`
+  float* batch = nullptr;         // [E] factors of the probabilities in `batch`
+  float* sequence = nullptr;      // [sequences, E] the same for `sequence`
 };
 
 // Gate and up of a feed-forward layer: halves of rows [m, 2 n].
 struct GateUpShape {
   int64_t m = 0, n = 0;
+  // Only the first *valid_rows rows are used, a number in device memory; null: all.
+  const int32_t* valid_rows = nullptr;
 };
 
 // Widths of latent attention: the own part of a head's key, the part that all heads share, and the
@@ -97,6 +104,7 @@ class TrainOps {
 
   virtual void Zero(void* to, int64_t bytes) = 0;
   virtual void Copy(void* to, const void* from, int64_t bytes) = 0;  // both in device memory
+  virtual void Add(const float* x, float* y, int64_t count) = 0;     // y += x
   virtual void Round(const float* x, C* y, int64_t count) = 0;       // y = x, rounded to C
   // Copies of m rows of n elements, whose rows are `row` elements apart in an array of columns.
   virtual void StoreColumns(int64_t m, int64_t n, const C* from, C* columns, int64_t row) = 0;
@@ -158,6 +166,9 @@ class TrainOps {
   virtual void GiveExperts(const RouterConfig& config, const DeviceRouting& routing,
                            const int32_t* given, int32_t* counts) = 0;
   virtual void RouteWeights(const RouterConfig& config, const DeviceRouting& routing) = 0;
+  // counts [E + 1]: the number of slots of each expert, then that of tokens.
+  virtual void CountTokens(const RouterConfig& config, const DeviceRouting& routing,
+                           float* counts) = 0;
   // Row t of `losses` [m] gets the balance losses of token t, as Router::AddBalance sums them.
   // Fills the arrays of `balance` that its weights need.
   virtual void Balance(const RouterConfig& config, const DeviceRows& rows,
@@ -168,18 +179,20 @@ class TrainOps {
                              const DeviceRouting& routing, const DeviceBalance* balance,
                              const float* dweights, float* dlogits) = 0;
 
+  // Renumbers `count` ids: those of `experts` from 0, and all others become −1.
+  virtual void SelectLocal(Range experts, int32_t* ids, int64_t count) = 0;
   // Fills `slots` from ids [m, k], and adds the number of slots of each expert to loads [E].
   virtual void SortSlots(const RouterConfig& config, const int32_t* ids, const DeviceSlots& slots,
                          int32_t* loads) = 0;
   // out[place[t, j]] = x[t]; x [m, width], out [m · k, width].
   virtual void GatherRows(const RouterConfig& config, const DeviceSlots& s, const C* x,
                           int64_t width, C* out) = 0;
-  // y[t] += Σ_j weights[t, j] · results[place[t, j]], in slot order.
+  // y[t] (+)= Σ_j weights[t, j] · results[place[t, j]], in slot order.
   virtual void Combine(const RouterConfig& config, const DeviceSlots& s, const C* results,
-                       const float* weights, int64_t width, float* y) = 0;
+                       const float* weights, int64_t width, bool accumulate, float* y) = 0;
   // dresults[place[t, j]] = weights[t, j] · dy[t], dweights[t, j] = dy[t] · results[place[t, j]];
   // dweights of slots without an expert are 0. dresults may be results.
-  virtual void CombineGradient(const RouterConfig& config, const DeviceSlots& s, const float* dy,
+  virtual void CombineGradient(const RouterConfig& config, const DeviceSlots& s, const C* dy,
                                const C* results, const float* weights, int64_t width, C* dresults,
                                float* dweights) = 0;
   // dx[t] (+)= Σ_j drows[place[t, j]], in slot order; the gradient of GatherRows, and with k = 1

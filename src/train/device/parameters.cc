@@ -2,17 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "train/optimizer/catalog.h"
 
 namespace switchyard::train {
+namespace {
+
+constexpr int64_t kMomentUnit = 64;  // shards begin at multiples, so that kernels can load vectors
+
+int64_t RoundUp(int64_t count) { return (count + kMomentUnit - 1) / kMomentUnit * kMomentUnit; }
+
+}  // namespace
 
 template <typename C>
 DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops,
-                                      DeviceMemory& memory)
-    : ops_(ops), memory_(memory) {
+                                      DeviceRanks& ranks, DeviceMemory& memory)
+    : ops_(ops), ranks_(ranks), memory_(memory) {
   for (size_t i = 0; i < host.size(); ++i) {
     host_.emplace(host[i]->name, host[i]);
     index_.emplace(host[i], i);
@@ -22,18 +31,23 @@ DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, T
 template <typename C>
 const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
   CHECK(values_.empty());
-  Slab slab{.offset = count_, .count = 0, .trained = false, .decay = false, .parts = {}};
+  Slab slab{.offset = count_};
   for (const std::string& name : names) {
     const auto found = host_.find(name);
     CHECK(found != host_.end());
     Parameter<float>* const p = found->second;
     host_.erase(found);
-    if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front()->shape.back());
+    if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front().parameter->shape.back());
     slab.trained = !p->gradient.empty();
     slab.decay = p->decay;
+    slab.expert = p->expert;
+    slab.sharded = p->shards.partial();
+    slab.parts.push_back({.parameter = p, .offset = slab.offset + slab.count, .moments = moments_});
     slab.count += std::ssize(p->value);
-    slab.parts.push_back(p);
+    moments_ += p->MyShard().size();
+    if (slab.sharded) moments_ = RoundUp(moments_);
   }
+  moments_ = RoundUp(moments_);
   count_ += Shards::Blocks(slab.count) * Shards::kBlock;
   slabs_.push_back(std::move(slab));
   return &slabs_.back();
@@ -42,21 +56,21 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
 template <typename C>
 void DeviceParameters<C>::Allocate() {
   CHECK(host_.empty());
-  for (DeviceArray<float>* array : {&values_, &gradients_, &first_, &second_}) {
-    *array = DeviceArray<float>(memory_, count_);
+  for (const auto& [array, count] : {std::pair{&values_, count_}, std::pair{&gradients_, count_},
+                                     std::pair{&first_, moments_}, std::pair{&second_, moments_}}) {
+    *array = DeviceArray<float>(memory_, count);
     ops_.Zero(array->data(), array->bytes());  // gaps stay zero
   }
   copies_ = DeviceArray<C>(memory_, count_);
+  summed_.assign(slabs_.size(), false);
   sums_ = DeviceArray<double>(memory_, Shards::Blocks(count_));
 }
 
 template <typename C>
 void DeviceParameters<C>::UploadValue(const Slab& slab) {
-  float* to = value(slab);
-  for (const Parameter<float>* p : slab.parts) {
-    memory_.device().CopyIn(to, p->value.data(), p->value.size() * sizeof(float));
-    to += p->value.size();
-  }
+  for (const auto& [p, offset, moments] : slab.parts)
+    memory_.device().CopyIn(values_.data() + offset, p->value.data(),
+                            p->value.size() * sizeof(float));
   ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
 }
 
@@ -65,14 +79,12 @@ void DeviceParameters<C>::FromHost(AdamW* moments) {
   for (const Slab& slab : slabs_) {
     UploadValue(slab);
     if (moments == nullptr || !slab.trained) continue;
-    int64_t at = slab.offset;
-    for (const Parameter<float>* p : slab.parts) {
-      const AdamW::Moments& m = moments->moments()[index_.at(p)];
-      CHECK_EQ(m.first.size(), p->value.size());
-      memory_.device().CopyIn(first_.data() + at, m.first.data(), m.first.size() * sizeof(float));
-      memory_.device().CopyIn(second_.data() + at, m.second.data(),
-                              m.second.size() * sizeof(float));
-      at += std::ssize(p->value);
+    for (const SlabPart& part : slab.parts) {
+      const AdamW::Moments& m = moments->moments()[index_.at(part.parameter)];
+      CHECK_EQ(std::ssize(m.first), part.parameter->MyShard().size());
+      const size_t bytes = m.first.size() * sizeof(float);
+      memory_.device().CopyIn(first_.data() + part.moments, m.first.data(), bytes);
+      memory_.device().CopyIn(second_.data() + part.moments, m.second.data(), bytes);
     }
   }
 }
@@ -81,16 +93,15 @@ template <typename C>
 void DeviceParameters<C>::ToHost(AdamW* moments) {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;  // the host has the value
-    int64_t at = slab.offset;
-    for (Parameter<float>* p : slab.parts) {
-      const size_t bytes = p->value.size() * sizeof(float);
-      memory_.device().CopyOut(p->value.data(), values_.data() + at, bytes);
-      if (moments != nullptr) {
-        AdamW::Moments& m = moments->moments()[index_.at(p)];
-        memory_.device().CopyOut(m.first.data(), first_.data() + at, bytes);
-        memory_.device().CopyOut(m.second.data(), second_.data() + at, bytes);
-      }
-      at += std::ssize(p->value);
+    for (const SlabPart& part : slab.parts) {
+      std::vector<float>& values = part.parameter->value;
+      memory_.device().CopyOut(values.data(), values_.data() + part.offset,
+                               values.size() * sizeof(float));
+      if (moments == nullptr) continue;
+      AdamW::Moments& m = moments->moments()[index_.at(part.parameter)];
+      const size_t bytes = m.first.size() * sizeof(float);
+      memory_.device().CopyOut(m.first.data(), first_.data() + part.moments, bytes);
+      memory_.device().CopyOut(m.second.data(), second_.data() + part.moments, bytes);
     }
   }
 }
@@ -99,12 +110,77 @@ template <typename C>
 void DeviceParameters<C>::GradientsToHost() {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
-    const float* from = gradient(slab);
-    for (Parameter<float>* p : slab.parts) {
-      memory_.device().CopyOut(p->gradient.data(), from, p->gradient.size() * sizeof(float));
-      from += p->gradient.size();
-    }
+    for (const auto& [p, offset, moments] : slab.parts)
+      memory_.device().CopyOut(p->gradient.data(), gradients_.data() + offset,
+                               p->gradient.size() * sizeof(float));
   }
+}
+
+// Adjacent slabs of one group are one message. The gaps between them are zero on all ranks.
+template <typename C>
+void DeviceParameters<C>::StartSums(Range slabs) {
+  if (ranks_.groups().all == nullptr) return;
+  ranks_.Fork();
+  const auto end = static_cast<size_t>(slabs.end);
+  for (auto i = static_cast<size_t>(slabs.begin); i < end;) {
+    const size_t first = i;
+    Collectives* const group = GroupOf(slabs_[first]);
+    while (i < end && !summed_[i] && GroupOf(slabs_[i]) == group) summed_[i++] = true;
+    if (i == first) {
+      ++i;
+      continue;
+    }
+    const int64_t begin = slabs_[first].offset;
+    const int64_t count = (i < slabs_.size() ? slabs_[i].offset : count_) - begin;
+    if (group != nullptr)
+      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
+  }
+}
+
+template <typename C>
+void DeviceParameters<C>::SumGradients() {
+  StartSums({0, slabs()});
+  ranks_.Join();
+  summed_.assign(slabs_.size(), false);
+}
+
+template <typename C>
+void DeviceParameters<C>::GatherShards() {
+  for (const Slab& slab : slabs_)
+    if (slab.trained && slab.sharded) GatherShards(slab, *GroupOf(slab));
+}
+
+// A message has the shards of member 0 of all parts, then those of member 1, and so on.
+template <typename C>
+void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
+  DeviceArray<float> message(memory_, slab.count);
+  // Calls visit(member, place in the message, place of the values, bytes).
+  const auto for_shards = [&](const auto& visit) {
+    float* at = message.data();
+    for (int member = 0; member < group.size(); ++member) {
+      for (const auto& [p, offset, moments] : slab.parts) {
+        const Range shard = p->shards.Of(member, std::ssize(p->value));
+        visit(member, at, values_.data() + offset + shard.begin,
+              shard.size() * static_cast<int64_t>(sizeof(float)));
+        at += shard.size();
+      }
+    }
+  };
+  std::vector<size_t> bytes(static_cast<size_t>(group.size()));
+  const float* mine = nullptr;
+  for_shards([&](int member, float* at, const float* values, int64_t size) {
+    bytes[static_cast<size_t>(member)] += static_cast<size_t>(size);
+    if (member != group.rank()) return;
+    if (mine == nullptr) mine = at;
+    ops_.Copy(at, values, size);
+  });
+  ranks_.Fork();
+  group.AllGatherV(mine, message.data(), bytes);
+  ranks_.Join();
+  for_shards([&](int member, const float* at, float* values, int64_t size) {
+    if (member != group.rank()) ops_.Copy(values, at, size);
+  });
+  ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
 }
 
 template <typename C>
@@ -118,31 +194,47 @@ GradientNorm DeviceParameters<C>::Norm() {
   std::vector<double> sums(static_cast<size_t>(sums_.size()));
   memory_.device().CopyOut(sums.data(), sums_.data(), sums.size() * sizeof(double));
   GradientNorm out;
-  double total = 0;
+  double replicated = 0, experts = 0;
   for (const Slab& slab : slabs_) {
     double sum = 0;
     const int64_t begin = slab.offset / Shards::kBlock;
     for (int64_t b = begin; b < begin + Shards::Blocks(slab.count); ++b)
       sum += sums[static_cast<size_t>(b)];
-    total += sum;
+    (slab.expert ? experts : replicated) += sum;
     if (std::isfinite(sum)) continue;
     const std::string name = FirstNotFinite(slab);
     if (out.not_finite.empty() || name < out.not_finite) out.not_finite = name;
   }
-  out.norm = std::sqrt(total);
+  AddRanks(replicated, experts, &out);
   return out;
+}
+
+template <typename C>
+void DeviceParameters<C>::AddRanks(double replicated, double experts, GradientNorm* norm) {
+  const DeviceGroups& groups = ranks_.groups();
+  if (groups.host != nullptr) {
+    const auto ranks = static_cast<size_t>(groups.host->size());
+    std::vector<double> all(ranks);
+    groups.host->AllGatherV(&experts, all.data(), std::vector<size_t>(ranks, sizeof experts));
+    // The first ranks hold all experts, and the others copies of them.
+    const auto partitions = static_cast<std::ptrdiff_t>(groups.expert_ranks.size());
+    experts = std::accumulate(all.begin(), all.begin() + partitions, 0.0);
+    for (const std::string& name : GatherStrings(groups.host, norm->not_finite)) {
+      if (name.empty()) continue;
+      if (norm->not_finite.empty() || name < norm->not_finite) norm->not_finite = name;
+    }
+  }
+  norm->norm = std::sqrt(replicated + experts);
 }
 
 // The first of the slab's parameters, in order of names, whose gradient is not finite.
 template <typename C>
 std::string DeviceParameters<C>::FirstNotFinite(const Slab& slab) {
   std::string first;
-  int64_t at = slab.offset;
-  for (const Parameter<float>* p : slab.parts) {
+  for (const auto& [p, offset, moments] : slab.parts) {
     std::vector<float> gradient(p->value.size());
-    memory_.device().CopyOut(gradient.data(), gradients_.data() + at,
+    memory_.device().CopyOut(gradient.data(), gradients_.data() + offset,
                              gradient.size() * sizeof(float));
-    at += std::ssize(gradient);
     const bool finite = std::ranges::all_of(gradient, [](float x) { return std::isfinite(x); });
     if (!finite && (first.empty() || p->name < first)) first = p->name;
   }
@@ -168,8 +260,19 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
     update.keep = slab.decay ? keep : 1.0f;
-    ops_.AdamW(update, slab.count, value(slab), gradient(slab), first_.data() + slab.offset,
-               second_.data() + slab.offset, copies_.data() + slab.offset);
+    const auto apply = [&](int64_t at, int64_t count, int64_t moment) {
+      ops_.AdamW(update, count, values_.data() + at, gradients_.data() + at, first_.data() + moment,
+                 second_.data() + moment, copies_.data() + at);
+    };
+    if (!slab.sharded) {
+      apply(slab.offset, slab.count, slab.parts.front().moments);
+      continue;
+    }
+    for (const SlabPart& part : slab.parts) {
+      const Range shard = part.parameter->MyShard();
+      if (shard.size() > 0) apply(part.offset + shard.begin, shard.size(), part.moments);
+    }
+    ops_.Zero(gradient(slab), slab.count * static_cast<int64_t>(sizeof(float)));  // other shards
   }
 }
 

@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "train/device/memory.h"
 #include "train/device/ops.h"
+#include "train/device/ranks.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/device_update.h"
 #include "train/parameter.h"
@@ -18,25 +20,36 @@ namespace switchyard::train {
 
 // Parameters that are adjacent in device memory, in the order of a span of names: one tensor, gate
 // and up of a feed-forward layer, or those of all experts as [E, 2 I, H].
+struct SlabPart {
+  Parameter<float>* parameter = nullptr;
+  int64_t offset = 0;   // of the first element
+  int64_t moments = 0;  // offset of the first moment of the rank's shard (Parameter::MyShard)
+};
 struct Slab {
   int64_t offset = 0;  // of the first element, a multiple of Shards::kBlock
   int64_t count = 0;
   bool trained = false, decay = false;
-  std::vector<Parameter<float>*> parts;
+  bool expert = false;   // Parameter::expert of all parts
+  bool sharded = false;  // Shards::partial of all parts
+  std::vector<SlabPart> parts;
 };
 
 // Float32 master values, their gradients and AdamW's moments, and copies of the values in the dtype
 // of matrix products. Borrows the parameters of the host, which have names and shapes, and the
 // values that checkpoints load and store. Host and device exchange values at FromHost and ToHost
-// only. Used by the rank's thread only.
+// only. Several ranks hold copies of the same parameters, except those of experts, and call the
+// same functions in the same order. Of a parameter with shards, the device has moments of this
+// rank's shard only (ZeRO stage 1). Used by the rank's thread only.
 template <typename C>
 class DeviceParameters final : public DeviceUpdate {
  public:
-  // `memory` uses the device of `ops`. Both outlive the object.
-  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceMemory& memory);
+  // `memory` uses the device of `ops`. All outlive the object.
+  DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceRanks& ranks,
+                   DeviceMemory& memory);
 
-  // Places parameters, before Allocate. All must have rows of the same length, and be trained or
-  // not alike. A name may be placed once. The result is valid until the object is destroyed.
+  // Places parameters, before Allocate. All must have rows of the same length, be trained or not
+  // alike, and be parameters of experts or not alike. A name may be placed once. The result is
+  // valid until the object is destroyed.
   const Slab* Place(std::span<const std::string> names);
   const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.
@@ -48,25 +61,45 @@ class DeviceParameters final : public DeviceUpdate {
 
   void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
 
+  // Sums the gradients of each parameter over the ranks that hold it, once. Collective.
+  void SumGradients();
+  // Starts these sums for some slabs, numbered in the order of Place, whose gradients of the step
+  // are complete. They may be used after SumGradients, which sums the others. Collective.
+  void StartSums(Range slabs);
+  int64_t slabs() const { return std::ssize(slabs_); }  // placed so far
+  // After Step: sends the values of each shard to the other ranks that hold the parameter.
+  // Collective.
+  void GatherShards();
+
   void GradientsToHost();  // for tests
 
   void FromHost(AdamW* moments) override;
   void ToHost(AdamW* moments) override;
   void ClearGradients() override;
-  // Sums are in another order than those of NormOfGradients, so norms agree within rounding of
-  // double.
+  // Of the parameters of all ranks; collective. Sums are in another order than those of
+  // NormOfGradients, so norms agree within rounding of double.
   GradientNorm Norm() override;
   void Step(double learning_rate, double gradient_scale, AdamW* moments) override;
 
  private:
   std::string FirstNotFinite(const Slab& slab);
+  // The ranks that hold copies of the slab; null: only this one.
+  Collectives* GroupOf(const Slab& slab) const {
+    const DeviceGroups& groups = ranks_.groups();
+    return slab.expert ? groups.expert_copies : groups.all;
+  }
+  void GatherShards(const Slab& slab, Collectives& group);
+  // The norm over all ranks, from the sums of squares of this rank's parameters.
+  void AddRanks(double replicated, double experts, GradientNorm* norm);
 
   TrainOps<C>& ops_;
+  DeviceRanks& ranks_;
   DeviceMemory& memory_;
   std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
   std::deque<Slab> slabs_;
-  int64_t count_ = 0;  // elements of all slabs, with gaps
+  std::vector<bool> summed_;         // [slabs] whether StartSums was called
+  int64_t count_ = 0, moments_ = 0;  // elements of all slabs and shards, with gaps
   DeviceArray<float> values_, gradients_, first_, second_;
   DeviceArray<C> copies_;
   DeviceArray<double> sums_;

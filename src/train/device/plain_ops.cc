@@ -34,6 +34,9 @@ class PlainOps final : public TrainOps<C> {
   void Copy(void* to, const void* from, int64_t bytes) override {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }
+  void Add(const float* x, float* y, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) y[i] += x[i];
+  }
   void Round(const float* x, C* y, int64_t count) override {
     for (int64_t i = 0; i < count; ++i) y[i] = Rounded<C>(x[i]);
   }
@@ -159,14 +162,14 @@ class PlainOps final : public TrainOps<C> {
   }
 
   void SwiGlu(const GateUpShape& s, const C* gate_up, C* out) override {
-    for (int64_t i = 0; i < s.m * s.n; ++i) {
+    for (int64_t i = 0; i < ValidRows(s) * s.n; ++i) {
       const C* at = gate_up + i / s.n * 2 * s.n + i % s.n;
       const float g = Load(at[0]);
       out[i] = Rounded<C>(g / (1.0f + std::exp(-g)) * Load(at[s.n]));
     }
   }
   void SwiGluGradient(const GateUpShape& s, const C* dout, C* gate_up) override {
-    for (int64_t i = 0; i < s.m * s.n; ++i) {
+    for (int64_t i = 0; i < ValidRows(s) * s.n; ++i) {
       C* at = gate_up + i / s.n * 2 * s.n + i % s.n;
       const float g = Load(at[0]), u = Load(at[s.n]), d = Load(dout[i]);
       const float sigmoid = 1.0f / (1.0f + std::exp(-g)), silu = g * sigmoid;
@@ -187,6 +190,10 @@ class PlainOps final : public TrainOps<C> {
   void RouteWeights(const RouterConfig& config, const DeviceRouting& routing) override {
     plain::RouteWeights(config, routing);
   }
+  void CountTokens(const RouterConfig& config, const DeviceRouting& routing,
+                   float* counts) override {
+    plain::CountTokens(config, routing, counts);
+  }
   void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& routing,
                const DeviceBalance& balance, float* losses) override {
     plain::Balance(config, rows, routing, balance, losses);
@@ -197,6 +204,12 @@ class PlainOps final : public TrainOps<C> {
     plain::RouteGradient(config, rows, routing, balance, dweights, dlogits);
   }
 
+  void SelectLocal(Range experts, int32_t* ids, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) {
+      const bool here = experts.begin <= ids[i] && ids[i] < experts.end;
+      ids[i] = here ? ids[i] - static_cast<int32_t>(experts.begin) : -1;
+    }
+  }
   void SortSlots(const RouterConfig& config, const int32_t* ids, const DeviceSlots& s,
                  int32_t* loads) override {
     const int64_t experts = config.num_experts;
@@ -219,20 +232,21 @@ class PlainOps final : public TrainOps<C> {
     });
   }
   void Combine(const RouterConfig&, const DeviceSlots& s, const C* results, const float* weights,
-               int64_t width, float* y) override {
+               int64_t width, bool accumulate, float* y) override {
+    if (!accumulate) std::fill_n(y, s.m * width, 0.0f);
     ForSlots(s, [&](int64_t t, int64_t slot, int64_t at) {
       for (int64_t i = 0; i < width; ++i)
         y[t * width + i] += weights[slot] * Load(results[at * width + i]);
     });
   }
-  void CombineGradient(const RouterConfig&, const DeviceSlots& s, const float* dy, const C* results,
+  void CombineGradient(const RouterConfig&, const DeviceSlots& s, const C* dy, const C* results,
                        const float* weights, int64_t width, C* dresults, float* dweights) override {
     std::fill_n(dweights, s.m * s.k, 0.0f);
     ForSlots(s, [&](int64_t t, int64_t slot, int64_t at) {
-      const float* d = dy + t * width;
+      const C* d = dy + t * width;
       dweights[slot] = Dot(d, 1, results + at * width, 1, width);
       for (int64_t i = 0; i < width; ++i)
-        dresults[at * width + i] = Rounded<C>(weights[slot] * d[i]);
+        dresults[at * width + i] = Rounded<C>(weights[slot] * Load(d[i]));
     });
   }
   void ScatterRows(const DeviceSlots& s, const float* drows, int64_t width, bool accumulate,
@@ -300,6 +314,9 @@ class PlainOps final : public TrainOps<C> {
   }
 
  private:
+  static int64_t ValidRows(const GateUpShape& s) {
+    return s.valid_rows == nullptr ? s.m : *s.valid_rows;
+  }
   static void Store(float value, bool accumulate, float* to) {
     *to = accumulate ? *to + value : value;
   }

@@ -48,16 +48,29 @@ inline double ScoreSum(const RouterConfig& config, const float* scores) {
   return sum;
 }
 
-// factors[e] = weight · E / (k · tokens) / step_tokens · the slots of expert e among rows.
-inline void BalanceFactors(const RouterConfig& config, const DeviceRouting& r, Range rows,
-                           double weight, float* factors) {
+// counts [E + 1]: the slots of each expert among rows, then the number of rows.
+inline void CountRows(const RouterConfig& config, const DeviceRouting& r, Range rows,
+                      float* counts) {
   const int64_t k = config.top_k;
-  const auto tokens = static_cast<double>(std::max<int64_t>(rows.size(), 1));
-  const double one = weight * config.num_experts / (static_cast<double>(k) * tokens);
-  std::vector<double> counts(static_cast<size_t>(config.num_experts));
+  std::fill_n(counts, config.num_experts, 0.0f);
   for (int64_t slot = rows.begin * k; slot < rows.end * k; ++slot)
-    if (r.ids[slot] >= 0) ++counts[static_cast<size_t>(r.ids[slot])];
-  for (double& count : counts) *factors++ = static_cast<float>(one * count);
+    if (r.ids[slot] >= 0) ++counts[r.ids[slot]];
+  counts[config.num_experts] = static_cast<float>(rows.size());
+}
+
+inline void CountTokens(const RouterConfig& config, const DeviceRouting& r, float* counts) {
+  CountRows(config, r, {0, r.m}, counts);
+}
+
+// factors[e] = weight · E / (k · tokens) / step_tokens · the slots of expert e; counts [E + 1] of
+// CountRows.
+inline void BalanceFactors(const RouterConfig& config, const float* counts, double weight,
+                           float* factors) {
+  const auto experts = static_cast<size_t>(config.num_experts);
+  const double tokens = std::max(1.0f, counts[experts]);
+  const double one = weight * config.num_experts / (config.top_k * tokens);
+  for (size_t e = 0; e < experts; ++e)
+    factors[e] = static_cast<float>(one * static_cast<double>(counts[e]));
 }
 
 inline void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
@@ -77,13 +90,15 @@ inline void Balance(const RouterConfig& config, const DeviceRows& rows, const De
     }
   };
   if (weights.batch != 0.0) {
-    BalanceFactors(config, r, {0, r.m}, weights.batch / balance.step_tokens, balance.batch);
+    BalanceFactors(config, balance.counts, weights.batch / balance.step_tokens, balance.batch);
     add({0, r.m}, balance.batch);
   }
+  std::vector<float> counts(static_cast<size_t>(experts + 1));
   for (int64_t i = 0; weights.sequence != 0.0 && i < rows.sequences; ++i) {
     const Range sequence = {rows.begins[i], rows.begins[i + 1]};
     float* factors = balance.sequence + i * experts;
-    BalanceFactors(config, r, sequence, weights.sequence / balance.step_tokens, factors);
+    CountRows(config, r, sequence, counts.data());
+    BalanceFactors(config, counts.data(), weights.sequence / balance.step_tokens, factors);
     add(sequence, factors);
   }
   for (int64_t t = 0; weights.z != 0.0 && t < r.m; ++t) {

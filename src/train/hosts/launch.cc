@@ -44,7 +44,8 @@ Launch FromFlags(const LaunchFlags& flags, int ranks) {
   }
   Launch launch{
       .nodes = flags.nnodes, .node = flags.node_rank, .ranks_per_node = ranks / flags.nnodes};
-  if (flags.nnodes > 1 || flags.max_restarts > 0) launch.ranks = Launch::Ranks::kProcesses;
+  const bool gpus = flags.gpus && ranks > 1;
+  if (flags.nnodes > 1 || flags.max_restarts > 0 || gpus) launch.ranks = Launch::Ranks::kProcesses;
   if (flags.nnodes == 1) return launch;
   if (flags.dist_init_addr.empty()) {
     throw Invalid("--nnodes {} requires --dist-init-addr HOST:PORT, an address of node 0",
@@ -60,6 +61,15 @@ Launch PlanLaunch(const LaunchFlags& flags, int ranks,
                   const std::optional<LaunchedRank>& launched) {
   if (flags.max_restarts < 0)
     throw Invalid("--max-restarts {}: want 0 or more", flags.max_restarts);
+  if (flags.gpus && flags.nnodes > 1)
+    throw Invalid("--device cuda: trains on the GPUs of one host; want --nnodes 1, not {}",
+                  flags.nnodes);
+  if (flags.gpus && launched && ranks > 1)
+    throw Error(ErrorKind::kInvalid,
+                fmt::format("--device cuda: this program starts the ranks of all GPUs itself, but "
+                            "{} started {} processes",
+                            launched->launcher, launched->world),
+                HintOfProcesses(*launched, "switchyard train"));
   Launch launch = flags.nnodes == 1 && launched ? FromLauncher(flags, ranks, *launched)
                                                 : FromFlags(flags, ranks);
   if (launch.nodes == 1) {
@@ -77,7 +87,7 @@ Launch PlanLaunch(const LaunchFlags& flags, int ranks,
   if (flags.rank_stall_timeout && launch.ranks != Launch::Ranks::kProcesses) {
     throw Invalid(
         "--rank-stall-timeout: watches ranks that this program has started as processes; want "
-        "--nnodes or --max-restarts");
+        "--nnodes, --max-restarts or several GPUs");
   }
   if (flags.dist_secret_file.empty()) return launch;
   if (!launch.address) {

@@ -17,6 +17,7 @@ struct LaunchFlags {
   int max_restarts = 0;             // --max-restarts
   bool early_sums = false;          // --early-sums
   bool rank_stall_timeout = false;  // whether --rank-stall-timeout is given
+  bool gpus = false;                // --device cuda
 };
 
 // A node is a host, started with --nnodes, or a single rank, started by a launcher such as mpirun,
@@ -24,7 +25,8 @@ struct LaunchFlags {
 struct Launch {
   enum class Ranks {
     kThreads,    // of this process: on one host, without restarts. The corpus is in memory once
-    kProcesses,  // children of this process, which restarts them (hosts/front.h)
+    kProcesses,  // children of this process, which restarts them (hosts/front.h). Also ranks on
+                 // several GPUs
     kThis,       // this process is one rank
   };
   Ranks ranks = Ranks::kThreads;

@@ -23,6 +23,17 @@ TEST(TrainLaunchTest, OneHostHasThreadsUnlessRanksAreRestarted) {
   EXPECT_TRUE(launch.leads());
 }
 
+TEST(TrainLaunchTest, RanksOnGpusAreProcessesOfOneHost) {
+  EXPECT_EQ(PlanLaunch({.gpus = true}, 1, {}).ranks, Launch::Ranks::kThreads);
+  const Launch launch = PlanLaunch({.rank_stall_timeout = true, .gpus = true}, 2, {});
+  EXPECT_EQ(launch.ranks, Launch::Ranks::kProcesses);
+  EXPECT_EQ(launch.ranks_per_node, 2);
+  EXPECT_THAT(ErrorOfPlan({.nnodes = 2, .dist_init_addr = "h:1", .gpus = true}, 2),
+              HasSubstr("want --nnodes 1, not 2"));
+  EXPECT_THAT(ErrorOfPlan({.gpus = true}, 2, LaunchedRank{.world = 2, .launcher = "mpirun"}),
+              HasSubstr("mpirun started 2 processes"));
+}
+
 TEST(TrainLaunchTest, HostsShareTheRanksEvenly) {
   const LaunchedRank per_host{.rank = 1, .world = 2, .launcher = "srun"};
   const Launch launch =

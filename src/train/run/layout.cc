@@ -128,9 +128,9 @@ LayerRanks LayoutRanks::layer_ranks(const ExpertRanks& experts) const {
 size_t LayoutRanks::BytesPerRank(const Layout& layout) {
   const RankCoordinates place(layout, 0);
   size_t bytes = 0;
-  for (const std::vector<int>& group :
-       {place.WorldGroup(), place.StageGroup(), place.TpGroup(), place.StageGroup(),
-        place.CopiesGroup(), place.ExpertCopiesGroup(), place.EmbeddingGroup()}) {
+  for (const std::vector<int>& group : {place.WorldGroup(), place.StageGroup(), place.TpGroup(),
+                                        place.EpGroup(), place.StageGroup(), place.CopiesGroup(),
+                                        place.ExpertCopiesGroup(), place.EmbeddingGroup()}) {
     if (group.size() == 1) continue;
     bytes +=
         StagedRounds::BytesPerRank(static_cast<int>(group.size()), Communicator::kStagingBytes);
@@ -144,13 +144,14 @@ std::unique_ptr<LayoutRanks> LayoutRanks::Create(std::shared_ptr<SharedArena> ar
   auto ranks = std::make_unique<LayoutRanks>();
   ranks->place = RankCoordinates(layout, rank);
   const RankCoordinates& place = ranks->place;
-  ranks->memory = std::make_unique<SymmetricMemory>(std::move(arena), rank, options);
+  ranks->memory = std::make_shared<SymmetricMemory>(std::move(arena), rank, options);
   const auto group = [&](std::vector<int> members, const char* name) {
     return std::make_unique<Communicator>(*ranks->memory, std::move(members), name);
   };
   ranks->world = group(place.WorldGroup(), "world");
   ranks->stage = group(place.StageGroup(), "stage");
   ranks->tp = group(place.TpGroup(), "tp");
+  ranks->experts = group(place.EpGroup(), "experts");
   ranks->stage_sums = group(place.StageGroup(), "stage gradients");
   ranks->copies = group(place.CopiesGroup(), "dp gradients");
   ranks->expert_copies = group(place.ExpertCopiesGroup(), "expert gradients");

@@ -89,8 +89,9 @@ struct RankCoordinates {
 // relative to other collectives.
 struct LayoutRanks {
   RankCoordinates place;
-  std::unique_ptr<SymmetricMemory> memory;
+  std::shared_ptr<SymmetricMemory> memory;
   std::unique_ptr<Communicator> world, stage, tp;
+  std::unique_ptr<Communicator> experts;  // ranks with different experts, for ranks on devices
   // Communicators for the sums of gradients.
   std::unique_ptr<Communicator> stage_sums, copies, expert_copies, embedding;
 

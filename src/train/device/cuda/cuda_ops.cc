@@ -20,6 +20,7 @@
 #include "train/cuda/routing.h"
 #include "train/cuda/rows.h"
 #include "train/device/cuda/given_experts.h"
+#include "train/device/cuda/rank_experts.h"
 #include "train/device/memory.h"
 #include "train/parameter.h"
 
@@ -102,6 +103,7 @@ class CudaOps final : public TrainOps<BF16> {
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
         "copying on the GPU");
   }
+  void Add(const float* x, float* y, int64_t count) override { gpu::Add(y, x, count, stream_); }
   void Round(const float* x, BF16* y, int64_t count) override {
     gpu::Convert(x, y, count, stream_);
   }
@@ -256,21 +258,33 @@ class CudaOps final : public TrainOps<BF16> {
   void RouteWeights(const RouterConfig& config, const DeviceRouting& r) override {
     gpu::RouterWeights(RouterOf(config, r.m), r.logits, r.ids, r.scores, r.weights, stream_);
   }
+  void CountTokens(const RouterConfig& config, const DeviceRouting& r, float* counts) override {
+    DeviceArray<int32_t> slots(scratch_, config.num_experts);
+    Zero(slots.data(), slots.bytes());
+    gpu::CountExperts(RouterOf(config, r.m), r.ids, nullptr, 0, slots.data(), stream_);
+    cuda::Check(gpu::StoreCounts(slots.data(), config.num_experts, r.m, counts, stream_),
+                "the counts of experts");
+  }
   void Balance(const RouterConfig& config, const DeviceRows& rows, const DeviceRouting& r,
                const DeviceBalance& balance, float* losses) override {
     const gpu::RouterShape shape = RouterOf(config, r.m);
     const BalanceLosses& weights = balance.weights;
-    const auto factors = [&](const int32_t* begins, const int32_t* tokens, int64_t sets,
-                             double weight, float* out) {
-      if (weight == 0.0) return;
-      DeviceArray<int32_t> counts(scratch_, sets * config.num_experts);
+    const int64_t experts = config.num_experts;
+    if (weights.batch != 0.0) {
+      DeviceArray<int32_t> counts(scratch_, experts + 1);
+      cuda::Check(gpu::ToIntegers(balance.counts, experts + 1, counts.data(), stream_),
+                  "the counts of experts");
+      gpu::BalanceCoefficients(shape, counts.data(), counts.data() + experts, 1, weights.batch,
+                               balance.step_tokens, balance.batch, stream_);
+    }
+    if (weights.sequence != 0.0) {
+      DeviceArray<int32_t> counts(scratch_, rows.sequences * experts);
+      const auto sets = static_cast<int>(rows.sequences);
       Zero(counts.data(), counts.bytes());
-      gpu::CountExperts(shape, r.ids, begins, static_cast<int>(sets), counts.data(), stream_);
-      gpu::BalanceCoefficients(shape, counts.data(), tokens, static_cast<int>(sets), weight,
-                               balance.step_tokens, out, stream_);
-    };
-    factors(nullptr, rows.lengths + rows.sequences, 1, weights.batch, balance.batch);
-    factors(rows.begins, rows.lengths, rows.sequences, weights.sequence, balance.sequence);
+      gpu::CountExperts(shape, r.ids, rows.begins, sets, counts.data(), stream_);
+      gpu::BalanceCoefficients(shape, counts.data(), rows.lengths, sets, weights.sequence,
+                               balance.step_tokens, balance.sequence, stream_);
+    }
     gpu::BalanceLossesOfTokens(shape, BalanceOf(balance, rows), r.logits, r.scores, losses,
                                stream_);
   }
@@ -282,6 +296,9 @@ class CudaOps final : public TrainOps<BF16> {
                         dweights, dlogits, stream_);
   }
 
+  void SelectLocal(Range experts, int32_t* ids, int64_t count) override {
+    cuda::Check(gpu::SelectLocalExperts(experts, ids, count, stream_), "the rank's experts");
+  }
   void SortSlots(const RouterConfig& config, const int32_t* ids, const DeviceSlots& s,
                  int32_t* loads) override {
     const int64_t slots = s.m * s.k;
@@ -295,10 +312,11 @@ class CudaOps final : public TrainOps<BF16> {
     gpu::GatherExpertRows(ExpertRowsOf(s, width), x, out, stream_);
   }
   void Combine(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* results,
-               const float* weights, int64_t width, float* y) override {
-    gpu::CombineExpertRows(ExpertRowsOf(s, width), results, weights, y, y, stream_);
+               const float* weights, int64_t width, bool accumulate, float* y) override {
+    const gpu::ConstArray base = accumulate ? gpu::ConstArray(y) : gpu::ConstArray();
+    gpu::CombineExpertRows(ExpertRowsOf(s, width), results, weights, base, y, stream_);
   }
-  void CombineGradient(const RouterConfig& /*config*/, const DeviceSlots& s, const float* dy,
+  void CombineGradient(const RouterConfig& /*config*/, const DeviceSlots& s, const BF16* dy,
                        const BF16* results, const float* weights, int64_t width, BF16* dresults,
                        float* dweights) override {
     gpu::CombineExpertRowsGradient(ExpertRowsOf(s, width), dy, results, weights, dresults, dweights,
@@ -351,7 +369,12 @@ class CudaOps final : public TrainOps<BF16> {
 
  private:
   static gpu::SwiGluParams GateUp(const GateUpShape& s, const BF16* gate_up) {
-    return {.m = s.m, .n = s.n, .ld = 2 * s.n, .gate = gate_up, .up = gate_up + s.n};
+    return {.m = s.m,
+            .n = s.n,
+            .ld = 2 * s.n,
+            .gate = gate_up,
+            .up = gate_up + s.n,
+            .valid_rows = s.valid_rows};
   }
   template <typename X>
   void Norm(const NormShape<float>& s, const X* x, const float* gain, BF16* y) {

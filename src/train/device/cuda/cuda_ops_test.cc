@@ -63,7 +63,8 @@ Learned Learn(const ModelConfig& config, double given, std::unique_ptr<TrainOps<
   OneRank<float> one(config, options);
   one.model.Initialise(7, 0.1);
   if (ops == nullptr) ops = MakePlainOps<BF16>(one.pool);
-  DeviceModel<BF16> model(one.model, *ops);
+  DeviceRanks alone;
+  DeviceModel<BF16> model(one.model, *ops, alone);
   for (const std::vector<int>& lengths : {std::vector{70, 1, 33}, std::vector{5}}) {
     Batch batch = RandomBatch(lengths, config.vocab_size, 3);
     batch.experts = testing::RandomExperts(config, batch.size(), given, 5);

@@ -1,0 +1,219 @@
+// Models of several ranks on devices, with plain operations on CPUs, against Model<float> on one.
+#include "train/device/ranks.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "train/device/model.h"
+#include "train/optimizer/adamw.h"
+#include "train/optimizer/catalog.h"
+#include "train/run/test_layouts.h"
+
+namespace switchyard::train {
+namespace {
+
+using testing::OneRank;
+using testing::RandomBatch;
+using testing::RelativeError;
+using testing::SmallConfig;
+using testing::Tensors;
+
+constexpr StepSize kRanksSize = {.targets = 50, .tokens = 71};
+
+// What a step gives on all ranks together.
+struct RanksStep {
+  Losses losses;
+  Tensors gradients, values;  // of all parameters; values after an update
+  std::vector<std::vector<float>> loads;
+  Model<float>::ReplayCounts replay;
+  GradientNorm norm;
+};
+
+// Micro-batches whose sequences are divided among the ranks: ragged, and with fewer sequences than
+// ranks. About half of the tokens have given experts, and some slots are empty.
+std::vector<Batch> RanksBatches(const ModelConfig& config, bool given) {
+  std::vector<Batch> batches = {RandomBatch({7, 1, 12, 5, 3}, config.vocab_size, 3),
+                                RandomBatch({6}, config.vocab_size, 4), Batch(),
+                                RandomBatch({3, 9, 1, 2, 8, 11, 3}, config.vocab_size, 5)};
+  for (Batch& batch : batches) {
+    if (!given) continue;
+    batch.experts = testing::RandomExperts(config, batch.size(), 0.5, 9);
+    for (size_t i = 0; i < batch.experts.size(); i += 17) batch.experts[i] = -1;
+  }
+  return batches;
+}
+
+// The reference, on one rank without a device.
+RanksStep WithoutRanks(const ModelConfig& config, const LossOptions& options,
+                       const std::vector<Batch>& batches) {
+  OneRank<float> one(config, options);
+  RanksStep step;
+  Pass<float> pass;
+  for (const Batch& batch : batches) step.losses += one.model.Run(batch, kRanksSize, true, &pass);
+  step.gradients = testing::Gradients(one.model);
+  step.loads = one.model.loads();
+  step.replay = one.model.replay();
+  const Catalog catalog(one.model.parameters(), nullptr);
+  step.norm = NormOfGradients(catalog, one.pool);
+  AdamW adam(one.model.parameters(), {.epsilon = 1e-3});
+  adam.Step(0.01, 0.5, one.pool);
+  for (const Parameter<float>* p : one.model.parameters()) step.values[p->name] = p->value;
+  return step;
+}
+
+Batch PartOf(const Batch& batch, const Layout& layout, int rank) {
+  if (batch.sequences() == 0) return {};
+  const Range part = EvenPart(batch.sequences(), layout.dp, rank);
+  return testing::Sequences(batch, part.begin, part.end);
+}
+
+// `change`: of the values of a rank, before the model is made.
+template <typename C>
+RanksStep WithRanks(const ModelConfig& config, const LossOptions& options,
+                    const std::vector<Batch>& batches, const Layout& layout,
+                    const std::function<void(Parameter<float>&)>& change = {}) {
+  RanksStep step;
+  std::map<std::string, std::vector<bool>> gradients_known, values_known;
+  std::mutex mutex;
+  int ended = 0;  // ranks
+  const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+    const auto ranks =
+        LayoutRanks::Create(arena, layout, rank, {.timeout = std::chrono::seconds(60)});
+    ThreadPool pool(1);
+    OneRank<float> whole(config, options);  // gives the initial weights
+    Model<float> model(config, options,
+                       ranks->layer_ranks({.rank = ranks->place.ep, .size = layout.ep}), pool);
+    std::map<std::string, const Parameter<float>*> all;
+    for (const Parameter<float>* p : whole.model.parameters()) all[p->name] = p;
+    for (Parameter<float>* p : model.parameters()) {
+      p->value = all.at(p->name)->value;
+      if (change) change(*p);
+    }
+    const std::unique_ptr<TrainOps<C>> ops = MakePlainOps<C>(pool);
+    const std::unique_ptr<DeviceRanks> groups = MakeHostRanks(*ranks);
+    DeviceModel<C> device(model, *ops, *groups);
+    for (const Batch& batch : batches) device.Learn(PartOf(batch, layout, rank), kRanksSize);
+    const Losses losses = device.TakeLosses();
+    const std::vector<std::vector<float>> loads = device.TakeLoads();
+    const Model<float>::ReplayCounts replay = device.TakeReplay();
+    device.parameters().SumGradients();
+    device.parameters().GradientsToHost();
+    const GradientNorm norm = device.parameters().Norm();
+    std::unique_lock lock(mutex);
+    step.losses += losses;
+    step.loads.resize(loads.size(), std::vector<float>(config.moe->router.num_experts));
+    for (size_t l = 0; l < loads.size(); ++l)
+      for (size_t e = 0; e < loads[l].size(); ++e) step.loads[l][e] += loads[l][e];
+    step.replay.replayed += replay.replayed;
+    step.replay.agreed += replay.agreed;
+    if (ended++ > 0) {
+      EXPECT_EQ(norm.not_finite, step.norm.not_finite);
+      if (norm.not_finite.empty()) EXPECT_EQ(norm.norm, step.norm.norm);
+    }
+    step.norm = norm;
+    if (!norm.not_finite.empty()) return;  // numbers that equal no number
+    for (const Parameter<float>* p : model.parameters())
+      testing::Put(*p, p->gradient, &step.gradients, &gradients_known);
+    lock.unlock();
+    AdamW adam(model.parameters(), {.epsilon = 1e-3});
+    device.parameters().Step(0.01, 0.5, &adam);
+    device.parameters().ToHost(&adam);
+    lock.lock();
+    for (const Parameter<float>* p : model.parameters())
+      testing::Put(*p, p->value, &step.values, &values_known);
+  };
+  RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096, body);
+  testing::ExpectWhole(values_known);
+  return step;
+}
+
+void ExpectSameStep(const RanksStep& got, const RanksStep& want) {
+  EXPECT_NEAR(got.losses.main, want.losses.main, 1e-5);
+  EXPECT_NEAR(got.losses.mtp, want.losses.mtp, 1e-5);
+  EXPECT_NEAR(got.losses.balance, want.losses.balance, 1e-5);
+  EXPECT_EQ(got.loads, want.loads);
+  EXPECT_EQ(got.replay.replayed, want.replay.replayed);
+  EXPECT_EQ(got.replay.agreed, want.replay.agreed);
+  EXPECT_NEAR(got.norm.norm, want.norm.norm, 1e-5 * want.norm.norm);
+  EXPECT_EQ(got.norm.not_finite, "");
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (const auto& [name, gradient] : want.gradients)
+    EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 2e-5) << name;
+  for (const auto& [name, value] : want.values)
+    EXPECT_LT(RelativeError(got.values.at(name), value), 2e-5) << name;
+}
+
+class DeviceRanksTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void ExpectLayout(const Layout& layout, bool given) {
+    SCOPED_TRACE(layout.ToString());
+    const std::vector<Batch> batches = RanksBatches(config_, given);
+    ExpectSameStep(WithRanks<float>(config_, options_, batches, layout),
+                   WithoutRanks(config_, options_, batches));
+  }
+
+  const ModelConfig config_ = ParseModelConfig(SmallConfig(GetParam()));
+  const LossOptions options_ = {.balance = {.batch = 0.3, .sequence = 0.2, .z = 0.1}};
+};
+
+TEST_P(DeviceRanksTest, CopiesOfTheModelLearnAsOneRank) {
+  ExpectLayout({.dp = 2}, false);
+  ExpectLayout({.dp = 4}, true);
+}
+
+TEST_P(DeviceRanksTest, DividedExpertsLearnAsOneRank) {
+  ExpectLayout({.ep = 2, .dp = 2}, false);
+  ExpectLayout({.ep = 2, .dp = 2}, true);
+  ExpectLayout({.ep = 4, .dp = 4}, false);
+}
+
+TEST_P(DeviceRanksTest, CopiesOfDividedExpertsLearnAsOneRank) {
+  ExpectLayout({.ep = 2, .dp = 4}, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, DeviceRanksTest,
+                         ::testing::Values("mixtral", "qwen3_moe", "olmoe", "deepseek_v2",
+                                           "deepseek_v3"));
+
+// A rank may have no rows of a module, while others have some.
+TEST(DeviceRanks, MtpModulesLearnAsOneRank) {
+  const ModelConfig config = ParseModelConfig(SmallConfig("deepseek_v3"));
+  const LossOptions options = {
+      .balance = {.batch = 0.1, .sequence = 0.2}, .mtp_layers = 2, .mtp_weight = 0.4};
+  const std::vector<Batch> batches = RanksBatches(config, true);
+  const RanksStep want = WithoutRanks(config, options, batches);
+  for (const Layout& layout : {Layout{.ep = 2, .dp = 4}, Layout{.ep = 4, .dp = 4}})
+    ExpectSameStep(WithRanks<float>(config, options, batches, layout), want);
+}
+
+TEST(DeviceRanks, EqualRunsHaveEqualBits) {
+  const ModelConfig config = ParseModelConfig(SmallConfig("qwen3_moe"));
+  const std::vector<Batch> batches = RanksBatches(config, false);
+  const RanksStep one = WithRanks<BF16>(config, {}, batches, {.ep = 2, .dp = 2}),
+                  two = WithRanks<BF16>(config, {}, batches, {.ep = 2, .dp = 2});
+  EXPECT_EQ(one.losses.main, two.losses.main);
+  EXPECT_EQ(one.values, two.values);
+}
+
+// Only the rank of an expert has its gradient, but all ranks name it.
+TEST(DeviceRanks, AllRanksNameTheFirstGradientThatIsNotFinite) {
+  const ModelConfig config = ParseModelConfig(SmallConfig("mixtral"));
+  const auto infinite = [](Parameter<float>& p) {
+    if (p.name.find("layers.1.block_sparse_moe.experts.5.w2") != std::string::npos)
+      p.value[3] = std::numeric_limits<float>::infinity();
+  };
+  const RanksStep step =
+      WithRanks<float>(config, {}, RanksBatches(config, false), {.ep = 2, .dp = 2}, infinite);
+  EXPECT_NE(step.norm.not_finite, "");
+}
+
+}  // namespace
+}  // namespace switchyard::train
