@@ -20,7 +20,7 @@ namespace {
 bool CanContinue(const std::exception& error, const SharedArena& arena, const KeptWeights& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
-         arena.AbortReason() == known->what() && kept.model.has_weights();
+         arena.AbortReason() == known->what() && kept.can_continue();
 }
 
 // The configuration of the present epoch. The message of the front has the placement of experts at
@@ -74,6 +74,8 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
       kept.LoadAbsent(config, plan, rank, *arena);
     } catch (const std::exception& error) {
       if (!CanContinue(error, *arena, kept)) {
+        // The weights of a rank that has failed by itself may be the cause.
+        if (kept.gpu && !arena->aborted()) kept.gpu->Discard();
         arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
         const auto* known = dynamic_cast<const Error*>(&error);
         if (current.send)
@@ -81,7 +83,7 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
         throw;
       }
     }
-    if (kept.model.has_weights() && arena->aborted())
+    if (arena->aborted() && kept.can_continue())
       LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
     const std::string endpoint = arena->WaitForEpoch(rank, epoch);
     const bool leads = arena->ActiveRanks().front() == rank;

@@ -11,6 +11,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/phase_times.h"
 #include "engine/cache_memory.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
@@ -154,11 +155,13 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io, LoadedWeights weights,
                   KeptWeights* kept) {
   kernels::SelectIsa(config.cpu_isa);
+  PhaseTimes times;
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const std::span<std::byte> kept_memory = arena->Kept(rank);
   const bool keeps_weights = arena->has_epochs();
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
+  times.End("joining");
   comm->memory->TestFault("load");
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
   const CpuBinding binding = BindRank(config, plan, comm->all());
@@ -175,9 +178,12 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft) options.kept_inputs = InputsReadBy(*plan.draft, plan.model);
   options.weights = std::move(weights.model);
+  if (kept->gpu) options.weight_store = &kept->gpu->store();
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   if (links) links->AddTo(&options);
+  options.times = &times;
   Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
+  if (kept->gpu) kept->gpu->Keep();
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
@@ -187,6 +193,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
   kv.SetStates(pages ? pages->states : model.MakeStates(plan.num_states));
+  times.End("cache");
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
@@ -204,10 +211,13 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   engine_options.state_chunk = whole.state_chunk();  // a stage may have no layer with states
   RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
+  times.End("engine");
   if (links) links->AwaitLoaded();
   // The copies of experts for streams take the rank on a GPU longer than others need to load. If it
   // ends, the others end too.
   comm->all().Barrier("model loaded", /*idle=*/config.moe.stream_experts != "off");
+  times.End("other ranks");
+  LOG_INFO("ready after {}", times.Describe());
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "quant/formats.h"
 
 namespace switchyard {
+
+class WeightChunks;
 
 struct GpuInfo {
   std::string name;
@@ -25,6 +28,11 @@ const std::vector<GpuInfo>& FindGpus();
 // Bytes of a GPU that no process uses now. Initialises CUDA on this GPU, which becomes the current
 // one of the calling thread. Error kInvalid without CUDA, or if there is no such GPU.
 int64_t FreeGpuBytes(int index);
+
+// Memory of a GPU for weights (core/weight_store.h). The GPU becomes the current one of the calling
+// thread. Null if the GPU or its driver cannot share memory among processes. Error kInvalid without
+// CUDA, or if there is no such GPU.
+std::unique_ptr<WeightChunks> MakeWeightChunks(int index);
 
 }  // namespace switchyard
 

@@ -8,6 +8,8 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/phase_times.h"
+#include "core/weight_store.h"
 #include "eplb/init_location.h"
 #include "model/attached_timer.h"
 #include "model/complete_options.h"
@@ -35,6 +37,7 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   constexpr int kMaxLoadThreads = 16;  // more threads do not read faster
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
   options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
+  if (options.weight_store) options.load.read_data = !options.weight_store->filled();
   return options;
 }
 
@@ -83,8 +86,7 @@ struct Model::Impl {
         timer(options.profiler, device),
         groups(rank_device->groups()),
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
-        weights(options.weights ? *options.weights
-                                : LoadWeights(dir, config, comm.mesh, options.load)),
+        weights(TakeWeights(dir)),
         cos_sin(PlaceTable(device, BuildCosSin(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
@@ -104,34 +106,25 @@ struct Model::Impl {
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
-    if (device.is_cpu()) kept_weights = CopyToKeep();
+    if (device.is_cpu()) kept_weights = CopyToKeep(weights, options.movable_experts);
     if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
+    PlacingInStore placing(device, options.weight_store);
     UploadWeights(device, weights);
-    if (config.eagle) ShareVocabulary();
+    if (config.eagle)
+      ShareVocabulary(*config.eagle, config.reduced_head != nullptr,
+                      options.target ? &options.target->impl_->weights : nullptr, &weights);
     if (config.has_moe()) MakeMoeLayers(dir);
+    placing.Finish();
+    EndPhase("weights");
   }
 
-  // A copy of the views and tensors, which share the memory of the weights.
-  std::shared_ptr<const ModelWeights> CopyToKeep() const {
-    auto kept = std::make_shared<ModelWeights>(weights);
-    for (LayerWeights& layer : kept->layers) {
-      if (!options.movable_experts) break;
-      layer.moe.experts.clear();
-      layer.moe.owners.clear();
-    }
-    return kept;
+  ModelWeights TakeWeights(const std::filesystem::path& dir) const {
+    EndPhase("device and exchange");
+    return options.weights ? *options.weights : LoadWeights(dir, config, comm.mesh, options.load);
   }
 
-  // The embedding and the head of the target, if the checkpoint of an EAGLE head has none.
-  void ShareVocabulary() {
-    const bool shares = !config.eagle->own_embedding || !config.eagle->own_head;
-    CHECK(!shares || options.target != nullptr);
-    if (!shares) return;
-    const ModelWeights& target = options.target->impl_->weights;
-    if (!config.eagle->own_embedding) weights.embedding = target.embedding;
-    if (config.eagle->own_head || config.reduced_head) return;
-    weights.head = target.head;
-    weights.head_bias = target.head_bias;
+  void EndPhase(const char* name) const {
+    if (options.times) options.times->End(name);
   }
 
   std::vector<kernels::DeviceArray> DeviceWeights() const {

@@ -84,8 +84,11 @@ void RankProcesses::Impl::BeginEpoch() {
     {
       const std::lock_guard lock(mutex);
       // A process that ended by a fault signal may have overwritten any memory before.
-      damaged = std::ranges::any_of(
-          exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
+      const auto faulted = [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); };
+      damaged = std::ranges::any_of(exits, faulted);
+      for (const RankExit& exit : exits) {
+        if (!kept.empty() && faulted(exit)) kept[exit.rank - first_rank()].Clear();
+      }
       exits.clear();
       killed = false;
     }
@@ -210,6 +213,13 @@ std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint, 
       throw Error(ErrorKind::kPeer,
                   fmt::format("a rank that was killed while it loaded has not ended after {} s",
                               kReapTime.count()));
+  }
+}
+
+void RankProcesses::ClearDescriptors() {
+  const std::lock_guard lock(impl_->mutex);
+  for (size_t i = 0; i < impl_->kept.size(); ++i) {
+    if (impl_->children[i].ended) impl_->kept[i].Clear();
   }
 }
 

@@ -26,7 +26,7 @@ Error NotStartedByFront(std::string_view why) {
                "ranks are started by 'switchyard serve' and 'switchyard train'");
 }
 
-// Parses the value of SWITCHYARD_RANK_FDS: "5,7" or "5,7,8".
+// Parses the value of SWITCHYARD_RANK_FDS: "5,7", or with more descriptors "5,7,8,9".
 std::vector<int> ParseFds(std::string_view text) {
   std::vector<int> fds;
   const char* next = text.data();
@@ -41,7 +41,7 @@ std::vector<int> ParseFds(std::string_view text) {
     fds.push_back(fd);
     next = parsed.ptr + 1;
   }
-  if (fds.size() < 2 || fds.size() > 3) {
+  if (fds.size() < 2 || fds.size() > 5) {
     throw NotStartedByFront(fmt::format("{} is malformed", kRankFdsVariable));
   }
   return fds;
@@ -130,9 +130,13 @@ RankSpec InheritRankSpec() {
   if (spec.arena->world() != spec.world || is_spare == is_rank) {
     throw NotStartedByFront("its spec does not match its shared memory");
   }
-  if (spec.network.has_value() != (fds.size() == 3)) {
+  // After the spec and the arena: the listener if there is a network, and two sockets if the rank
+  // has KeptDescriptors.
+  const size_t others = fds.size() - 2 - (spec.network ? 1 : 0);
+  if (fds.size() < (spec.network ? 3U : 2U) || (others != 0 && others != 2)) {
     throw NotStartedByFront("its spec does not match its descriptors");
   }
+  if (others == 2) spec.kept = KeptDescriptors::FromFds(fds[fds.size() - 2], fds.back());
   if (spec.network) {
     spec.listener = TcpListener(FileDescriptor(fds[2]));
     fcntl(fds[2], F_SETFD, FD_CLOEXEC);

@@ -1,4 +1,5 @@
 #include "core/error.h"
+#include "core/weight_store.h"
 #include "kernels/device.h"
 #include "kernels/gpus.h"
 #include "kernels/roofline.h"
@@ -23,5 +24,9 @@ const std::vector<GpuInfo>& FindGpus() {
 }
 
 int64_t FreeGpuBytes(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
+std::unique_ptr<WeightChunks> MakeWeightChunks(int) {
+  throw Invalid("this build of switchyard has no CUDA");
+}
 
 }  // namespace switchyard

@@ -10,6 +10,7 @@
 #include "comm/host/rank_processes.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "engine/kept_weights.h"
 #include "server/ranks/rank_host.h"
@@ -74,6 +75,10 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   if (spec.network) {
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
+  }
+  if (spec.kept.valid()) {
+    const uint64_t key = HashOf(fmt::format("{}|{}", spec.rank, spec.spec));
+    kept.gpu = KeptGpuWeights::Open(job.config, job.plan, spec.rank, key, std::move(spec.kept));
   }
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
   const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),

@@ -13,6 +13,7 @@
 #include "core/cuda/runtime.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/weight_store.h"
 #include "kernels/compressed.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/select_keys.h"
@@ -98,6 +99,8 @@ class Gpu final : public CudaDevice,
     staging_.SetWait(std::move(wait));
   }
   void ClearGraphs() override { graphs_.Clear(); }
+  void SetWeightStore(WeightStore* store) override { store_ = store; }
+  WeightStore* weight_store() const override { return store_; }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
@@ -137,14 +140,16 @@ class Gpu final : public CudaDevice,
   }
 
   WeightView Place(const WeightView& w, bool plain) override {
-    const UploadTarget target = {
-        .allocate = [this](size_t bytes) { return Allocate(bytes); },
-        .copy_in = [this](void* to, const void* from, size_t bytes) { CopyIn(to, from, bytes); }};
+    UploadTarget target = {.allocate = [this](size_t bytes) { return AllocateWeights(bytes); }};
+    if (!has_weights())
+      target.copy_in = [this](void* to, const void* from, size_t bytes) {
+        CopyIn(to, from, bytes);
+      };
     return UploadWeight(w, DeviceFormat(w, options_.dtype, plain), target, pool());
   }
   Tensor Place(const Tensor& t) override {
-    std::shared_ptr<void> memory = Allocate(t.num_bytes());
-    CopyIn(memory.get(), t.raw(), t.num_bytes());
+    std::shared_ptr<void> memory = AllocateWeights(t.num_bytes());
+    if (!has_weights()) CopyIn(memory.get(), t.raw(), t.num_bytes());
     return Tensor::View(memory.get(), t.dtype(), t.shape(), memory);
   }
 
@@ -275,7 +280,8 @@ class Gpu final : public CudaDevice,
   WeightView ConcatenateRows(std::span<const WeightView> parts) override {
     CHECK(!graphs_.recording());
     return ConcatWeightRows(
-        parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
+        parts, [this](size_t bytes) { return AllocateWeights(bytes); }, stream_.get(),
+        /*copies=*/!has_weights());
   }
   bool AttentionToBFloat16(const kernels::AttentionParams& p) const override {
     return cuda::AttentionToBFloat16(p, exact());
@@ -293,6 +299,11 @@ class Gpu final : public CudaDevice,
     return static_cast<const Sequences&>(sequences).table();
   }
   bool exact() const { return options_.dtype == DType::kF32; }
+  std::shared_ptr<void> AllocateWeights(size_t bytes) {
+    return store_ ? std::shared_ptr<void>(store_->Allocate(bytes)) : Allocate(bytes);
+  }
+  // Whether allocated memory holds its weights already.
+  bool has_weights() const { return store_ && store_->filled(); }
   class PinnedCopy final : public kernels::HostCopy {
    public:
     explicit PinnedCopy(const Gpu& gpu) : gpu_(gpu) {}
@@ -359,6 +370,7 @@ class Gpu final : public CudaDevice,
   Graphs graphs_;
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
+  WeightStore* store_ = nullptr;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
   Event synchronized_;                     // the event that wait_ waits for

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "core/cuda/runtime.h"
+#include "core/cuda/weight_chunks.h"
 #include "core/log.h"
 
 namespace switchyard {
@@ -70,6 +71,11 @@ int64_t FreeGpuBytes(int index) {
   size_t free = 0, total = 0;
   cuda::Check(cudaMemGetInfo(&free, &total), "reading the free memory of a GPU");
   return static_cast<int64_t>(free);
+}
+
+std::unique_ptr<WeightChunks> MakeWeightChunks(int index) {
+  cuda::UseDevice(index);
+  return cuda::MakeWeightChunks();
 }
 
 }  // namespace switchyard
