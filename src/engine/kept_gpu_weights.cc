@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/phase_times.h"
+#include "engine/speculative/options.h"
 #include "kernels/gpus.h"
 
 namespace switchyard {
@@ -54,8 +55,9 @@ bool MapKept(WeightStore& store, uint64_t key, const KeptDescriptors& kept) {
 }  // namespace
 
 bool KeepsGpuWeights(const EngineConfig& config, const EnginePlan& plan) {
-  return plan.cuda && !plan.host_experts && !plan.draft && !config.eplb.enable &&
-         config.mesh.pp == 1 && !config.disaggregated() && AreCopied(plan.model.quantization);
+  return plan.cuda && !plan.host_experts && !HasDraftModel(SourceOf(config.speculative)) &&
+         !config.eplb.enable && config.mesh.pp == 1 && !config.disaggregated() &&
+         AreCopied(plan.model.quantization);
 }
 
 std::unique_ptr<KeptGpuWeights> KeptGpuWeights::Open(const EngineConfig& config,

@@ -29,6 +29,12 @@ const std::vector<GpuInfo>& FindGpus();
 // one of the calling thread. Error kInvalid without CUDA, or if there is no such GPU.
 int64_t FreeGpuBytes(int index);
 
+// Initialises CUDA on a GPU and loads the kernels, so that a later use of the GPU by this process
+// begins faster. LeaveGpu frees all that CUDA holds on the GPU for this process. The GPU becomes
+// the current one of the calling thread. Errors as for FreeGpuBytes.
+void StartGpu(int index);
+void LeaveGpu(int index);
+
 // Memory of a GPU for weights (core/weight_store.h). The GPU becomes the current one of the calling
 // thread. Null if the GPU or its driver cannot share memory among processes. Error kInvalid without
 // CUDA, or if there is no such GPU.

@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from elastic import YARDLING, bodies, finish, kill, metric, start_batch, wait_decoding, wait_epoch
+from elastic import (YARDLING, bodies, finish, kill, metric, ready_spares, spare_pids, start_batch, wait_decoding,
+                     wait_epoch, wait_until)
 from server import Server
 from test_cuda import GRAPHS, where
 
@@ -53,6 +54,28 @@ def test_survivors_keep_their_process_and_new_ranks_map_their_weights(layout, gr
             assert [a == b for a, b in zip(old, now)] == [rank not in victims for rank in range(len(old))], server.text()
             started += len(victims)
             assert server.text().count(MAPPED) == started, server.text()
+        assert server.stop() == 0
+
+
+def test_a_spare_maps_the_weights():
+    device, env = where(2)
+    flags = [*device, *FLAGS, *LAYOUTS["deepep"]]
+    batches = [bodies(i, 48) for i in range(2)]
+    with Server(YARDLING, *flags, env=env) as server:
+        want = [finish(start_batch(server, made)) for made in batches]
+        assert server.stop() == 0
+    with Server(YARDLING, *flags, "--spare-ranks", 1, env=env) as server:
+        for victim in (1, 0):
+            wait_until(lambda: ready_spares(server) == 1, 120)
+            spare = spare_pids(server)
+            assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
+            clients = start_batch(server, batches[1 - victim])
+            wait_decoding(clients)
+            kill(server, [victim], signal.SIGKILL)
+            assert finish(clients) == want[1 - victim], server.text()
+            assert server.ranks()[victim] == spare[0], server.text()
+        assert server.text().count(MAPPED) == 2
+        assert metric(server, "switchyard_spare_ranks_used_total") == 2
         assert server.stop() == 0
 
 

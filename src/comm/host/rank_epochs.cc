@@ -142,8 +142,12 @@ void RankProcesses::Impl::StepSpares() {
 void RankProcesses::Impl::SpawnSpare(int slot) {
   arena->ClearSpare(slot);
   SpareProcesses::Process process{.slot = slot};
-  process.pid =
-      SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot}, {arena->fd()});
+  std::vector<int> inherited = {arena->fd()};
+  for (const KeptDescriptors& of_rank : kept) {
+    for (const int fd : of_rank.fds()) inherited.push_back(fd);
+  }
+  process.pid = SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot},
+                             std::move(inherited));
   process.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
   if (process.pidfd.get() < 0) {
     const int error = errno;

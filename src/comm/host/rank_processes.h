@@ -172,7 +172,9 @@ struct RankSpec {
   std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
   TcpListener listener;  // argument of ConnectTcpRanks, if there is a network
-  KeptDescriptors kept;  // valid with RankProcesses::Options::keeps_descriptors
+  // With RankProcesses::Options::keeps_descriptors: of this rank, or of all ranks if the process is
+  // a spare.
+  std::vector<KeptDescriptors> kept;
   // Slot of a spare, whose rank AwaitPlace of the arena returns; −1: the process is `rank`.
   int spare = -1;
 };

@@ -19,6 +19,7 @@
 namespace switchyard {
 namespace {
 
+constexpr size_t kMaxFds = 4096;
 constexpr uint64_t kSpecMagic = 0x434550534b4e4152;  // "RANKSPEC"
 
 Error NotStartedByFront(std::string_view why) {
@@ -41,7 +42,7 @@ std::vector<int> ParseFds(std::string_view text) {
     fds.push_back(fd);
     next = parsed.ptr + 1;
   }
-  if (fds.size() < 2 || fds.size() > 5) {
+  if (fds.size() < 2 || fds.size() > kMaxFds) {
     throw NotStartedByFront(fmt::format("{} is malformed", kRankFdsVariable));
   }
   return fds;
@@ -130,13 +131,14 @@ RankSpec InheritRankSpec() {
   if (spec.arena->world() != spec.world || is_spare == is_rank) {
     throw NotStartedByFront("its spec does not match its shared memory");
   }
-  // After the spec and the arena: the listener if there is a network, and two sockets if the rank
-  // has KeptDescriptors.
-  const size_t others = fds.size() - 2 - (spec.network ? 1 : 0);
-  if (fds.size() < (spec.network ? 3U : 2U) || (others != 0 && others != 2)) {
+  // After the spec and the arena: the listener if there is a network, and the sockets of
+  // KeptDescriptors if there are any.
+  const size_t first = spec.network ? 3 : 2, ranks = is_spare ? spec.world : 1;
+  if (fds.size() != first && fds.size() != first + 2 * ranks) {
     throw NotStartedByFront("its spec does not match its descriptors");
   }
-  if (others == 2) spec.kept = KeptDescriptors::FromFds(fds[fds.size() - 2], fds.back());
+  for (size_t i = first; i < fds.size(); i += 2)
+    spec.kept.push_back(KeptDescriptors::FromFds(fds[i], fds[i + 1]));
   if (spec.network) {
     spec.listener = TcpListener(FileDescriptor(fds[2]));
     fcntl(fds[2], F_SETFD, FD_CLOEXEC);

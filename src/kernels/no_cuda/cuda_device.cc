@@ -25,6 +25,9 @@ const std::vector<GpuInfo>& FindGpus() {
 
 int64_t FreeGpuBytes(int) { throw Invalid("this build of switchyard has no CUDA"); }
 
+void StartGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
+void LeaveGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
 std::unique_ptr<WeightChunks> MakeWeightChunks(int) {
   throw Invalid("this build of switchyard has no CUDA");
 }

@@ -106,7 +106,9 @@ int ServeEpochs(const std::shared_ptr<SharedArena>& arena, const GpuRanks& ranks
 // The timeout of kernels is longer than the test may take.
 TEST(PeerMemoryDeathTest, ARankOutlivesTheEndOfAnother) {
   constexpr uint32_t kEpochs = 4;
-  const GpuRanks ranks{.shape = {.tp = 2}, .timeout = std::chrono::milliseconds(600'000)};
+  const GpuRanks ranks{.shape = {.tp = 2},
+                       .peer_bytes = size_t{256} << 20,  // of two AddUp
+                       .timeout = std::chrono::milliseconds(600'000)};
   const auto arena = SharedArena::Create(2, RankComm::BytesPerRank(ranks.shape));
   arena->EnableEpochs();
   const auto start = [&](int rank) {

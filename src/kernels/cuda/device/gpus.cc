@@ -73,6 +73,16 @@ int64_t FreeGpuBytes(int index) {
   return static_cast<int64_t>(free);
 }
 
+void StartGpu(int index) {
+  cuda::UseDevice(index);
+  cuda::Check(cudaFree(nullptr), "start of CUDA");
+}
+
+void LeaveGpu(int index) {
+  cuda::UseDevice(index);
+  cuda::Check(cudaDeviceReset(), "reset of this process's use of a GPU");
+}
+
 std::unique_ptr<WeightChunks> MakeWeightChunks(int index) {
   cuda::UseDevice(index);
   return cuda::MakeWeightChunks();
