@@ -180,7 +180,7 @@ std::shared_ptr<std::byte> WeightStore::Allocate(size_t bytes) {
           "has {} bytes",
           my.next, my.allocations.size(), bytes);
     const uint64_t offset = my.allocations[my.next++].offset;
-    return {state_, my.chunks->base() + (offset == kFreed ? 0 : offset)};
+    return {state_, my.chunks->base() + (offset == kFreed ? my.mapped : offset)};
   }
   const size_t index = my.allocations.size();
   const size_t offset = my.Place(RoundUp(bytes, kAlignment));

@@ -74,9 +74,10 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
       kept.LoadAbsent(config, plan, rank, *arena);
     } catch (const std::exception& error) {
       if (!CanContinue(error, *arena, kept)) {
-        // The weights of a rank that has failed by itself may be the cause.
-        if (kept.gpu && !arena->aborted()) kept.gpu->Discard();
-        arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+        const std::string reason = fmt::format("rank {} failed: {}", rank, error.what());
+        arena->Abort(reason);  // no effect if the arena is aborted already
+        // The weights of the rank that has failed first may be the cause.
+        if (kept.gpu && reason.starts_with(arena->AbortReason())) kept.gpu->Discard();
         const auto* known = dynamic_cast<const Error*>(&error);
         if (current.send)
           current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/phase_times.h"
 #include "engine/kept_weights.h"
 #include "kernels/gpus.h"
 #include "server/ranks/rank_host.h"
@@ -67,7 +68,10 @@ KeptWeights BecomeRank(const RankJob& job, RankSpec* spec) {
   spec->rank = arena.AwaitPlace(spec->spare);
   spec->control_endpoint = arena.endpoint();
   if (job.plan.cuda) gpus.erase(GpuOf(job, spec->rank));
+  PhaseTimes times;
   for (const int gpu : gpus) LeaveGpu(gpu);
+  times.End("GPUs of other ranks");
+  if (!gpus.empty()) LOG_INFO("the spare process has left GPUs after {}", times.Describe());
   return kept;
 }
 
