@@ -32,11 +32,11 @@ bool AreCopied(const QuantizationConfig& quantization) {
 
 // Null if the GPU cannot share memory, or cannot be used at all. In the latter case the load of the
 // model reports the error.
-std::unique_ptr<WeightStore> MakeStore(int gpu, const EnginePlan& plan) {
+std::unique_ptr<DeviceStore> MakeStore(int gpu, const EnginePlan& plan) {
   try {
-    std::unique_ptr<WeightChunks> chunks = MakeWeightChunks(gpu);
+    std::unique_ptr<DeviceChunks> chunks = MakeDeviceChunks(gpu);
     if (!chunks) return nullptr;
-    return std::make_unique<WeightStore>(std::move(chunks), plan.weight_bytes_per_rank);
+    return std::make_unique<DeviceStore>(std::move(chunks), plan.weight_bytes_per_rank);
   } catch (const Error& error) {
     LOG_WARNING("weights in GPU memory end with the process of a rank: {}", error.what());
     return nullptr;
@@ -44,7 +44,7 @@ std::unique_ptr<WeightStore> MakeStore(int gpu, const EnginePlan& plan) {
 }
 
 // Fills `store` with the memory of an earlier process. False if there is none.
-bool MapKept(WeightStore& store, uint64_t key, const KeptDescriptors& kept) {
+bool MapKept(DeviceStore& store, uint64_t key, const KeptDescriptors& kept) {
   const std::optional<KeptDescriptors::Kept> found = kept.Get();
   if (!found) return false;
   std::vector<int> fds;
@@ -65,7 +65,7 @@ std::unique_ptr<KeptGpuWeights> KeptGpuWeights::Open(const EngineConfig& config,
                                                      KeptDescriptors kept) {
   const int gpu = MakeModelOptions(config, plan, rank).gpu->index;
   PhaseTimes times;
-  std::unique_ptr<WeightStore> store = MakeStore(gpu, plan);
+  std::unique_ptr<DeviceStore> store = MakeStore(gpu, plan);
   times.End("CUDA");
   if (!store) return nullptr;
   bool mapped = false;

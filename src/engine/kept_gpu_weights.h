@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "comm/host/kept_descriptors.h"
-#include "core/weight_store.h"
+#include "core/device_store.h"
 #include "engine/config.h"
 
 namespace switchyard {
@@ -28,7 +28,7 @@ class KeptGpuWeights {
   static std::unique_ptr<KeptGpuWeights> Open(const EngineConfig& config, const EnginePlan& plan,
                                               int rank, uint64_t key, KeptDescriptors kept);
 
-  WeightStore& store() { return *store_; }
+  DeviceStore& store() { return *store_; }
   // Call when a model has placed its weights. Leaves the memory for the next process.
   void Keep();
   // The next process loads the weights. Call it when this process has failed by itself.
@@ -37,10 +37,10 @@ class KeptGpuWeights {
   bool Usable();
 
  private:
-  KeptGpuWeights(std::unique_ptr<WeightStore> store, uint64_t key, KeptDescriptors kept)
+  KeptGpuWeights(std::unique_ptr<DeviceStore> store, uint64_t key, KeptDescriptors kept)
       : store_(std::move(store)), key_(key), kept_(std::move(kept)) {}
 
-  std::unique_ptr<WeightStore> store_;
+  std::unique_ptr<DeviceStore> store_;
   const uint64_t key_;
   KeptDescriptors kept_;
   bool left_ = false;  // the descriptors are in kept_

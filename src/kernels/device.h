@@ -14,7 +14,7 @@
 #include "kernels/ops.h"
 
 namespace switchyard {
-class WeightStore;
+class DeviceStore;
 }  // namespace switchyard
 
 namespace switchyard::kernels {
@@ -110,7 +110,7 @@ class Device {
   // From now on, Place and FusedOps::ConcatenateRows use memory of the store. If the store is
   // filled, they copy nothing, and do not read the data of their arguments. Null: memory of the
   // device again. The store outlives the device, which must not be a CPU.
-  virtual void SetWeightStore(WeightStore* /*store*/) {}
+  virtual void SetWeightStore(DeviceStore* /*store*/) {}
 
   virtual std::unique_ptr<PassSequences> MakeSequences() = 0;
 

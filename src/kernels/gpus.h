@@ -12,7 +12,7 @@
 
 namespace switchyard {
 
-class WeightChunks;
+class DeviceChunks;
 
 struct GpuInfo {
   std::string name;
@@ -35,10 +35,10 @@ int64_t FreeGpuBytes(int index);
 void StartGpu(int index);
 void LeaveGpu(int index);
 
-// Memory of a GPU for weights (core/weight_store.h). The GPU becomes the current one of the calling
+// Memory of a GPU for weights (core/device_store.h). The GPU becomes the current one of the calling
 // thread. Null if the GPU or its driver cannot share memory among processes. Error kInvalid without
 // CUDA, or if there is no such GPU.
-std::unique_ptr<WeightChunks> MakeWeightChunks(int index);
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int index);
 
 }  // namespace switchyard
 

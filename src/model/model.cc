@@ -6,10 +6,10 @@
 #include <map>
 #include <utility>
 
+#include "core/device_store.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/phase_times.h"
-#include "core/weight_store.h"
 #include "eplb/init_location.h"
 #include "model/attached_timer.h"
 #include "model/complete_options.h"

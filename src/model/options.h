@@ -22,7 +22,7 @@ class Model;
 class PhaseTimes;
 class ReplicaChooser;
 class RoutingObserver;
-class WeightStore;
+class DeviceStore;
 namespace profile {
 class Profiler;
 }  // namespace profile
@@ -53,7 +53,7 @@ struct ModelOptions {
   std::shared_ptr<const ModelWeights> weights;
   // On a GPU: the memory of the weights. If it is filled, no weights are read. Outlives the model.
   // Null: the model allocates memory.
-  WeightStore* weight_store = nullptr;
+  DeviceStore* weight_store = nullptr;
   // Format of the cache and of exchanged token rows; sums are always float32.
   DType dtype = DType::kBF16;
   int64_t max_tokens = 0;      // maximum rows of one group in one batch

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <thread>
 
+#include "core/device_store.h"
 #include "core/error.h"
-#include "core/weight_store.h"
 
 namespace switchyard::cuda {
 
@@ -66,7 +66,7 @@ DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
   // cudaMemset is not ordered with non-blocking streams, and pageable copies may overtake it.
   Check(cudaDeviceSynchronize(), "zeroing GPU memory");
 }
-DeviceMemory::DeviceMemory(size_t bytes, WeightStore* store) {
+DeviceMemory::DeviceMemory(size_t bytes, DeviceStore* store) {
   if (store == nullptr) {
     *this = DeviceMemory(bytes);
   } else if (bytes > 0) {

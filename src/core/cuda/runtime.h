@@ -11,7 +11,7 @@
 #include <utility>
 
 namespace switchyard {
-class WeightStore;
+class DeviceStore;
 }  // namespace switchyard
 
 namespace switchyard::cuda {
@@ -38,8 +38,8 @@ class DeviceMemory {
   DeviceMemory() = default;
   // Allocates zeroed memory. Error kResource reports the requested and the free bytes.
   explicit DeviceMemory(size_t bytes);
-  // Memory for weights, from the store unless it is null (WeightStore::Allocate).
-  DeviceMemory(size_t bytes, WeightStore* store);
+  // Memory for weights, from the store unless it is null (DeviceStore::Allocate).
+  DeviceMemory(size_t bytes, DeviceStore* store);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),

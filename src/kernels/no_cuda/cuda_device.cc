@@ -1,5 +1,5 @@
+#include "core/device_store.h"
 #include "core/error.h"
-#include "core/weight_store.h"
 #include "kernels/device.h"
 #include "kernels/gpus.h"
 #include "kernels/roofline.h"
@@ -28,7 +28,7 @@ int64_t FreeGpuBytes(int) { throw Invalid("this build of switchyard has no CUDA"
 void StartGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
 void LeaveGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
 
-std::unique_ptr<WeightChunks> MakeWeightChunks(int) {
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int) {
   throw Invalid("this build of switchyard has no CUDA");
 }
 

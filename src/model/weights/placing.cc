@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/device_store.h"
 #include "core/format.h"
-#include "core/weight_store.h"
 #include "kernels/fused_ops.h"
 #include "model/weights/named_weights.h"
 #include "quant/formats.h"
@@ -218,7 +218,7 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
   }
 }
 
-PlacingInStore::PlacingInStore(kernels::Device& device, WeightStore* store)
+PlacingInStore::PlacingInStore(kernels::Device& device, DeviceStore* store)
     : device_(device), store_(store) {
   if (!store_) return;
   store_->Begin();

@@ -19,14 +19,14 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights);
 // the device.
 class PlacingInStore {
  public:
-  PlacingInStore(kernels::Device& device, WeightStore* store);
+  PlacingInStore(kernels::Device& device, DeviceStore* store);
   ~PlacingInStore();
   PlacingInStore(const PlacingInStore&) = delete;
   void Finish();  // when all weights are placed; waits for the device if there is a store
 
  private:
   kernels::Device& device_;
-  WeightStore* store_;
+  DeviceStore* store_;
 };
 
 // A copy of the views and tensors, which share the memory of the weights. `movable`: without routed

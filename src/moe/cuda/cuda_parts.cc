@@ -64,7 +64,7 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
       physical_of(places.bytes()),
       experts(PlaceExperts(config, weights, moe_backend)) {
   const int64_t count = config.router.num_logits();
-  WeightStore* const store = backend.device().weight_store();
+  DeviceStore* const store = backend.device().weight_store();
   if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count), store);
   if (weights.router.correction_bias)
     correction_bias = UploadFloats(Floats(weights.router.correction_bias, count), store);

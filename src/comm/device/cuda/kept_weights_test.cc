@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "comm/host/kept_descriptors.h"
+#include "core/cuda/device_chunks.h"
 #include "core/cuda/runtime.h"
-#include "core/cuda/weight_chunks.h"
+#include "core/device_store.h"
 #include "core/error.h"
-#include "core/weight_store.h"
 
 namespace switchyard::cuda {
 namespace {
@@ -33,7 +33,7 @@ const std::vector<size_t>& Sizes() {
 int ValueOf(size_t array, size_t i) { return static_cast<int>(array * 1'000'000 + i % 9973); }
 
 // Copies the arrays to the GPU, unless the store is filled. Returns whether the GPU holds them.
-bool PlaceAndCheck(WeightStore& store) {
+bool PlaceAndCheck(DeviceStore& store) {
   store.Begin();
   bool equal = true;
   std::vector<DeviceMemory> arrays;
@@ -55,7 +55,7 @@ bool PlaceAndCheck(WeightStore& store) {
 
 // The first process: leaves its memory. Exit code 0: good.
 int Leave(KeptDescriptors& kept) {
-  WeightStore store(MakeWeightChunks(), 20 * kMiB);
+  DeviceStore store(MakeDeviceChunks(), 20 * kMiB);
   if (!PlaceAndCheck(store)) return 1;
   kept.Put(store.Record(kKey), store.descriptors());
   return 0;
@@ -63,7 +63,7 @@ int Leave(KeptDescriptors& kept) {
 
 // The next process: finds the memory. Exit code 0: good.
 int Find(const KeptDescriptors& kept) {
-  WeightStore store(MakeWeightChunks(), 0);
+  DeviceStore store(MakeDeviceChunks(), 0);
   const auto found = kept.Get();
   if (!found) return 2;
   std::vector<int> fds;
@@ -81,7 +81,7 @@ int RunProcess(const std::function<int()>& body) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     int result = 99;
     try {
-      result = DeviceCount() == 0 || (UseDevice(0), !MakeWeightChunks()) ? kNoGpu : body();
+      result = DeviceCount() == 0 || (UseDevice(0), !MakeDeviceChunks()) ? kNoGpu : body();
     } catch (const std::exception& error) {
       fprintf(stderr, "%s\n", error.what());
     }
@@ -113,7 +113,7 @@ TEST(KeptWeightsDeathTest, TheMemoryIsFreedWithTheDescriptors) {
   const auto fill_most = [&] {
     size_t free = 0, total = 0;
     Check(cudaMemGetInfo(&free, &total), "test");
-    WeightStore store(MakeWeightChunks(), free / 2);
+    DeviceStore store(MakeDeviceChunks(), free / 2);
     const auto most = store.Allocate(free / 2);
     store.Finish();
     kept.Put(store.Record(kKey), store.descriptors());

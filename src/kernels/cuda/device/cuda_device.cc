@@ -11,9 +11,9 @@
 #include "core/cpus.h"
 #include "core/cuda/mapped_memory.h"
 #include "core/cuda/runtime.h"
+#include "core/device_store.h"
 #include "core/duration.h"
 #include "core/error.h"
-#include "core/weight_store.h"
 #include "kernels/compressed.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/select_keys.h"
@@ -99,8 +99,8 @@ class Gpu final : public CudaDevice,
     staging_.SetWait(std::move(wait));
   }
   void ClearGraphs() override { graphs_.Clear(); }
-  void SetWeightStore(WeightStore* store) override { store_ = store; }
-  WeightStore* weight_store() const override { return store_; }
+  void SetWeightStore(DeviceStore* store) override { store_ = store; }
+  DeviceStore* weight_store() const override { return store_; }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
@@ -370,7 +370,7 @@ class Gpu final : public CudaDevice,
   Graphs graphs_;
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
-  WeightStore* store_ = nullptr;
+  DeviceStore* store_ = nullptr;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
   Event synchronized_;                     // the event that wait_ waits for

@@ -5,8 +5,8 @@
 
 #include <cstdio>
 
+#include "core/cuda/device_chunks.h"
 #include "core/cuda/runtime.h"
-#include "core/cuda/weight_chunks.h"
 #include "core/log.h"
 
 namespace switchyard {
@@ -83,9 +83,9 @@ void LeaveGpu(int index) {
   cuda::Check(cudaDeviceReset(), "reset of this process's use of a GPU");
 }
 
-std::unique_ptr<WeightChunks> MakeWeightChunks(int index) {
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int index) {
   cuda::UseDevice(index);
-  return cuda::MakeWeightChunks();
+  return cuda::MakeDeviceChunks();
 }
 
 }  // namespace switchyard

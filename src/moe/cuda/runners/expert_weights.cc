@@ -5,8 +5,8 @@
 
 #include "core/check.h"
 #include "core/cpus.h"
+#include "core/device_store.h"
 #include "core/error.h"
-#include "core/weight_store.h"
 #include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "moe/cuda/runners/expert_upload.h"
 #include "quant/formats.h"
@@ -20,15 +20,15 @@ void Copy(std::byte* to, const void* from, int64_t bytes) {
   CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");
 }
 
-DeviceMemory Memory(int64_t bytes, WeightStore* store) {
+DeviceMemory Memory(int64_t bytes, DeviceStore* store) {
   return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), store) : DeviceMemory();
 }
 
 // Whether memory of the store holds its weights already.
-bool IsFilled(const WeightStore* store) { return store && store->filled(); }
+bool IsFilled(const DeviceStore* store) { return store && store->filled(); }
 
 template <typename T>
-DeviceMemory UploadVector(std::span<const T> values, WeightStore* store) {
+DeviceMemory UploadVector(std::span<const T> values, DeviceStore* store) {
   DeviceMemory memory(values.size_bytes(), store);
   if (!IsFilled(store))
     Copy(memory.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
@@ -37,7 +37,7 @@ DeviceMemory UploadVector(std::span<const T> values, WeightStore* store) {
 
 // Allocates `matrices` matrices. Each has `parts` parts [n, k], stacked along n.
 DeviceMatrix Allocate(int64_t matrices, int64_t parts, int64_t n, int64_t k, ElementType type,
-                      std::optional<W4A16Format> packed, WeightStore* store) {
+                      std::optional<W4A16Format> packed, DeviceStore* store) {
   DeviceMatrix stacked{
       .type = packed ? ElementType::kBF16 : type, .n = parts * n, .k = k, .packed = packed};
   const MatrixBytes bytes = BytesOfMatrix(parts, n, k, type, packed);
@@ -101,7 +101,7 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
 }
 
 DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
-                             ExpertArithmetic arithmetic_in, WeightStore* store)
+                             ExpertArithmetic arithmetic_in, DeviceStore* store)
     : arithmetic(arithmetic_in),
       experts(static_cast<int>(from.size())),
       hidden(from[0].gate.k),
@@ -164,18 +164,18 @@ void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert, const char* 
     refuse("cannot be stored in the format of this layer's experts");
 }
 
-DeviceMatrix UploadPlain(const WeightView& w, WeightStore* store) {
+DeviceMatrix UploadPlain(const WeightView& w, DeviceStore* store) {
   const ElementType type = w.format == WeightFormat::kBF16 ? ElementType::kBF16 : ElementType::kF32;
   DeviceMatrix matrix = Allocate(1, 1, w.n, w.k, type, {}, store);
   if (!IsFilled(store)) ExpertUploader(Copy, 1).UploadRows(w, type, matrix.data.data());
   return matrix;
 }
 
-DeviceMemory UploadFloats(std::span<const float> values, WeightStore* store) {
+DeviceMemory UploadFloats(std::span<const float> values, DeviceStore* store) {
   return UploadVector(values, store);
 }
 
-DeviceMemory UploadIds(std::span<const int32_t> values, WeightStore* store) {
+DeviceMemory UploadIds(std::span<const int32_t> values, DeviceStore* store) {
   return UploadVector(values, store);
 }
 

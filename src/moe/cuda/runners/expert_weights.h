@@ -80,7 +80,7 @@ struct DeviceExperts {
   // Copies the experts from the host and converts them to the arithmetic's types. `store`: provides
   // the memory, unless it is null; if it is filled, nothing is copied.
   DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic,
-                WeightStore* store = nullptr);
+                DeviceStore* store = nullptr);
 
   ExpertSlotBytes slot_bytes() const;
   ExpertSlot Slot(int expert) const;
@@ -99,8 +99,8 @@ struct DeviceExperts {
 
 // Uploads one weight matrix: as bfloat16 if it is stored as bfloat16, otherwise as float32.
 // `store`: as in DeviceExperts.
-DeviceMatrix UploadPlain(const WeightView& w, WeightStore* store = nullptr);
-DeviceMemory UploadFloats(std::span<const float> values, WeightStore* store = nullptr);
-DeviceMemory UploadIds(std::span<const int32_t> values, WeightStore* store = nullptr);
+DeviceMatrix UploadPlain(const WeightView& w, DeviceStore* store = nullptr);
+DeviceMemory UploadFloats(std::span<const float> values, DeviceStore* store = nullptr);
+DeviceMemory UploadIds(std::span<const int32_t> values, DeviceStore* store = nullptr);
 
 }  // namespace switchyard::cuda

@@ -1,4 +1,4 @@
-#include "core/weight_store.h"
+#include "core/device_store.h"
 
 #include <unistd.h>
 
@@ -25,14 +25,14 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 }  // namespace
 
-struct WeightStore::State {
+struct DeviceStore::State {
   struct Allocation {
     uint64_t bytes = 0;   // as requested
     uint64_t offset = 0;  // or kFreed
     bool operator==(const Allocation&) const = default;
   };
 
-  std::unique_ptr<WeightChunks> chunks;
+  std::unique_ptr<DeviceChunks> chunks;
   size_t expected = 0;
   std::vector<uint64_t> chunk_bytes;
   std::vector<int> fds;  // of the chunks, until they are closed
@@ -56,9 +56,9 @@ struct WeightStore::State {
 };
 
 // Maps chunks until `needed` bytes are mapped.
-void WeightStore::State::Grow(size_t needed) {
+void DeviceStore::State::Grow(size_t needed) {
   if (needed > chunks->capacity())
-    throw Resource("the weights need more than the {} bytes of the GPU", chunks->capacity());
+    throw Resource("the kept memory needs more than the {} bytes of the GPU", chunks->capacity());
   while (mapped < needed) {
     const size_t want = std::max(expected, needed) - mapped;
     const size_t bytes =
@@ -71,7 +71,7 @@ void WeightStore::State::Grow(size_t needed) {
 }
 
 // The offset of `bytes` free and zeroed bytes, a multiple of kAlignment.
-size_t WeightStore::State::Place(size_t bytes) {
+size_t DeviceStore::State::Place(size_t bytes) {
   for (auto hole = holes.begin(); hole != holes.end(); ++hole) {
     const auto [offset, size] = *hole;
     if (size < bytes) continue;
@@ -85,7 +85,7 @@ size_t WeightStore::State::Place(size_t bytes) {
 }
 
 // In a filled store nothing is freed, because the next model gets the same memory.
-void WeightStore::State::Free(size_t index) {
+void DeviceStore::State::Free(size_t index) {
   const std::lock_guard lock(mutex);
   if (filled) return;
   Allocation& freed = allocations[index];
@@ -106,17 +106,17 @@ void WeightStore::State::Free(size_t index) {
   holes.emplace(offset, size);
 }
 
-WeightStore::WeightStore(std::unique_ptr<WeightChunks> chunks, size_t expected)
+DeviceStore::DeviceStore(std::unique_ptr<DeviceChunks> chunks, size_t expected)
     : state_(std::make_shared<State>()) {
   state_->chunks = std::move(chunks);
   state_->expected = std::min(expected, state_->chunks->capacity());
 }
 
-WeightStore::~WeightStore() = default;
+DeviceStore::~DeviceStore() = default;
 
 // The record is a list of words: magic, key, number and bytes of the chunks, and of the
 // allocations.
-std::string WeightStore::Record(uint64_t key) const {
+std::string DeviceStore::Record(uint64_t key) const {
   const std::lock_guard lock(state_->mutex);
   CHECK(state_->filled);
   std::vector<uint64_t> words = {kRecordMagic, key, state_->chunk_bytes.size()};
@@ -131,7 +131,7 @@ std::string WeightStore::Record(uint64_t key) const {
   return record;
 }
 
-bool WeightStore::Map(uint64_t key, std::string_view record, const std::vector<int>& fds) {
+bool DeviceStore::Map(uint64_t key, std::string_view record, const std::vector<int>& fds) {
   State& my = *state_;
   CHECK(my.mapped == 0 && !my.filled);
   std::vector<uint64_t> words(record.size() / sizeof(uint64_t));
@@ -163,21 +163,22 @@ bool WeightStore::Map(uint64_t key, std::string_view record, const std::vector<i
   return true;
 }
 
-void WeightStore::Begin() {
+void DeviceStore::Begin() {
   const std::lock_guard lock(state_->mutex);
   CHECK(state_->filled || state_->allocations.empty());
   state_->next = 0;
 }
 
-std::shared_ptr<std::byte> WeightStore::Allocate(size_t bytes) {
+std::shared_ptr<std::byte> DeviceStore::Allocate(size_t bytes) {
   bytes = std::max<size_t>(bytes, 1);
   State& my = *state_;
   const std::lock_guard lock(my.mutex);
   if (my.filled) {
     if (my.next >= my.allocations.size() || my.allocations[my.next].bytes != bytes)
       throw Resource(
-          "the weights that the GPU has kept differ from those of the model: allocation {} of {} "
-          "has {} bytes",
+          "the memory that the GPU has kept differs from that of the model: allocation {} of {} "
+          "has "
+          "{} bytes",
           my.next, my.allocations.size(), bytes);
     const uint64_t offset = my.allocations[my.next++].offset;
     return {state_, my.chunks->base() + (offset == kFreed ? my.mapped : offset)};
@@ -188,25 +189,46 @@ std::shared_ptr<std::byte> WeightStore::Allocate(size_t bytes) {
   return {my.chunks->base() + offset, [state = state_, index](std::byte*) { state->Free(index); }};
 }
 
-bool WeightStore::filled() const {
+bool DeviceStore::filled() const {
   const std::lock_guard lock(state_->mutex);
   return state_->filled;
 }
 
-void WeightStore::Finish() {
+void DeviceStore::Finish() {
   State& my = *state_;
   const std::lock_guard lock(my.mutex);
   if (my.filled && my.next != my.allocations.size())
     throw Resource(
-        "the weights that the GPU has kept differ from those of the model, which has made {} of {} "
+        "the memory that the GPU has kept differs from that of the model, which has made {} of {} "
         "allocations",
         my.next, my.allocations.size());
   my.filled = true;
 }
 
-const std::vector<int>& WeightStore::descriptors() const { return state_->fds; }
-void WeightStore::CloseDescriptors() { state_->Close(); }
-size_t WeightStore::bytes() const { return state_->mapped; }
-bool WeightStore::Works() { return state_->chunks->Works(); }
+void DeviceStore::Release() {
+  CHECK(filled());
+  state_->Close();
+  state_->chunks->Unmap();
+  state_->mapped = 0;
+}
+
+void DeviceStore::Restore() {
+  State& my = *state_;
+  CHECK(my.mapped == 0);
+  try {
+    for (const uint64_t bytes : my.chunk_bytes) {
+      my.fds.push_back(my.chunks->Create(my.mapped, bytes));
+      my.mapped += bytes;
+    }
+  } catch (...) {
+    Release();
+    throw;
+  }
+}
+
+const std::vector<int>& DeviceStore::descriptors() const { return state_->fds; }
+void DeviceStore::CloseDescriptors() { state_->Close(); }
+size_t DeviceStore::bytes() const { return state_->mapped; }
+bool DeviceStore::Works() { return state_->chunks->Works(); }
 
 }  // namespace switchyard

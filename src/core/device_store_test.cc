@@ -1,4 +1,4 @@
-#include "core/weight_store.h"
+#include "core/device_store.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ constexpr size_t kUnit = size_t{2} << 20, kCapacity = size_t{1} << 30;
 constexpr uint64_t kKey = 4711;
 
 // Chunks in memory of the host, which other processes could map too.
-class HostChunks final : public WeightChunks {
+class HostChunks final : public DeviceChunks {
  public:
   explicit HostChunks(bool works = true) : works_(works) {
     void* range = mmap(nullptr, kCapacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -46,6 +46,10 @@ class HostChunks final : public WeightChunks {
   }
   void Import(int fd, size_t offset, size_t bytes) override { Map(fd, offset, bytes); }
   void Zero(size_t offset, size_t bytes) override { std::memset(base_ + offset, 0, bytes); }
+  void Unmap() override {
+    EXPECT_NE(mmap(base_, kCapacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+              MAP_FAILED);
+  }
   bool Works() override { return works_; }
 
  private:
@@ -58,12 +62,12 @@ class HostChunks final : public WeightChunks {
   std::byte* base_ = nullptr;
 };
 
-std::unique_ptr<WeightStore> NewStore(size_t expected = 0) {
-  return std::make_unique<WeightStore>(std::make_unique<HostChunks>(), expected);
+std::unique_ptr<DeviceStore> NewStore(size_t expected = 0) {
+  return std::make_unique<DeviceStore>(std::make_unique<HostChunks>(), expected);
 }
 
 // A store with the chunks of another one, as in another process.
-std::unique_ptr<WeightStore> MappedStore(const WeightStore& from) {
+std::unique_ptr<DeviceStore> MappedStore(const DeviceStore& from) {
   auto store = NewStore();
   EXPECT_TRUE(store->Map(kKey, from.Record(kKey), from.descriptors()));
   return store;
@@ -73,7 +77,7 @@ std::unique_ptr<WeightStore> MappedStore(const WeightStore& from) {
 // their parts.
 class TestModel {
  public:
-  TestModel(WeightStore& store, const std::vector<size_t>& sizes, bool stacks) {
+  TestModel(DeviceStore& store, const std::vector<size_t>& sizes, bool stacks) {
     store.Begin();
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (!stacks || i % 3 != 0) {
@@ -104,12 +108,12 @@ class TestModel {
     std::shared_ptr<std::byte> data;
     size_t bytes = 0, number = 0;
   };
-  explicit TestModel(WeightStore&) {}
+  explicit TestModel(DeviceStore&) {}
 
   static std::byte Value(size_t number, size_t i) {
     return static_cast<std::byte>(7 * number + i % 251);
   }
-  void Add(WeightStore& store, size_t bytes, size_t number) {
+  void Add(DeviceStore& store, size_t bytes, size_t number) {
     Array array{store.Allocate(bytes), bytes, number};
     EXPECT_EQ(reinterpret_cast<uintptr_t>(array.data.get()) % 256, 0u);
     if (!store.filled()) {
@@ -129,7 +133,7 @@ std::vector<size_t> RandomSizes(TestRandom& random) {
   return sizes;
 }
 
-TEST(WeightStoreTest, ANewModelGetsTheWeightsOfTheFirstOne) {
+TEST(DeviceStoreTest, ANewModelGetsTheWeightsOfTheFirstOne) {
   TestRandom random(1);
   for (const bool stacks : {false, true}) {
     const std::vector<size_t> sizes = RandomSizes(random);
@@ -150,7 +154,7 @@ TEST(WeightStoreTest, ANewModelGetsTheWeightsOfTheFirstOne) {
   }
 }
 
-TEST(WeightStoreTest, AnotherProcessMapsTheWeights) {
+TEST(DeviceStoreTest, AnotherProcessMapsTheWeights) {
   TestRandom random(2);
   const std::vector<size_t> sizes = RandomSizes(random);
   auto store = NewStore();
@@ -166,7 +170,7 @@ TEST(WeightStoreTest, AnotherProcessMapsTheWeights) {
   mapped.Expect();
 }
 
-TEST(WeightStoreTest, WeightsOutliveTheStore) {
+TEST(DeviceStoreTest, WeightsOutliveTheStore) {
   auto store = NewStore();
   const TestModel model(*store, {100, 200'000}, false);
   store.reset();
@@ -174,7 +178,7 @@ TEST(WeightStoreTest, WeightsOutliveTheStore) {
 }
 
 // Freed memory is used again, so the parts of stacked matrices take no memory in the end.
-TEST(WeightStoreTest, FreedMemoryIsUsedAgain) {
+TEST(DeviceStoreTest, FreedMemoryIsUsedAgain) {
   constexpr size_t kBytes = size_t{1} << 20;
   const auto store = NewStore(20 * kBytes);
   std::vector<std::shared_ptr<std::byte>> kept;
@@ -189,7 +193,7 @@ TEST(WeightStoreTest, FreedMemoryIsUsedAgain) {
   EXPECT_EQ(store->bytes(), size_t{32} << 20);  // the smallest chunk
 }
 
-TEST(WeightStoreTest, ChunksFitTheExpectedSize) {
+TEST(DeviceStoreTest, ChunksFitTheExpectedSize) {
   constexpr size_t kMiB = size_t{1} << 20;
   const auto store = NewStore(100 * kMiB + 1);
   const auto first = store->Allocate(60 * kMiB), second = store->Allocate(40 * kMiB);
@@ -198,10 +202,10 @@ TEST(WeightStoreTest, ChunksFitTheExpectedSize) {
   EXPECT_EQ(store->bytes(), 134 * kMiB);
   EXPECT_EQ(more.get(), second.get() + 40 * kMiB);  // an allocation may span chunks
   EXPECT_THAT(ErrorOf([&] { store->Allocate(kCapacity); }, ErrorKind::kResource),
-              HasSubstr("the weights need more than the 1073741824 bytes of the GPU"));
+              HasSubstr("the kept memory needs more than the 1073741824 bytes of the GPU"));
 }
 
-TEST(WeightStoreTest, RefusesAnotherModel) {
+TEST(DeviceStoreTest, RefusesAnotherModel) {
   const auto store = NewStore();
   TestModel(*store, {100, 200, 300}, false);
   EXPECT_THAT(ErrorOf(
@@ -224,7 +228,7 @@ TEST(WeightStoreTest, RefusesAnotherModel) {
               HasSubstr("2 of 3 allocations"));
 }
 
-TEST(WeightStoreTest, RefusesOtherRecords) {
+TEST(DeviceStoreTest, RefusesOtherRecords) {
   const auto store = NewStore();
   TestModel(*store, {100, 200, 300}, false);
   const std::string record = store->Record(kKey);
@@ -247,9 +251,29 @@ TEST(WeightStoreTest, RefusesOtherRecords) {
   }
 }
 
-TEST(WeightStoreTest, ReportsAFailedDevice) {
+TEST(DeviceStoreTest, ReleasedMemoryComesBackAtTheSameAddresses) {
+  const auto store = NewStore();
+  const auto memory = store->Allocate(100'000);
+  store->Finish();
+  const size_t bytes = store->bytes();
+  for (int round = 0; round < 2; ++round) {
+    memory.get()[99'999] = std::byte{5};
+    store->Release();
+    EXPECT_EQ(store->bytes(), 0u);
+    EXPECT_TRUE(store->descriptors().empty());
+    store->Restore();
+    EXPECT_EQ(store->bytes(), bytes);
+    EXPECT_EQ(memory.get()[99'999], std::byte{0});
+    store->Begin();
+    EXPECT_EQ(store->Allocate(100'000), memory);
+  }
+  const auto other = MappedStore(*store);  // the record stays valid
+  EXPECT_EQ(other->Allocate(100'000).get()[99'999], std::byte{0});
+}
+
+TEST(DeviceStoreTest, ReportsAFailedDevice) {
   EXPECT_TRUE(NewStore()->Works());
-  EXPECT_FALSE(WeightStore(std::make_unique<HostChunks>(false), 0).Works());
+  EXPECT_FALSE(DeviceStore(std::make_unique<HostChunks>(false), 0).Works());
 }
 
 }  // namespace

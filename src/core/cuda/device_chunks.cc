@@ -1,4 +1,4 @@
-#include "core/cuda/weight_chunks.h"
+#include "core/cuda/device_chunks.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 namespace switchyard::cuda {
 namespace {
 
-class GpuWeightChunks final : public WeightChunks {
+class GpuChunks final : public DeviceChunks {
  public:
-  GpuWeightChunks() : device_(CurrentDevice()) {
+  GpuChunks() : device_(CurrentDevice()) {
     const CUmemAllocationProp properties = MemoryOn(device_, /*shared=*/true);
     CheckDriver(driver_.granularity(&unit_, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                 "granularity of GPU memory");
@@ -27,9 +27,8 @@ class GpuWeightChunks final : public WeightChunks {
     CheckDriver(driver_.reserve(&base_, capacity_, /*alignment=*/0, /*addr=*/0, /*flags=*/0),
                 "reservation of GPU addresses");
   }
-  ~GpuWeightChunks() override {
-    cudaDeviceSynchronize();  // as cudaFree, which waits too
-    for (const auto& [offset, bytes] : mapped_) driver_.unmap(base_ + offset, bytes);
+  ~GpuChunks() override {
+    Unmap();
     driver_.free_range(base_, capacity_);
   }
 
@@ -70,6 +69,12 @@ class GpuWeightChunks final : public WeightChunks {
     Check(cudaDeviceSynchronize(), "zeroing GPU memory");  // as in DeviceMemory
   }
 
+  void Unmap() override {
+    cudaDeviceSynchronize();  // as cudaFree, which waits too
+    for (const auto& [offset, bytes] : std::exchange(mapped_, {}))
+      driver_.unmap(base_ + offset, bytes);
+  }
+
   bool Works() override {
     const bool works = cudaDeviceSynchronize() == cudaSuccess;
     if (!works) cudaGetLastError();
@@ -95,7 +100,7 @@ class GpuWeightChunks final : public WeightChunks {
 
 }  // namespace
 
-std::unique_ptr<WeightChunks> MakeWeightChunks() {
+std::unique_ptr<DeviceChunks> MakeDeviceChunks() {
   const char* missing = nullptr;
   if (!MemoryDriver::Get().shares()) {
     missing = "the driver is too old";
@@ -106,7 +111,7 @@ std::unique_ptr<WeightChunks> MakeWeightChunks() {
     LOG_WARNING("weights in GPU memory end with the process of a rank: {}", missing);
     return nullptr;
   }
-  return std::make_unique<GpuWeightChunks>();
+  return std::make_unique<GpuChunks>();
 }
 
 }  // namespace switchyard::cuda
