@@ -1,5 +1,6 @@
 #include "core/device_store.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ struct DeviceStore::State {
   std::unique_ptr<DeviceChunks> chunks;
   size_t expected = 0;
   std::vector<uint64_t> chunk_bytes;
-  std::vector<int> fds;  // of the chunks, until they are closed
+  std::vector<int> fds;  // of the mapped chunks
   size_t mapped = 0;     // bytes of all chunks
 
   std::mutex mutex;  // guards the members below
@@ -155,7 +156,10 @@ bool DeviceStore::Map(uint64_t key, std::string_view record, const std::vector<i
     my.allocations.push_back({bytes, offset});
   }
   for (size_t i = 0; i < chunks; ++i) {
-    my.chunks->Import(fds[i], my.mapped, words[3 + i]);
+    const int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) throw Resource("cannot duplicate a descriptor of GPU memory");
+    my.fds.push_back(fd);
+    my.chunks->Import(fd, my.mapped, words[3 + i]);
     my.chunk_bytes.push_back(words[3 + i]);
     my.mapped += words[3 + i];
   }
@@ -227,7 +231,6 @@ void DeviceStore::Restore() {
 }
 
 const std::vector<int>& DeviceStore::descriptors() const { return state_->fds; }
-void DeviceStore::CloseDescriptors() { state_->Close(); }
 size_t DeviceStore::bytes() const { return state_->mapped; }
 bool DeviceStore::Works() { return state_->chunks->Works(); }
 

@@ -63,11 +63,9 @@ class DeviceStore {
   // kResource if filled and the model has made fewer allocations than the first one.
   void Finish();
 
-  // The record of a filled store, and the descriptors of its chunks, which the store owns. A store
-  // that was mapped has none.
+  // The record of a filled store, and the descriptors of its chunks, which the store owns.
   std::string Record(uint64_t key) const;
   const std::vector<int>& descriptors() const;
-  void CloseDescriptors();
 
   // Frees the memory of a filled store, whose addresses stay reserved. Waits for the device.
   // Restore maps zeroed memory at the same addresses, and has new descriptors; if it throws Error

@@ -8,7 +8,7 @@
 
 #include "comm/device/symmetric_memory.h"
 #include "engine/config.h"
-#include "engine/kept_gpu_weights.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/kept_model.h"
 #include "model/weights/common_weights.h"
 
@@ -22,8 +22,8 @@ struct LoadedWeights {
 // Owned by the rank's loop. Used by the rank's thread.
 struct KeptWeights {
   KeptModel model, draft;
-  // On a GPU: the target's weights; null: they end with the epoch.
-  std::unique_ptr<KeptGpuWeights> gpu;
+  // On a GPU: the target's weights and cache; null: they end with the epoch.
+  std::unique_ptr<KeptGpuMemory> gpu;
   // Of a process that was a spare: what all ranks hold equally, until its own weights are loaded.
   std::unique_ptr<const CommonWeights> common_model, common_draft;
 

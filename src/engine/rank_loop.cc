@@ -178,21 +178,26 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.keeps_hidden = plan.draft && plan.draft->takes_hidden();
   if (plan.draft) options.kept_inputs = InputsReadBy(*plan.draft, plan.model);
   options.weights = std::move(weights.model);
-  if (kept->gpu) options.weight_store = &kept->gpu->store();
+  if (kept->gpu) {
+    options.weight_store = &kept->gpu->weights();
+    options.cache_store = kept->gpu->cache();
+    options.before_cache_release = [gpu = kept->gpu.get()] { gpu->DropCache(); };
+  }
   options.before_operation = KeptPages::PublishTo(kept_memory, config, plan);
   if (links) links->AddTo(&options);
   options.times = &times;
   Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
-  if (kept->gpu) kept->gpu->Keep();
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
   if (!kept_memory.empty()) {
-    pages.emplace(kept_memory, config, plan, *comm);
-    kept->model.Use(pages->kv);
+    pages.emplace(kept_memory, config, plan, *comm,
+                  !plan.cuda || (kept->gpu && kept->gpu->has_cache()));
+    if (!plan.cuda) kept->model.Use(pages->kv);
     if (pages->draft_kv) kept->draft.Use(*pages->draft_kv);
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
-  kv.SetStates(pages ? pages->states : model.MakeStates(plan.num_states));
+  if (kept->gpu) kept->gpu->Keep();
+  kv.SetStates(pages && !plan.cuda ? pages->states : model.MakeStates(plan.num_states));
   times.End("cache");
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());

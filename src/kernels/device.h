@@ -111,6 +111,10 @@ class Device {
   // filled, they copy nothing, and do not read the data of their arguments. Null: memory of the
   // device again. The store outlives the device, which must not be a CPU.
   virtual void SetWeightStore(DeviceStore* /*store*/) {}
+  // The next AllocateReleasable uses memory of the store, which outlives the device. If the store
+  // is filled, the memory keeps its contents. `before_release` is called before the memory is freed
+  // by Release. The device must not be a CPU.
+  virtual void SetCacheStore(DeviceStore* /*store*/, std::function<void()> /*before_release*/) {}
 
   virtual std::unique_ptr<PassSequences> MakeSequences() = 0;
 

@@ -437,6 +437,8 @@ struct Model::Impl {
       return {};
     }
     if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
+    if (all == 0 && options.cache_store)
+      device.Synchronize();  // the cache has the pass's rows then
     std::vector<float>& host = passes[0]->host_logits;
     host.resize(all);
     device.CopyOut(host.data(), logits.data, first * sizeof(float));
@@ -454,6 +456,8 @@ Model::~Model() = default;
 KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
   Impl& m = *impl_;
   if (m.device.is_cpu()) return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype);
+  if (m.options.cache_store)
+    m.device.SetCacheStore(m.options.cache_store, m.options.before_cache_release);
   return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
 }
 StateStorage Model::MakeStates(int64_t slots) {

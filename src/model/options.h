@@ -54,6 +54,10 @@ struct ModelOptions {
   // On a GPU: the memory of the weights. If it is filled, no weights are read. Outlives the model.
   // Null: the model allocates memory.
   DeviceStore* weight_store = nullptr;
+  // On a GPU: the memory of the cache (Device::SetCacheStore). Outlives the model. Null: the cache
+  // ends with the model.
+  DeviceStore* cache_store = nullptr;
+  std::function<void()> before_cache_release;  // with cache_store
   // Format of the cache and of exchanged token rows; sums are always float32.
   DType dtype = DType::kBF16;
   int64_t max_tokens = 0;      // maximum rows of one group in one batch

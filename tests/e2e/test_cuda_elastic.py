@@ -1,5 +1,6 @@
 """Ranks on GPUs that end: the others keep their processes, and all keep their weights. All outputs equal those of an
 undisturbed server, byte for byte. Cases are skipped as in test_cuda.py."""
+import re
 import signal
 
 import pytest
@@ -19,7 +20,7 @@ LAYOUTS = {
 FLAGS = ["--max-total-tokens", 32768, "--max-running-requests", 64, "--random-seed", 7]
 # The ranks that end, and how.
 ENDS = [([1], signal.SIGKILL), ([0], signal.SIGKILL), ([1], signal.SIGSTOP), ([0, 1], signal.SIGKILL)]
-MAPPED = "weights of the rank's last process are mapped"
+MAPPED = "of the rank's last process are mapped"
 
 
 def ranks_of(layout):
@@ -54,6 +55,24 @@ def test_survivors_keep_their_process_and_new_ranks_map_their_weights(layout, gr
             assert [a == b for a, b in zip(old, now)] == [rank not in victims for rank in range(len(old))], server.text()
             started += len(victims)
             assert server.text().count(MAPPED) == started, server.text()
+            assert len(re.findall(r"reused [1-9]\d* of \d+ pages", server.text())) == i + 1, server.text()
+        assert server.stop() == 0
+
+
+def test_without_a_prefix_cache_only_the_weights_stay():
+    device, env = where(2)
+    flags = [*device, *FLAGS, *LAYOUTS["deepep"], "--disable-radix-cache"]
+    made = bodies(0, 48)
+    with Server(YARDLING, *flags, env=env) as server:
+        want = finish(start_batch(server, made))
+        assert server.stop() == 0
+    with Server(YARDLING, *flags, env=env) as server:
+        assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
+        clients = start_batch(server, made)
+        wait_decoding(clients)
+        kill(server, [1], signal.SIGKILL)
+        assert finish(clients) == want, server.text()
+        assert server.text().count(MAPPED) == 1 and "pages of the last epoch" not in server.text()
         assert server.stop() == 0
 
 
@@ -101,7 +120,7 @@ def test_weights_of_a_rank_that_fails_by_itself_are_loaded_again():
         assert server.stop() == 0
 
 
-# Experts that move are loaded again: docs/elastic.md, "Weights on GPUs".
+# Experts that move are loaded again: docs/elastic.md, "Memory of GPUs".
 def test_ranks_with_moving_experts_restart_and_load_again():
     device, env = where(2)
     body = {"text": "The yard", "sampling_params": {"temperature": 0, "max_new_tokens": 24}}

@@ -12,7 +12,7 @@
 #include "core/gguf_files.h"
 #include "engine/checks/features.h"
 #include "engine/expert_services.h"
-#include "engine/kept_gpu_weights.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/options.h"

@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
-#include "engine/kept_gpu_weights.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/kept_pages.h"
 #include "engine/memory_plan.h"
 

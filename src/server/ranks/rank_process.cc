@@ -98,7 +98,7 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   if (!spec.kept.empty()) {
     const uint64_t key = HashOf(fmt::format("{}|{}", spec.rank, spec.spec));
     KeptDescriptors& own = spec.kept[spec.spare < 0 ? 0 : spec.rank];
-    kept.gpu = KeptGpuWeights::Open(job.config, job.plan, spec.rank, key, std::move(own));
+    kept.gpu = KeptGpuMemory::Open(job.config, job.plan, spec.rank, key, std::move(own));
     spec.kept.clear();
   }
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;

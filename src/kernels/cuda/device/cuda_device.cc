@@ -64,6 +64,34 @@ class GpuReleasableMemory final : public kernels::ReleasableMemory {
   std::unique_ptr<MappedMemory> memory_;
 };
 
+// Releasable memory of a store.
+class StoredMemory final : public kernels::ReleasableMemory {
+ public:
+  StoredMemory(DeviceStore& store, size_t bytes, std::function<void()> before_release)
+      : store_(store), before_release_(std::move(before_release)) {
+    store_.Begin();
+    if (store_.filled() && store_.bytes() == 0) store_.Restore();  // released in the last epoch
+    memory_ = store_.Allocate(bytes);
+  }
+  void* data() const override { return memory_.get(); }
+  void Release() override {
+    if (std::exchange(released_, true)) return;
+    before_release_();
+    store_.Release();
+  }
+  void Restore() override {
+    if (!released_) return;
+    store_.Restore();
+    released_ = false;
+  }
+
+ private:
+  DeviceStore& store_;
+  const std::function<void()> before_release_;
+  std::shared_ptr<std::byte> memory_;
+  bool released_ = false;
+};
+
 // Makes the GPU current and returns its index. The initializer of index_ calls this, so that later
 // members are constructed on this GPU.
 int Use(int index) {
@@ -100,6 +128,10 @@ class Gpu final : public CudaDevice,
   }
   void ClearGraphs() override { graphs_.Clear(); }
   void SetWeightStore(DeviceStore* store) override { store_ = store; }
+  void SetCacheStore(DeviceStore* store, std::function<void()> before_release) override {
+    cache_store_ = store;
+    before_release_ = std::move(before_release);
+  }
   DeviceStore* weight_store() const override { return store_; }
 
   std::string Describe() const override {
@@ -114,6 +146,8 @@ class Gpu final : public CudaDevice,
   }
   std::shared_ptr<kernels::ReleasableMemory> AllocateReleasable(size_t bytes) override {
     CHECK(!graphs_.recording());
+    if (DeviceStore* store = std::exchange(cache_store_, nullptr))
+      return std::make_shared<StoredMemory>(*store, bytes, std::move(before_release_));
     if (!MappedMemory::Supported()) return nullptr;
     return std::make_shared<GpuReleasableMemory>(index_, std::max<size_t>(bytes, 1));
   }
@@ -371,6 +405,8 @@ class Gpu final : public CudaDevice,
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
   DeviceStore* store_ = nullptr;
+  DeviceStore* cache_store_ = nullptr;  // of the next AllocateReleasable
+  std::function<void()> before_release_;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
   Event synchronized_;                     // the event that wait_ waits for
