@@ -8,13 +8,16 @@
     bench/elastic_pause.py --dummy ... -- --tp 2 --ep 2 --quantization int8         # the same case with half the memory
     bench/elastic_pause.py --dummy ... -- --tp 4 ... --elastic-ep-backend mooncake   # the others serve while it loads
     bench/elastic_pause.py -- --tp 2 --ep 2 --spare-ranks 1             # each round waits until the spare has loaded
+    bench/elastic_pause.py --device cuda --shape qwen3-30b-a3b --streams 32 --prompt 512 --tokens 400 --rounds 2 \\
+        -- --tp 2 --ep 2 --moe-a2a-backend deepep                       # ranks on GPUs
 
 Each round starts all streams, waits until they decode, and ends a rank. Prints the times from the detection of the end:
 until all ranks have left the last epoch, until all ranks serve, and until the first token. Also prints the longest gap
 of a stream. "loading" is the part of the pause in which ranks start and load. "all ranks" is the time from the end of
 the rank until all ranks serve again; with --elastic-ep-backend the others serve before that. Rounds with --disable-radix-cache
 compute all prompts again, so they show what the kept cache saves. With dummy weights, a new rank generates its weights
-again; with a checkpoint, it maps the file.
+again; with a checkpoint, it maps the file. With --device cuda, the lines "ready after" and "are mapped after" of the log
+follow the table: the parts of the start of each rank.
 
 Arguments after `--` are passed to the server. SWITCHYARD names the program (default build/release/switchyard).
 """
@@ -71,11 +74,19 @@ def end_a_rank(server, args, round, how):
     return *(int(re.findall(line, text)[0]) for line in lines), max(c.gap for c in clients) * 1000, whole
 
 
+def show_parts(server):
+    """Prints how long the parts of the starts of ranks took."""
+    for line in re.findall(r".*(?:ready after|are mapped after|have ended their epoch after).*", server.text()):
+        print(line, file=sys.stderr, flush=True)
+
+
 def pauses(model, flags, args):
-    for name, more in (("kept cache", []), ("no cache", ["--disable-radix-cache"]))[:1 if args.dummy else 2]:
+    for name, more in (("kept cache", []), ("no cache", ["--disable-radix-cache"]))[:1 if args.shape or args.device == "cuda" else 2]:
         for how in (signal.SIGKILL, signal.SIGSTOP):
             with Server(model, *flags, *more, "--max-rank-deaths", "1000/60") as server:
                 rows = [end_a_rank(server, args, round, how) for round in range(args.rounds)]
+                if args.device == "cuda":
+                    show_parts(server)
             spans = [f"{min(column):.0f} to {max(column):.0f}" for column in zip(*rows)]
             print(f"| {name} | {how.name} | {' | '.join(spans)} |", flush=True)
 
@@ -112,7 +123,9 @@ def cost(model, flags, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=YARDLING)
-    parser.add_argument("--dummy", action="store_true", help="OLMoE-1B-7B's shape with random weights")
+    parser.add_argument("--shape", help="a model of bench/models, with random weights")
+    parser.add_argument("--dummy", dest="shape", action="store_const", const="olmoe-1b-7b", help="--shape olmoe-1b-7b")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=900)
     parser.add_argument("--tokens", type=int, default=60)
@@ -123,9 +136,9 @@ def main():
     args = parser.parse_args(words[:own])
     ranks = words[own + 1:] or ["--tp", 2, "--ep", 2]
     tokens = 2 * args.streams * (args.prompt + args.tokens + 64)
-    flags = ["--device", "cpu", "--max-total-tokens", tokens, "--max-running-requests", args.streams, *ranks]
-    if args.dummy:
-        args.model = ROOT / "bench/models/olmoe-1b-7b"
+    flags = ["--device", args.device, "--max-total-tokens", tokens, "--max-running-requests", args.streams, *ranks]
+    if args.shape:
+        args.model = ROOT / "bench/models" / args.shape
         flags += ["--load-format", "dummy", "--tokenizer-path", ROOT / "tests/data/fixtures/olmoe"]
     print("| cache | end | epoch ended, ms | loading, ms | serving, ms | first token, ms | longest gap, ms | "
           "all ranks, ms |\n|---|---|---|---|---|---|---|---|"

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "engine/kept_gpu_memory.h"
 #include "kernels/device.h"
 
 namespace switchyard {
@@ -44,7 +45,10 @@ size_t BytesBefore(const EngineConfig& config, const EnginePlan& plan) {
 }  // namespace
 
 size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
-  if (plan.cuda) return ProgressBytes(config);
+  if (plan.cuda) {
+    const size_t records = KeepsGpuCache(config, plan) ? RecordBytes(config, plan) : 0;
+    return ProgressBytes(config) + records;
+  }
   // Pages are useless to the next epoch without the states at their ends: it has no checkpoints.
   const bool reused = !config.disable_radix_cache && !plan.model.has_states();
   if (!reused && !config.disaggregated()) return 0;
@@ -107,17 +111,17 @@ StateStorage KeptPages::States(std::span<std::byte> memory, const EngineConfig& 
 }
 
 KeptPages::KeptPages(std::span<std::byte> memory, const EngineConfig& config,
-                     const EnginePlan& plan, RankComm& comm)
+                     const EnginePlan& plan, RankComm& comm, bool has_cache)
     : records(memory.subspan(ProgressBytes(config), RecordBytes(config, plan)), plan.num_pages,
-              config.page_size),
-      states(States(memory, config, plan, comm.mesh)) {
-  memory = memory.subspan(ProgressBytes(config) + RecordBytes(config, plan));
-  const auto make = [&](const ModelConfig& model) {
-    return KvStorage(model, comm.mesh, plan.num_pages, config.page_size, plan.kv_dtype, memory);
-  };
-  kv = make(plan.model);
-  memory = memory.subspan(KvBytes(plan.model, comm.mesh, config, plan));
-  if (plan.draft) draft_kv = make(*plan.draft);
+              config.page_size) {
+  if (!plan.cuda) {
+    kv = Storage(memory, config, plan, comm.mesh);
+    if (plan.draft) draft_kv = DraftStorage(memory, config, plan, comm.mesh);
+    states = States(memory, config, plan, comm.mesh);
+  }
+  for (int32_t page = 0; !has_cache && page < plan.num_pages; ++page) {
+    if (records.Get(page)) records.Clear(page);
+  }
 
   const std::vector<uint64_t> mine = records.Digests();
   Communicator& group = *comm.attn_tp;

@@ -19,13 +19,15 @@
 namespace switchyard {
 
 // The cache and the records of its pages, in a rank's kept memory (SharedArena::Kept). After the
-// end of a rank, the ranks of the next epoch continue requests from these pages. On CPUs only.
+// end of a rank, the ranks of the next epoch continue requests from these pages. On GPUs, the kept
+// memory has the records only, and the cache is in KeptGpuMemory.
 // Owned by the rank's loop for one epoch; borrows the memory.
 struct KeptPages {
   // Bytes of kept memory of each rank, for SharedArena::Create. `plan`: of the whole model; the
   // other members take the plan of the rank's pipeline stage. 0 without a prefix cache, or with
   // recurrent states, unless another engine reads or writes the pages (--disaggregation-mode). On
-  // GPUs it is 0 too; with --disaggregation-mode it has room for the progress and a KvExport.
+  // GPUs there is no room for caches: only for the records with KeepsGpuCache, and for the progress
+  // and a KvExport with --disaggregation-mode.
   static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
   // A view of the cache in the kept memory of the rank `mesh.rank()`, for the process that started
   // the rank. On GPUs, `memory` is that of ExportedCaches.
@@ -50,12 +52,12 @@ struct KeptPages {
   static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
 
   // Drops the records of pages whose records differ between ranks of the attention group.
-  // Collective over that group.
+  // Collective over that group. `has_cache`: false if the cache has lost its contents, on a GPU.
   KeptPages(std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
-            RankComm& comm);
+            RankComm& comm, bool has_cache = true);
 
   PageRecords records;
-  KvStorage kv;
+  KvStorage kv;                       // on CPUs; so are the members below
   std::optional<KvStorage> draft_kv;  // cache of the draft model, if there is one
   StateStorage states;                // of layers with recurrent states, if there are any
 };

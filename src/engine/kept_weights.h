@@ -8,6 +8,7 @@
 
 #include "comm/device/symmetric_memory.h"
 #include "engine/config.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/kept_model.h"
 #include "model/weights/common_weights.h"
 
@@ -21,6 +22,8 @@ struct LoadedWeights {
 // Owned by the rank's loop. Used by the rank's thread.
 struct KeptWeights {
   KeptModel model, draft;
+  // On a GPU: the target's weights and cache; null: they end with the epoch.
+  std::unique_ptr<KeptGpuMemory> gpu;
   // Of a process that was a spare: what all ranks hold equally, until its own weights are loaded.
   std::unique_ptr<const CommonWeights> common_model, common_draft;
 
@@ -37,6 +40,8 @@ struct KeptWeights {
   // of weights that are used as stored. Calls `count_step` for each step, on the calling thread.
   void LoadCommon(const EngineConfig& config, const EnginePlan& plan,
                   const std::function<void()>& count_step);
+  // Whether the rank can take part in another epoch.
+  bool can_continue() const { return model.has_weights() || (gpu && gpu->Usable()); }
   bool has_common() const { return common_model != nullptr; }
   // Loads the weights of a rank without other ranks, unless there are any, and frees what
   // LoadCommon has loaded and the rank does not need. Counts the steps in `arena`

@@ -20,7 +20,7 @@ namespace {
 bool CanContinue(const std::exception& error, const SharedArena& arena, const KeptWeights& kept) {
   const auto* known = dynamic_cast<const Error*>(&error);
   return known && known->kind() == ErrorKind::kPeer && arena.has_epochs() &&
-         arena.AbortReason() == known->what() && kept.model.has_weights();
+         arena.AbortReason() == known->what() && kept.can_continue();
 }
 
 // The configuration of the present epoch. The message of the front has the placement of experts at
@@ -74,14 +74,17 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
       kept.LoadAbsent(config, plan, rank, *arena);
     } catch (const std::exception& error) {
       if (!CanContinue(error, *arena, kept)) {
-        arena->Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+        const std::string reason = fmt::format("rank {} failed: {}", rank, error.what());
+        arena->Abort(reason);  // no effect if the arena is aborted already
+        // The weights of the rank that has failed first may be the cause.
+        if (kept.gpu && reason.starts_with(arena->AbortReason())) kept.gpu->Discard();
         const auto* known = dynamic_cast<const Error*>(&error);
         if (current.send)
           current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});
         throw;
       }
     }
-    if (kept.model.has_weights() && arena->aborted())
+    if (arena->aborted() && kept.can_continue())
       LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
     const std::string endpoint = arena->WaitForEpoch(rank, epoch);
     const bool leads = arena->ActiveRanks().front() == rank;

@@ -11,6 +11,7 @@
 #include "core/duration.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/phase_times.h"
 #include "engine/cache_memory.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
@@ -157,11 +158,13 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                   std::shared_ptr<SharedArena> arena, const RankLoopIo& io, LoadedWeights weights,
                   KeptWeights* kept) {
   kernels::SelectIsa(config.cpu_isa);
+  PhaseTimes times;
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
   const std::span<std::byte> kept_memory = arena->Kept(rank);
   const bool keeps_weights = arena->has_epochs();
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
+  times.End("joining");
   comm->memory->TestFault("load");
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
   const CpuBinding binding = BindRank(config, plan, comm->all());
@@ -188,7 +191,13 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   KvPublisher publish;  // of a GPU
   options.before_operation =
       KeptPages::PublishTo(kept_memory, config, plan, plan.cuda ? &publish : nullptr);
+  if (kept->gpu) {
+    options.weight_store = &kept->gpu->weights();
+    options.cache_store = kept->gpu->cache();
+    options.before_cache_release = [gpu = kept->gpu.get()] { gpu->DropCache(); };
+  }
   if (links) links->AddTo(&options);
+  options.times = &times;
   Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
@@ -202,13 +211,16 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
     exported.emplace(kept_memory, config, plan, comm->mesh, model.device());
     use(exported->kv, exported->draft_kv);
   } else if (!kept_memory.empty()) {
-    pages.emplace(kept_memory, config, plan, *comm);
-    use(pages->kv, pages->draft_kv);
+    pages.emplace(kept_memory, config, plan, *comm,
+                  !plan.cuda || (kept->gpu && kept->gpu->has_cache()));
+    if (!plan.cuda) use(pages->kv, pages->draft_kv);
   }
   KvStorage kv = kept->model.Keep(model, plan, config.page_size);
-  kv.SetStates(pages      ? pages->states
-               : exported ? exported->states
-                          : model.MakeStates(plan.num_states));
+  if (kept->gpu) kept->gpu->Keep();
+  kv.SetStates(pages && !plan.cuda ? pages->states
+               : exported          ? exported->states
+                                   : model.MakeStates(plan.num_states));
+  times.End("cache");
   const ExpertServices::Attached attached(experts, model);
   ModelForward forward(model, kv, experts, plan.host_experts && !comm->mesh.attends());
   CheckedForward checked(forward, *comm->attn_tp, config.page_size);
@@ -226,9 +238,12 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   engine_options.state_chunk = whole.state_chunk();  // a stage may have no layer with states
   RankEngine engine(std::move(engine_options),
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
+  times.End("engine");
   if (links) links->AwaitLoaded();
   if (load_wait) load_wait->Await();
   comm->all().Barrier("model loaded");
+  times.End("other ranks");
+  LOG_INFO("ready after {}", times.Describe());
   constexpr double kMiB = 1024.0 * 1024.0;
   if (comm->mesh.tp_rank() == 0)
     LOG_INFO("{}; resident now {:.1f} MiB, {:.1f} before loading", DescribeMemory(config, plan),

@@ -13,6 +13,10 @@
 #include "core/tensor.h"
 #include "kernels/ops.h"
 
+namespace switchyard {
+class DeviceStore;
+}  // namespace switchyard
+
 namespace switchyard::kernels {
 
 // Marks positions in the stream of a device without waiting for it. Made by the device, which
@@ -103,6 +107,14 @@ class Device {
   // same layout. `plain`: convert to a format without scales.
   virtual WeightView Place(const WeightView& w, bool plain = false) = 0;
   virtual Tensor Place(const Tensor& t) = 0;
+  // From now on, Place and FusedOps::ConcatenateRows use memory of the store. If the store is
+  // filled, they copy nothing, and do not read the data of their arguments. Null: memory of the
+  // device again. The store outlives the device, which must not be a CPU.
+  virtual void SetWeightStore(DeviceStore* /*store*/) {}
+  // The next AllocateReleasable uses memory of the store, which outlives the device. If the store
+  // is filled, the memory keeps its contents. `before_release` is called before the memory is freed
+  // by Release. The device must not be a CPU.
+  virtual void SetCacheStore(DeviceStore* /*store*/, std::function<void()> /*before_release*/) {}
 
   virtual std::unique_ptr<PassSequences> MakeSequences() = 0;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "quant/formats.h"
 
 namespace switchyard {
+
+class DeviceChunks;
 
 struct GpuInfo {
   std::string name;
@@ -25,6 +28,17 @@ const std::vector<GpuInfo>& FindGpus();
 // Bytes of a GPU that no process uses now. Initialises CUDA on this GPU, which becomes the current
 // one of the calling thread. Error kInvalid without CUDA, or if there is no such GPU.
 int64_t FreeGpuBytes(int index);
+
+// Initialises CUDA on a GPU and loads the kernels, so that a later use of the GPU by this process
+// begins faster. LeaveGpu frees all that CUDA holds on the GPU for this process. The GPU becomes
+// the current one of the calling thread. Errors as for FreeGpuBytes.
+void StartGpu(int index);
+void LeaveGpu(int index);
+
+// Memory of a GPU for weights (core/device_store.h). The GPU becomes the current one of the calling
+// thread. Null if the GPU or its driver cannot share memory among processes. Error kInvalid without
+// CUDA, or if there is no such GPU.
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int index);
 
 }  // namespace switchyard
 

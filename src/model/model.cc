@@ -6,8 +6,10 @@
 #include <map>
 #include <utility>
 
+#include "core/device_store.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "core/phase_times.h"
 #include "eplb/init_location.h"
 #include "model/attached_timer.h"
 #include "model/complete_options.h"
@@ -36,6 +38,7 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
   constexpr int kMaxLoadThreads = 16;  // more threads do not read faster
   CheckSamePlacements(options.load.placements, options.moe.init_expert_location, *comm.tp);
   options.load.threads = std::min(pool.num_threads(), kMaxLoadThreads);
+  if (options.weight_store) options.load.read_data = !options.weight_store->filled();
   return options;
 }
 
@@ -85,9 +88,7 @@ struct Model::Impl {
         timer(options.profiler, device),
         groups(rank_device->groups()),
         stage_rows(options.stage_rows ? rank_device->MakeStageRows(*options.stage_rows) : nullptr),
-        weights(options.weights ? *options.weights
-                                : LoadWeights(dir, config, comm.mesh,
-                                              BeforeStreamCopies(config, comm.mesh, options))),
+        weights(TakeWeights(dir)),
         cos_sin(PlaceTable(device, BuildCosSin(config.rope, options.context_length))),
         context{config,
                 comm.mesh,
@@ -107,34 +108,26 @@ struct Model::Impl {
                                               decoder.ScratchFloats(options.max_pass_tokens)));
     if (options.keeps_hidden) hidden.Reserve(device, options.max_tokens * HiddenWidth());
     FinishRouters(config, &weights);
-    if (device.is_cpu()) kept_weights = CopyToKeep();
+    if (device.is_cpu()) kept_weights = CopyToKeep(weights, options.movable_experts);
     if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
+    PlacingInStore placing(device, options.weight_store);
     UploadWeights(device, weights);
-    if (config.eagle) ShareVocabulary();
+    if (config.eagle)
+      ShareVocabulary(*config.eagle, config.reduced_head != nullptr,
+                      options.target ? &options.target->impl_->weights : nullptr, &weights);
     if (config.has_moe()) MakeMoeLayers(dir);
+    placing.Finish();
+    EndPhase("weights");
   }
 
-  // A copy of the views and tensors, which share the memory of the weights.
-  std::shared_ptr<const ModelWeights> CopyToKeep() const {
-    auto kept = std::make_shared<ModelWeights>(weights);
-    for (LayerWeights& layer : kept->layers) {
-      if (!options.movable_experts) break;
-      layer.moe.experts.clear();
-      layer.moe.owners.clear();
-    }
-    return kept;
+  ModelWeights TakeWeights(const std::filesystem::path& dir) const {
+    EndPhase("device and exchange");
+    if (options.weights) return *options.weights;
+    return LoadWeights(dir, config, comm.mesh, BeforeStreamCopies(config, comm.mesh, options));
   }
 
-  // The embedding and the head of the target, if the checkpoint of an EAGLE head has none.
-  void ShareVocabulary() {
-    const bool shares = !config.eagle->own_embedding || !config.eagle->own_head;
-    CHECK(!shares || options.target != nullptr);
-    if (!shares) return;
-    const ModelWeights& target = options.target->impl_->weights;
-    if (!config.eagle->own_embedding) weights.embedding = target.embedding;
-    if (config.eagle->own_head || config.reduced_head) return;
-    weights.head = target.head;
-    weights.head_bias = target.head_bias;
+  void EndPhase(const char* name) const {
+    if (options.times) options.times->End(name);
   }
 
   std::vector<kernels::DeviceArray> DeviceWeights() const {
@@ -460,6 +453,8 @@ struct Model::Impl {
       return {};
     }
     if (device.is_cpu()) return {logits.data, static_cast<size_t>(all)};  // never padded
+    if (all == 0 && options.cache_store)
+      device.Synchronize();  // the cache has the pass's rows then
     std::vector<float>& host = passes[0]->host_logits;
     host.resize(all);
     device.CopyOut(host.data(), logits.data, first * sizeof(float));
@@ -477,6 +472,8 @@ Model::~Model() = default;
 KvStorage Model::MakeCache(int64_t num_pages, int32_t page_size, DType dtype) {
   Impl& m = *impl_;
   if (m.device.is_cpu()) return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype);
+  if (m.options.cache_store)
+    m.device.SetCacheStore(m.options.cache_store, m.options.before_cache_release);
   return KvStorage(m.config, m.comm.mesh, num_pages, page_size, dtype, m.device);
 }
 StateStorage Model::MakeStates(int64_t slots) {

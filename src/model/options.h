@@ -19,8 +19,10 @@ namespace switchyard {
 
 class MessageLane;
 class Model;
+class PhaseTimes;
 class ReplicaChooser;
 class RoutingObserver;
+class DeviceStore;
 namespace profile {
 class Profiler;
 }  // namespace profile
@@ -49,6 +51,13 @@ struct ModelOptions {
   // The weights of an earlier model with equal options (Model::weights), on a CPU. Null: they are
   // loaded.
   std::shared_ptr<const ModelWeights> weights;
+  // On a GPU: the memory of the weights. If it is filled, no weights are read. Outlives the model.
+  // Null: the model allocates memory.
+  DeviceStore* weight_store = nullptr;
+  // On a GPU: the memory of the cache (Device::SetCacheStore). Outlives the model. Null: the cache
+  // ends with the model.
+  DeviceStore* cache_store = nullptr;
+  std::function<void()> before_cache_release;  // with cache_store
   // Format of the cache and of exchanged token rows; sums are always float32.
   DType dtype = DType::kBF16;
   int64_t max_tokens = 0;      // maximum rows of one group in one batch
@@ -85,6 +94,7 @@ struct ModelOptions {
   int64_t tbo_min_tokens = 2;  // over all attention groups; smaller batches are not split
   // Maximum rows of one group in one pass: sizes activations and buffers. Derived by Model.
   int64_t max_pass_tokens = 0;
+  PhaseTimes* times = nullptr;          // of the constructor; may be null
   std::string eplb_algorithm = "auto";  // planner for a recorded --init-expert-location
   std::vector<RankCost> rank_costs;     // of the EP ranks, for the same planner; empty: equal
   int32_t page_size = 16;               // page size of the cache passed to Forward

@@ -179,6 +179,9 @@ struct LoadOptions {
   bool packs_experts = false;
   // Called from the loading thread as bytes become resident: done and total bytes of this rank.
   std::function<void(size_t done, size_t total)> progress;
+  // Whether matrices are read or generated. If not, their contents are undefined, for a device that
+  // holds them already. Vectors are read in any case.
+  bool read_data = true;
   bool check_nan_scales = true;  // rejects NaN scales and NaN float8 weights
   int threads = 1;               // number of threads that fill memory; Model sets it
 };

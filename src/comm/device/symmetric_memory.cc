@@ -292,6 +292,8 @@ void SymmetricMemory::Poll(size_t flag_offset, uint32_t value, int peer, const c
   }
 }
 
+uint32_t SymmetricMemory::epoch() const { return impl_->arena->epoch(); }
+
 bool SymmetricMemory::aborted() const { return impl_->shared.aborted(); }
 
 void SymmetricMemory::CheckAborted() const {

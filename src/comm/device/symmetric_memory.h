@@ -191,7 +191,8 @@ class SymmetricMemory {
   // Wait for a flag that a GPU raises in mapped memory. A GPU cannot wake a sleeping rank, so this
   // polls, and yields its core after 50 µs. After 20 ms it polls about 20 times per millisecond.
   void Poll(size_t flag_offset, uint32_t value, int peer, const char* stage);
-  bool aborted() const;       // whether every wait throws from now on
+  uint32_t epoch() const;     // SharedArena::epoch
+  bool aborted() const;       // whether every wait throws from now on; any thread may call it
   void CheckAborted() const;  // throws as a wait does
   // Not 0 once the ranks are aborted, for kernels of a GPU that map the arena.
   const uint32_t* abort_word() const;

@@ -84,8 +84,11 @@ void RankProcesses::Impl::BeginEpoch() {
     {
       const std::lock_guard lock(mutex);
       // A process that ended by a fault signal may have overwritten any memory before.
-      damaged = std::ranges::any_of(
-          exits, [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); });
+      const auto faulted = [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); };
+      damaged = std::ranges::any_of(exits, faulted);
+      for (const RankExit& exit : exits) {
+        if (!kept.empty() && faulted(exit)) kept[exit.rank - first_rank()].Clear();
+      }
       exits.clear();
       killed = false;
     }
@@ -139,8 +142,12 @@ void RankProcesses::Impl::StepSpares() {
 void RankProcesses::Impl::SpawnSpare(int slot) {
   arena->ClearSpare(slot);
   SpareProcesses::Process process{.slot = slot};
-  process.pid =
-      SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot}, {arena->fd()});
+  std::vector<int> inherited = {arena->fd()};
+  for (const KeptDescriptors& of_rank : kept) {
+    for (const int fd : of_rank.fds()) inherited.push_back(fd);
+  }
+  process.pid = SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot},
+                             std::move(inherited));
   process.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
   if (process.pidfd.get() < 0) {
     const int error = errno;
@@ -210,6 +217,13 @@ std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint, 
       throw Error(ErrorKind::kPeer,
                   fmt::format("a rank that was killed while it loaded has not ended after {} s",
                               kReapTime.count()));
+  }
+}
+
+void RankProcesses::ClearDescriptors() {
+  const std::lock_guard lock(impl_->mutex);
+  for (size_t i = 0; i < impl_->kept.size(); ++i) {
+    if (impl_->children[i].ended) impl_->kept[i].Clear();
   }
 }
 

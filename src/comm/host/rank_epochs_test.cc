@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <span>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/host/test_rank_processes.h"
 
@@ -42,6 +45,38 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
     EXPECT_EQ(kept.size(), 2u);
     socket->Send("hello");
     EXPECT_EQ(socket->Receive(kLong), "rank 0 heard hello");
+  }
+  ranks.ExpectEnd();
+  socket->Send("end");
+  EXPECT_TRUE(ranks.WaitEnded(kLong));
+}
+
+// The next process of a rank finds the descriptors of a rank that was killed, but not those of a
+// rank that ended by a fault.
+TEST(RankEpochsTest, ANewProcessFindsTheDescriptorsOfTheLastOne) {
+  RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096, {}, 0,
+                  /*keeps_descriptors=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
+  const auto found_by = [&](int rank) {
+    return std::string(reinterpret_cast<const char*>(group.arena()->Kept(rank).data()));
+  };
+  ASSERT_TRUE(ranks.WaitJoined());
+  EXPECT_EQ(found_by(0), "nothing");
+  size_t exits = 0;
+  for (const auto& [how, found] : std::vector<std::pair<int, std::string>>{
+           {SIGKILL, "left by rank 1"}, {SIGSEGV, "nothing"}, {SIGKILL, "left by rank 1"}}) {
+    kill(PidOf(1), how);
+    EXPECT_EQ(group.Exits(++exits).size(), exits);
+    socket->Send("wake");  // the leader waits for a message
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    group.arena()->ClearKept();
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    EXPECT_THAT(ranks.BeginEpoch(endpoint), ::testing::ElementsAre(1));
+    EXPECT_TRUE(ranks.WaitJoined());
+    EXPECT_EQ(found_by(1), found);
   }
   ranks.ExpectEnd();
   socket->Send("end");

@@ -70,6 +70,9 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
     rank_spec.network = options.network->world;
     inherited.push_back(options.network->listeners[i].socket().get());
   }
+  if (!kept.empty()) {
+    for (const int fd : kept[i].fds()) inherited.push_back(fd);
+  }
   Child child;
   child.exit = {.rank = rank, .pid = SpawnProcess(rank_spec, std::move(inherited))};
   child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
@@ -77,6 +80,8 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
 }
 
 void RankProcesses::Impl::SpawnAll() {
+  for (int i = 0; options.keeps_descriptors && i < count(); ++i)
+    kept.push_back(KeptDescriptors::Create());
   for (int i = 0; i < count(); ++i) {
     Child child = Spawn(i);
     const std::lock_guard lock(mutex);
@@ -180,6 +185,7 @@ RankProcesses::RankProcesses(std::shared_ptr<SharedArena> arena, Options options
   impl_->wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (impl_->wake.get() < 0)
     throw Resource("cannot create an event descriptor: {}", strerror(errno));
+  CHECK(impl_->options.epochs || !impl_->options.keeps_descriptors);
   if (impl_->options.epochs) {
     impl_->arena->EnableEpochs();
     impl_->spares.emplace(impl_->arena, impl_->options);

@@ -14,6 +14,7 @@
 #include "comm/device/symmetric_memory.h"
 #include "comm/device/tcp/tcp_ranks.h"
 #include "comm/host/heartbeat_watch.h"
+#include "comm/host/kept_descriptors.h"
 #include "comm/host/node_group.h"
 
 namespace switchyard {
@@ -63,8 +64,8 @@ struct SpareCounts {
 
 // The ranks of one node as child processes. Each runs this program again (/proc/self/exe) with the
 // argument vector {"switchyard", Options::command}. A rank inherits only the descriptors of stdout,
-// stderr, the arena and its spec (see RankSpec), and, with several nodes, of its listener. The
-// kernel kills the rank when the parent dies.
+// stderr, the arena and its spec (see RankSpec), with several nodes of its listener, and of its
+// KeptDescriptors. The kernel kills the rank when the parent dies.
 //
 // Ranks ignore SIGINT, SIGTERM and SIGHUP. A terminal sends Ctrl-C to the whole foreground group,
 // and a service manager sends SIGTERM to every process of a service. But the front must first drain
@@ -93,6 +94,9 @@ class RankProcesses {
     std::function<bool()> give_up;  // polled by WaitJoined; may be empty
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
     bool epochs = false;
+    // With epochs: each rank has KeptDescriptors. They are cleared if the rank ends by a fault
+    // signal.
+    bool keeps_descriptors = false;
     // With epochs: the number of further processes that have loaded what all ranks need, and take
     // the places of ranks that end (SharedArena::kMaxSpares). They start when all ranks serve, and
     // are started again after one is used or fails. At most SharedArena::kMaxSpares / 2.
@@ -148,6 +152,8 @@ class RankProcesses {
   std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {},
                               std::string message = {});
   // The ranks that the epoch runs without, and whether all of them wait for the next epoch.
+  // Call after Settle: clears the KeptDescriptors of the ranks that have ended.
+  void ClearDescriptors();
   std::vector<int> Absent() const;
   bool AbsentWait() const;
   SpareRanks Spares() const;
@@ -166,6 +172,9 @@ struct RankSpec {
   std::optional<TcpWorld> network;  // none if all ranks are on this node
   std::shared_ptr<SharedArena> arena;
   TcpListener listener;  // argument of ConnectTcpRanks, if there is a network
+  // With RankProcesses::Options::keeps_descriptors: of this rank, or of all ranks if the process is
+  // a spare.
+  std::vector<KeptDescriptors> kept;
   // Slot of a spare, whose rank AwaitPlace of the arena returns; −1: the process is `rank`.
   int spare = -1;
 };

@@ -52,8 +52,9 @@ struct RankProcesses::Impl {
   // mutex cannot hit a reused pid.
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Child> children;  // in order of rank
-  std::vector<RankExit> exits;  // exits in this epoch, in the order in which ranks ended
+  std::vector<Child> children;        // in order of rank
+  std::vector<KeptDescriptors> kept;  // in the same order; empty: none
+  std::vector<RankExit> exits;        // exits in this epoch, in the order in which ranks ended
   bool end_expected = false;
   bool killed = false;
   bool closing = false;

@@ -111,9 +111,18 @@ void Load(const RankSpec& spec) {
   if (spec.spec == "stuck load") pause();
 }
 
+// Leaves a descriptor for the next process. The kept memory shows what the last one has left.
+void KeepDescriptor(RankSpec& spec) {
+  const auto found = spec.kept.at(0).Get();
+  const std::string text = found ? found->record : "nothing";
+  std::ranges::copy(std::as_bytes(std::span(text)), spec.arena->Kept(spec.rank).begin());
+  spec.kept.at(0).Put("left by rank " + std::to_string(spec.rank), {STDOUT_FILENO});
+}
+
 // Serves in each epoch with a new communicator.
 int ServeEpochs(RankSpec& spec) {
   prctl(PR_SET_NAME, RankName(spec.rank).c_str());
+  if (!spec.kept.empty()) KeepDescriptor(spec);
   for (;;) {
     const uint32_t epoch = spec.arena->epoch();
     try {

@@ -19,6 +19,7 @@
 namespace switchyard {
 namespace {
 
+constexpr size_t kMaxFds = 4096;
 constexpr uint64_t kSpecMagic = 0x434550534b4e4152;  // "RANKSPEC"
 
 Error NotStartedByFront(std::string_view why) {
@@ -26,7 +27,7 @@ Error NotStartedByFront(std::string_view why) {
                "ranks are started by 'switchyard serve' and 'switchyard train'");
 }
 
-// Parses the value of SWITCHYARD_RANK_FDS: "5,7" or "5,7,8".
+// Parses the value of SWITCHYARD_RANK_FDS: "5,7", or with more descriptors "5,7,8,9".
 std::vector<int> ParseFds(std::string_view text) {
   std::vector<int> fds;
   const char* next = text.data();
@@ -41,7 +42,7 @@ std::vector<int> ParseFds(std::string_view text) {
     fds.push_back(fd);
     next = parsed.ptr + 1;
   }
-  if (fds.size() < 2 || fds.size() > 3) {
+  if (fds.size() < 2 || fds.size() > kMaxFds) {
     throw NotStartedByFront(fmt::format("{} is malformed", kRankFdsVariable));
   }
   return fds;
@@ -130,9 +131,14 @@ RankSpec InheritRankSpec() {
   if (spec.arena->world() != spec.world || is_spare == is_rank) {
     throw NotStartedByFront("its spec does not match its shared memory");
   }
-  if (spec.network.has_value() != (fds.size() == 3)) {
+  // After the spec and the arena: the listener if there is a network, and the sockets of
+  // KeptDescriptors if there are any.
+  const size_t first = spec.network ? 3 : 2, ranks = is_spare ? spec.world : 1;
+  if (fds.size() != first && fds.size() != first + 2 * ranks) {
     throw NotStartedByFront("its spec does not match its descriptors");
   }
+  for (size_t i = first; i < fds.size(); i += 2)
+    spec.kept.push_back(KeptDescriptors::FromFds(fds[i], fds[i + 1]));
   if (spec.network) {
     spec.listener = TcpListener(FileDescriptor(fds[2]));
     fcntl(fds[2], F_SETFD, FD_CLOEXEC);

@@ -33,8 +33,8 @@ double CpuSeconds(pid_t pid);
 
 // Passes the spec from parent to rank process. Internal to comm/host.
 
-// "SWITCHYARD_RANK_FDS=5,7,8": the inherited descriptors of the spec, of the arena and, with
-// several nodes, of the socket that listens for ranks of other nodes.
+// "SWITCHYARD_RANK_FDS=5,7,8": the inherited descriptors of the spec, of the arena, with several
+// nodes of the socket that listens for ranks of other nodes, and of the rank's KeptDescriptors.
 inline constexpr const char* kRankFdsVariable = "SWITCHYARD_RANK_FDS";
 std::string RankFdsEntry(const std::vector<int>& fds);
 

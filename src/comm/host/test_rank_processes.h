@@ -62,7 +62,7 @@ class RankGroup {
   RankGroup(int world, std::string part, milliseconds join_timeout = kLong,
             std::optional<NodeNetwork> network = {}, milliseconds watchdog_timeout = {},
             milliseconds stall_timeout = {}, bool epochs = false, size_t kept_bytes = 0,
-            milliseconds load_timeout = {}, int spares = 0)
+            milliseconds load_timeout = {}, int spares = 0, bool keeps_descriptors = false)
       : arena_(SharedArena::Create(world, kBytes, kept_bytes, /*messages=*/epochs)),
         endpoint_(ControlSocket::UniqueEndpoint()),
         ranks_(arena_,
@@ -75,6 +75,7 @@ class RankGroup {
                 .stall_timeout = stall_timeout,
                 .load_timeout = load_timeout,
                 .epochs = epochs,
+                .keeps_descriptors = keeps_descriptors,
                 .spares = spares},
                [this](const RankExit& exit) {
                  const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/device_store.h"
 #include "core/error.h"
 
 namespace switchyard::cuda {
@@ -65,8 +66,17 @@ DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
   // cudaMemset is not ordered with non-blocking streams, and pageable copies may overtake it.
   Check(cudaDeviceSynchronize(), "zeroing GPU memory");
 }
+DeviceMemory::DeviceMemory(size_t bytes, DeviceStore* store) {
+  if (store == nullptr) {
+    *this = DeviceMemory(bytes);
+  } else if (bytes > 0) {
+    owner_ = store->Allocate(bytes);
+    data_ = owner_.get();
+    bytes_ = bytes;
+  }
+}
 DeviceMemory::~DeviceMemory() {
-  if (data_) cudaFree(data_);
+  if (data_ && !owner_) cudaFree(data_);
 }
 
 void CopyToDevice(void* to, const void* from, size_t bytes, const char* what) {

@@ -7,7 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
+
+namespace switchyard {
+class DeviceStore;
+}  // namespace switchyard
 
 namespace switchyard::cuda {
 
@@ -33,12 +38,17 @@ class DeviceMemory {
   DeviceMemory() = default;
   // Allocates zeroed memory. Error kResource reports the requested and the free bytes.
   explicit DeviceMemory(size_t bytes);
+  // Memory for weights, from the store unless it is null (DeviceStore::Allocate).
+  DeviceMemory(size_t bytes, DeviceStore* store);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        owner_(std::move(other.owner_)) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(owner_, other.owner_);
     return *this;
   }
 
@@ -52,6 +62,7 @@ class DeviceMemory {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  std::shared_ptr<void> owner_;  // of memory of a store; null: this object frees the memory
 };
 
 // Page-locked (pinned) host memory; copies to and from the device need no intermediate buffer.

@@ -12,6 +12,7 @@
 #include "core/gguf_files.h"
 #include "engine/checks/features.h"
 #include "engine/expert_services.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/pipeline/layer_partition.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/options.h"
@@ -404,9 +405,10 @@ std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan)
 
 void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
   if (config.spare_ranks == 0) return;
-  if (plan.cuda)
+  if (plan.cuda && !KeepsGpuWeights(config, plan))
     throw Invalid(
-        "--spare-ranks {}: supported on CPUs only, because ranks on GPUs restart together",
+        "--spare-ranks {}: on GPUs, not supported with --enable-eplb, draft models, 4-bit, int8 or "
+        "GGUF weights, --quantization, --pp-size and --disaggregation-mode",
         config.spare_ranks);
   if (config.mesh.pp > 1)
     throw Invalid("--spare-ranks {}: ranks of --pp-size {} are not restarted", config.spare_ranks,

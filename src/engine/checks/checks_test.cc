@@ -282,14 +282,19 @@ TEST(ChecksTest, RanksThatServeWithoutOthers) {
               {.several_hosts = true});
 }
 
-TEST(ChecksTest, SparesNeedRanksOnCpusOfOneHost) {
+TEST(ChecksTest, SparesNeedRanksOfOneHostThatKeepTheirWeights) {
   const auto spares = [](int count) { return [=](EngineConfig& c) { c.spare_ranks = count; }; };
   ExpectCases({{spares(1), ""},
                {spares(16), ""},
                {spares(17), "--spare-ranks 17: want 0 to 16"},
                {spares(-1), "--spare-ranks -1: want 0 to 16"}});
-  ExpectCases({{spares(1), "--spare-ranks 1: supported on CPUs only"}}, "qwen3_moe",
-              {.gpus = true});
+  const auto moving = [](EngineConfig& c) {
+    c.spare_ranks = 1;
+    c.eplb.enable = true;
+  };
+  ExpectCases(
+      {{spares(1), ""}, {moving, "--spare-ranks 1: on GPUs, not supported with --enable-eplb"}},
+      "qwen3_moe", {.gpus = true});
   ExpectCases({{spares(2), "--spare-ranks 2: all ranks must be on one host"}}, "qwen3_moe",
               {.several_hosts = true});
 }

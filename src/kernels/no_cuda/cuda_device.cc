@@ -1,3 +1,4 @@
+#include "core/device_store.h"
 #include "core/error.h"
 #include "kernels/device.h"
 #include "kernels/gpus.h"
@@ -23,5 +24,12 @@ const std::vector<GpuInfo>& FindGpus() {
 }
 
 int64_t FreeGpuBytes(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
+void StartGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
+void LeaveGpu(int) { throw Invalid("this build of switchyard has no CUDA"); }
+
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int) {
+  throw Invalid("this build of switchyard has no CUDA");
+}
 
 }  // namespace switchyard

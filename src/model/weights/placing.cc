@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/device_store.h"
 #include "core/format.h"
 #include "kernels/fused_ops.h"
 #include "model/weights/named_weights.h"
@@ -223,6 +224,45 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     Place(device, layer.feed_forward_streams);
     PlaceFeedForward(device, layer.dense);
   }
+}
+
+PlacingInStore::PlacingInStore(kernels::Device& device, DeviceStore* store)
+    : device_(device), store_(store) {
+  if (!store_) return;
+  store_->Begin();
+  device_.SetWeightStore(store_);
+}
+
+PlacingInStore::~PlacingInStore() {
+  if (store_) device_.SetWeightStore(nullptr);
+}
+
+void PlacingInStore::Finish() {
+  if (!store_) return;
+  device_.SetWeightStore(nullptr);
+  device_.Synchronize();
+  std::exchange(store_, nullptr)->Finish();
+}
+
+std::shared_ptr<const ModelWeights> CopyToKeep(const ModelWeights& weights, bool movable) {
+  auto kept = std::make_shared<ModelWeights>(weights);
+  for (LayerWeights& layer : kept->layers) {
+    if (!movable) break;
+    layer.moe.experts.clear();
+    layer.moe.owners.clear();
+  }
+  return kept;
+}
+
+void ShareVocabulary(const EagleConfig& eagle, bool reduced_head, const ModelWeights* target,
+                     ModelWeights* weights) {
+  const bool shares = !eagle.own_embedding || !eagle.own_head;
+  CHECK(!shares || target != nullptr);
+  if (!shares) return;
+  if (!eagle.own_embedding) weights->embedding = target->embedding;
+  if (eagle.own_head || reduced_head) return;
+  weights->head = target->head;
+  weights->head_bias = target->head_bias;
 }
 
 std::vector<kernels::DeviceArray> PlacedArrays(const ModelWeights& weights) {

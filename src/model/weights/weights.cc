@@ -67,7 +67,7 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
                          const Mesh& mesh, const LoadOptions& options) {
   const auto load = [&](WeightSource& source) {
     ModelWeights weights = BuildWeights(config, mesh, options, source);
-    source.Finish(options.progress);
+    if (options.read_data) source.Finish(options.progress);
     return weights;
   };
   if (options.load_format == "dummy") {
@@ -78,8 +78,9 @@ ModelWeights LoadWeights(const std::filesystem::path& dir, const ModelConfig& co
                   options.load_format);
   }
   const StoredWeights stored(dir);
-  return load(*stored.MakeSource(
-      config, {.check_nan_scales = options.check_nan_scales, .threads = options.threads}));
+  return load(
+      *stored.MakeSource(config, {.check_nan_scales = options.check_nan_scales && options.read_data,
+                                  .threads = options.threads}));
 }
 
 size_t CheckCheckpoint(const std::filesystem::path& dir, const ModelConfig& config) {

@@ -35,9 +35,11 @@ DeviceExperts PlaceExperts(const MoeLayerConfig& config, const MoeLayerWeights& 
   }
   CHECK_EQ(static_cast<int>(experts.size()), backend.local_experts());
   const kernels::CudaDeviceOptions& device = backend.device().options();
-  return DeviceExperts(experts, WithActivation(backend.runner().Arithmetic(experts, device.dtype,
-                                                                           device.packs_experts),
-                                               config.activation));
+  return DeviceExperts(
+      experts,
+      WithActivation(backend.runner().Arithmetic(experts, device.dtype, device.packs_experts),
+                     config.activation),
+      backend.device().weight_store());
 }
 
 void AddExpert(const DeviceExperts& experts, int expert, const std::string& name,
@@ -56,27 +58,31 @@ CudaMoeParts::CudaMoeParts(MoeLayerConfig layer_config, const MoeLayerWeights& w
                            const CudaMoeBackend& moe_backend, int layer_index)
     : MoeLayerParts(std::move(layer_config)),
       backend(moe_backend),
-      router(UploadPlain(weights.router.w)),
+      router(UploadPlain(weights.router.w, moe_backend.device().weight_store())),
       index(layer_index),
       places(config.router.num_experts * sizeof(int32_t)),
       physical_of(places.bytes()),
       experts(PlaceExperts(config, weights, moe_backend)) {
   const int64_t count = config.router.num_logits();
-  if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count));
+  DeviceStore* const store = backend.device().weight_store();
+  if (weights.router.bias) router_bias = UploadFloats(Floats(weights.router.bias, count), store);
   if (weights.router.correction_bias)
-    correction_bias = UploadFloats(Floats(weights.router.correction_bias, count));
+    correction_bias = UploadFloats(Floats(weights.router.correction_bias, count), store);
   if (weights.router.token_experts != nullptr) {  // ranks with experts only have none
     token_rows = weights.router.token_rows;
     token_experts = UploadIds(
-        {weights.router.token_experts, static_cast<size_t>(token_rows * config.router.top_k)});
+        {weights.router.token_experts, static_cast<size_t>(token_rows * config.router.top_k)},
+        store);
   }
   if (!weights.has_shared) return;
   const std::span one(&weights.shared, 1);
   if (!backend.shared_dispatched())
     shared.emplace(
-        one, WithActivation(ChooseArithmetic(one, backend.device().options().dtype, IsHopper()),
-                            config.activation));
-  if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate);
+        one,
+        WithActivation(ChooseArithmetic(one, backend.device().options().dtype, IsHopper()),
+                       config.activation),
+        store);
+  if (weights.shared_gate.defined()) shared_gate = UploadPlain(weights.shared_gate, store);
 }
 
 // Overwrites the maps in place, because captured passes read these addresses. The copies run on the

@@ -19,10 +19,11 @@ void AddElasticFlags(CommandLine& app, ServerArgs& a, const char* group) {
            "and load its experts that they lack. With every --moe-a2a-backend but none; needs "
            "--enable-dp-attention, equal --tp-size, --ep-size and --dp-size, and "
            "--moe-dense-tp-size 1. On CPUs");
-  app.Flag("--spare-ranks", a.engine.spare_ranks, group,
-           "Number of further rank processes that have loaded what all ranks need, and take the "
-           "place of a rank that ends. New spares are started in the background. At most 16. On "
-           "CPUs of one host");
+  app.Flag(
+      "--spare-ranks", a.engine.spare_ranks, group,
+      "Number of further rank processes that have loaded what all ranks need, and take the "
+      "place of a rank that ends. On GPUs, they have started CUDA on the GPUs of all ranks. New "
+      "spares are started in the background. At most 16. On one host");
   app.Flag("--max-rank-deaths", a.max_rank_deaths, group,
            "COUNT/SECONDS: ends the server if ranks end more than COUNT times within SECONDS");
   app.Flag(

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/log_queue.h"
+#include "engine/kept_gpu_memory.h"
 #include "engine/kept_pages.h"
 #include "engine/memory_plan.h"
 
@@ -177,10 +178,13 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
     membership.ranks->BeginEpoch(endpoint, std::move(on_exit), restart.runs_with, restart.location);
     return std::make_unique<EpochHost>(membership.ranks);
   }
-  // If a rank ends, the other CPU ranks of a single node keep their weights for the next epoch.
-  // Ranks on GPUs are killed immediately and load again. With several nodes, the ranks of all nodes
-  // are started again.
-  const bool keeps_weights = restart.restarts && launch.alone() && !job.plan.cuda;
+  // If a rank ends, the other ranks of a single node keep their weights for the next epoch. On
+  // GPUs, the next process of the rank maps its weights. Ranks on GPUs that cannot keep their
+  // weights are killed immediately and load again. With several nodes, the ranks of all nodes are
+  // started again.
+  const bool on_gpus = job.plan.cuda;
+  const bool keeps_weights =
+      restart.restarts && launch.alone() && (!on_gpus || KeepsGpuWeights(job.config, job.plan));
   RankProcesses::Options options{
       .world = job.config.mesh.world(),
       .spec = EncodeRankSpec(job.config, job.plan),
@@ -192,6 +196,7 @@ std::unique_ptr<RankHost> StartRanks(const Launch& launch, Membership& membershi
       .load_timeout = TimeoutOf(job.config),
       .give_up = std::move(give_up),
       .epochs = keeps_weights,
+      .keeps_descriptors = keeps_weights && on_gpus,
       .spares = job.config.spare_ranks,
       // Experts that are mapped load in milliseconds. Other experts would make the pause longer.
       .spares_join = !CopiesWeights(job.config, job.plan),

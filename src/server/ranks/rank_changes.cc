@@ -184,7 +184,7 @@ PlannedChange RankChanges::RestartOf(const ScaleRequest& request, ScaleResult* r
                          "applies to changes of the number of ranks, not to a restart");
   PlannedChange change;
   std::vector<int> ranks = request.restarts() ? request.restart : request.leave;
-  // Ranks on GPUs cannot begin another epoch. So all ranks end if one of them ends.
+  // Not all ranks on GPUs can begin another epoch (KeepsGpuWeights). So all of them restart.
   const bool all_end = options_.plan.cuda;
   if (request.restart_all || all_end) ranks = AllRanks(result->before.tp);
   if (request.restarts() && !all_end) {

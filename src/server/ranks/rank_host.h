@@ -114,7 +114,10 @@ class ProcessHost : public RankHost {
   std::vector<int> Absent() const override { return processes_.Absent(); }
   bool AbsentHaveLoaded() const override { return processes_.AbsentWait(); }
   SpareRanks Spares() const override { return processes_.Spares(); }
-  void ClearKept() override { arena_->ClearKept(); }
+  void ClearKept() override {
+    arena_->ClearKept();
+    processes_.ClearDescriptors();
+  }
   void Discard() override { discarded_ = true; }
 
  private:

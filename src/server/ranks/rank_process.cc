@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -10,8 +11,11 @@
 #include "comm/host/rank_processes.h"
 #include "core/duration.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
+#include "core/phase_times.h"
 #include "engine/kept_weights.h"
+#include "kernels/gpus.h"
 #include "server/ranks/rank_host.h"
 #include "server/serve.h"
 
@@ -43,15 +47,31 @@ std::string TitleOf(const RankJob& job, const RankSpec& spec) {
   return Mesh(job.config.mesh, spec.rank).Title();
 }
 
+int GpuOf(const RankJob& job, int rank) {
+  return MakeModelOptions(job.config, job.plan, rank).gpu->index;
+}
+
 // Loads what all ranks need, and waits until a rank's place is free. Then sets the rank and the
-// endpoint of `spec`.
+// endpoint of `spec`. On GPUs, starts CUDA on the GPUs of all ranks; the weights stay on the GPU of
+// the rank that ends.
 KeptWeights BecomeRank(const RankJob& job, RankSpec* spec) {
   SharedArena& arena = *spec->arena;
   KeptWeights kept;
-  kept.LoadCommon(job.config, job.plan,
-                  [&arena, slot = spec->spare] { arena.CountSpareStep(slot); });
+  const auto count_step = [&arena, slot = spec->spare] { arena.CountSpareStep(slot); };
+  std::set<int> gpus;
+  for (int rank = 0; job.plan.cuda && rank < spec->world; ++rank) gpus.insert(GpuOf(job, rank));
+  for (const int gpu : gpus) {
+    StartGpu(gpu);
+    count_step();
+  }
+  if (!job.plan.cuda) kept.LoadCommon(job.config, job.plan, count_step);
   spec->rank = arena.AwaitPlace(spec->spare);
   spec->control_endpoint = arena.endpoint();
+  if (job.plan.cuda) gpus.erase(GpuOf(job, spec->rank));
+  PhaseTimes times;
+  for (const int gpu : gpus) LeaveGpu(gpu);
+  times.End("GPUs of other ranks");
+  if (!gpus.empty()) LOG_INFO("the spare process has left GPUs after {}", times.Describe());
   return kept;
 }
 
@@ -74,6 +94,12 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   if (spec.network) {
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
+  }
+  if (!spec.kept.empty()) {
+    const uint64_t key = HashOf(fmt::format("{}|{}", spec.rank, spec.spec));
+    KeptDescriptors& own = spec.kept[spec.spare < 0 ? 0 : spec.rank];
+    kept.gpu = KeptGpuMemory::Open(job.config, job.plan, spec.rank, key, std::move(own));
+    spec.kept.clear();
   }
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
   const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),

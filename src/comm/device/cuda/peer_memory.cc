@@ -4,9 +4,12 @@
 #include <bit>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <set>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/check.h"
@@ -52,14 +55,45 @@ const char* StageName(int32_t stage) {
       "use the same CUDA_VISIBLE_DEVICES");
 }
 
+// Memory of ended epochs of this process, which other ranks may still access until the next epoch.
+class AbandonedMemory {
+ public:
+  static AbandonedMemory& Get() {
+    static auto* const memory =
+        new AbandonedMemory;  // never freed, as the memory of the last epoch
+    return *memory;
+  }
+  // `epoch`: 0 if the arena has no epochs. Then the memory is kept until the process ends.
+  void Add(uint32_t epoch, DeviceMemory memory, PinnedMemory report) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({epoch, std::move(memory), std::move(report)});
+  }
+  // Frees the memory of epochs before `epoch`, whose ranks have ended or have left them.
+  void Free(uint32_t epoch) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [epoch](const Entry& e) { return e.epoch != 0 && e.epoch < epoch; });
+  }
+
+ private:
+  struct Entry {
+    uint32_t epoch = 0;
+    DeviceMemory memory;
+    PinnedMemory report;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
 }  // namespace
 
 struct PeerMemory::Impl {
-  Impl(Communicator& members_in, int ranks_per_host_in)
-      : members(members_in),
+  Impl(SymmetricMemory& arena_in, Communicator& members_in, int ranks_per_host_in)
+      : arena(arena_in),
+        members(members_in),
         rank(members_in.rank()),
         ranks_per_host(ranks_per_host_in > 0 ? ranks_per_host_in : members_in.size()) {}
 
+  SymmetricMemory& arena;
   Communicator& members;
   int rank, ranks_per_host;
   size_t bytes = 0, used = 0;
@@ -73,9 +107,38 @@ struct PeerMemory::Impl {
   std::vector<void*> imported;   // opened from other processes
 
   bool OnOwnHost(int peer) const { return peer / ranks_per_host == rank / ranks_per_host; }
+  std::jthread abort_watch;  // with epochs
+
   void Map(int peer);
   void Close();
+  void EndWaits();
+  void WatchAborts();
+  void Drain();
 };
+
+// From now on no kernel waits for a peer, as after a timeout.
+void PeerMemory::Impl::EndWaits() {
+  volatile WaitTimeoutReport& shared = *report.as<WaitTimeoutReport>();
+  shared.failed = 1;
+}
+
+// Ends the waits of kernels when the arena is aborted. The rank's thread cannot, because it may be
+// waiting for these kernels.
+void PeerMemory::Impl::WatchAborts() {
+  constexpr std::chrono::milliseconds kPoll{2};
+  abort_watch = std::jthread([this](const std::stop_token& stop) {
+    while (!stop.stop_requested() && !arena.aborted()) std::this_thread::sleep_for(kPoll);
+    if (!stop.stop_requested()) EndWaits();
+  });
+}
+
+// After an error in an epoch: waits for this rank's GPU and closes the memory of the peers, so that
+// they can free it in the next epoch. Throws if the GPU has failed.
+void PeerMemory::Impl::Drain() {
+  EndWaits();
+  Check(cudaDeviceSynchronize(), "end of an epoch");
+  for (void* mapped : imported) Check(cudaIpcCloseMemHandle(mapped), "end of an epoch");
+}
 
 void PeerMemory::Impl::Map(int peer) {
   const PeerInfo &mine = cards[rank], &theirs = cards[peer];
@@ -119,8 +182,9 @@ PeerMemory::PeerMemory(RankComm& comm, size_t bytes, std::chrono::milliseconds t
 
 PeerMemory::PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
                        std::chrono::milliseconds timeout, int ranks_per_host)
-    : impl_(std::make_unique<Impl>(members, ranks_per_host)) {
+    : impl_(std::make_unique<Impl>(*comm.memory, members, ranks_per_host)) {
   Impl& my = *impl_;
+  AbandonedMemory::Get().Free(my.arena.epoch());
   my.bytes = bytes;
   my.timeout = timeout;
   my.memory =
@@ -145,12 +209,23 @@ PeerMemory::PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
     if (peer != my.rank && my.OnOwnHost(peer)) my.Map(peer);
   }
   members.Barrier("exchange of peer memory");
+  if (my.arena.epoch() != 0) my.WatchAborts();
 }
 
 PeerMemory::~PeerMemory() {
   // After an error a rank does not wait for its peers. They may still read its memory, which is
-  // therefore leaked until the process ends.
+  // therefore kept until the next epoch, or until the process ends.
   bool keep = std::uncaught_exceptions() > impl_->exceptions;
+  uint32_t epoch = 0;
+  if (keep && impl_->arena.epoch() != 0) {
+    try {
+      impl_->Drain();
+      epoch = impl_->arena.epoch();
+    } catch (const std::exception& error) {
+      LOG_DEBUG("peer memory of rank {} is not closed: {}", impl_->cards[rank()].rank,
+                error.what());
+    }
+  }
   if (!keep) {
     try {
       impl_->Close();
@@ -160,10 +235,8 @@ PeerMemory::~PeerMemory() {
       keep = true;
     }
   }
-  if (keep) {
-    new DeviceMemory(std::move(impl_->memory));
-    new PinnedMemory(std::move(impl_->report));
-  }
+  impl_->abort_watch = std::jthread();  // before the report moves
+  if (keep) AbandonedMemory::Get().Add(epoch, std::move(impl_->memory), std::move(impl_->report));
 }
 
 int PeerMemory::rank() const { return impl_->rank; }
@@ -219,6 +292,7 @@ WaitLimit PeerMemory::wait_limit() const {
 }
 
 void PeerMemory::CheckTimeouts() const {
+  if (impl_->arena.epoch() != 0) impl_->arena.CheckAborted();
   const volatile WaitTimeoutReport& report = *impl_->report.as<WaitTimeoutReport>();
   if (report.failed == 0) return;
   const int peer = report.peer;

@@ -73,6 +73,10 @@ struct PeerPointers {
 // rank accesses memory of ranks on its own host only; NCCL connects the others (collectives.h).
 //
 // Allocation is symmetric, as in SymmetricMemory. There is no free.
+//
+// If the arena has epochs (SharedArena), an abort ends the waits of this rank's kernels within
+// milliseconds, and the destructor waits for the rank's GPU. Then the rank can begin another epoch
+// with a new PeerMemory. The memory is freed in that epoch, when no rank can access it any more.
 class PeerMemory {
  public:
   // Of the group comm.tp. Rank r is on host r / ranks_per_host; 0: all ranks are on one host.
@@ -99,8 +103,9 @@ class PeerMemory {
   std::chrono::milliseconds timeout() const;
   // Timeout argument of kernels that wait for peers (wait.cuh).
   WaitLimit wait_limit() const;
-  // Call after stream synchronization. If a kernel timed out, throws Error kTimeout, such as "rank
-  // 1 waited 30 s for rank 3 in dispatch …".
+  // Call after stream synchronization. If the arena was aborted, throws Error kPeer with the
+  // reason, because kernels may not have waited. If a kernel timed out, throws Error kTimeout, such
+  // as "rank 1 waited 30 s for rank 3 in dispatch …".
   void CheckTimeouts() const;
 
  private:

@@ -77,6 +77,74 @@ TEST(PeerMemoryDeathTest, NcclJoinsProcessesOfSeveralHosts) {
   EXPECT_EQ(worst, 0);
 }
 
+// Rank 1 of an epoch is killed while rank 0 waits for it on the GPU. Rank 0 keeps its process for
+// the next epoch. Returns an exit code.
+int ServeEpochs(const std::shared_ptr<SharedArena>& arena, const GpuRanks& ranks, int rank,
+                uint32_t last) {
+  if (DeviceCount() == 0) return kNoGpu;
+  for (;;) {
+    const uint32_t epoch = arena->epoch();
+    try {
+      GpuRank gpu(arena, ranks, rank);
+      AddUp(gpu);
+      if (epoch == last) return ::testing::Test::HasFailure() ? 1 : 0;
+      gpu.comm->tp->Barrier("before the end of rank 1");
+      if (rank == 1) raise(SIGKILL);
+      AddUp(gpu);
+      return 2;  // rank 0 cannot add up alone
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kPeer || arena->AbortReason() != error.what()) {
+        fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        return 3;
+      }
+    }
+    if (cudaDeviceSynchronize() != cudaSuccess) return 4;
+    arena->WaitForEpoch(rank, epoch);
+  }
+}
+
+// The timeout of kernels is longer than the test may take.
+TEST(PeerMemoryDeathTest, ARankOutlivesTheEndOfAnother) {
+  constexpr uint32_t kEpochs = 4;
+  const GpuRanks ranks{.shape = {.tp = 2},
+                       .peer_bytes = size_t{256} << 20,  // of two AddUp
+                       .timeout = std::chrono::milliseconds(600'000)};
+  const auto arena = SharedArena::Create(2, RankComm::BytesPerRank(ranks.shape));
+  arena->EnableEpochs();
+  const auto start = [&](int rank) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      _exit(ServeEpochs(arena, ranks, rank, kEpochs));
+    }
+    return pid;
+  };
+  const pid_t survivor = start(0);
+  int status = 0;
+  for (uint32_t epoch = 1; epoch <= kEpochs; ++epoch) {
+    const pid_t other = start(1);
+    ASSERT_EQ(waitpid(other, &status, 0), other);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNoGpu) {
+      kill(survivor, SIGKILL);
+      waitpid(survivor, &status, 0);
+      GTEST_SKIP() << "no GPU";
+    }
+    if (epoch == kEpochs) {
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+      break;
+    }
+    EXPECT_TRUE(WIFSIGNALED(status));
+    arena->Abort("rank 1 was killed");
+    while (!arena->Waits(0)) {
+      ASSERT_EQ(waitpid(survivor, &status, WNOHANG), 0) << "exit code " << WEXITSTATUS(status);
+      usleep(1000);
+    }
+    arena->BeginEpoch("");
+  }
+  ASSERT_EQ(waitpid(survivor, &status, 0), survivor);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 TEST(PeerMemory, RanksReadAndWriteOneAnothersMemory) {
   if (DeviceCount() == 0) GTEST_SKIP() << "no GPU";
   GpuRanks{{.tp = 4}}.Run([](GpuRank& gpu) {

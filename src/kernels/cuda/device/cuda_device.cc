@@ -11,6 +11,7 @@
 #include "core/cpus.h"
 #include "core/cuda/mapped_memory.h"
 #include "core/cuda/runtime.h"
+#include "core/device_store.h"
 #include "core/duration.h"
 #include "core/error.h"
 #include "kernels/compressed.h"
@@ -63,6 +64,34 @@ class GpuReleasableMemory final : public kernels::ReleasableMemory {
   std::unique_ptr<MappedMemory> memory_;
 };
 
+// Releasable memory of a store.
+class StoredMemory final : public kernels::ReleasableMemory {
+ public:
+  StoredMemory(DeviceStore& store, size_t bytes, std::function<void()> before_release)
+      : store_(store), before_release_(std::move(before_release)) {
+    store_.Begin();
+    if (store_.filled() && store_.bytes() == 0) store_.Restore();  // released in the last epoch
+    memory_ = store_.Allocate(bytes);
+  }
+  void* data() const override { return memory_.get(); }
+  void Release() override {
+    if (std::exchange(released_, true)) return;
+    before_release_();
+    store_.Release();
+  }
+  void Restore() override {
+    if (!released_) return;
+    store_.Restore();
+    released_ = false;
+  }
+
+ private:
+  DeviceStore& store_;
+  const std::function<void()> before_release_;
+  std::shared_ptr<std::byte> memory_;
+  bool released_ = false;
+};
+
 // Makes the GPU current and returns its index. The initializer of index_ calls this, so that later
 // members are constructed on this GPU.
 int Use(int index) {
@@ -98,6 +127,12 @@ class Gpu final : public CudaDevice,
     staging_.SetWait(std::move(wait));
   }
   void ClearGraphs() override { graphs_.Clear(); }
+  void SetWeightStore(DeviceStore* store) override { store_ = store; }
+  void SetCacheStore(DeviceStore* store, std::function<void()> before_release) override {
+    cache_store_ = store;
+    before_release_ = std::move(before_release);
+  }
+  DeviceStore* weight_store() const override { return store_; }
 
   std::string Describe() const override {
     cudaDeviceProp properties;
@@ -111,6 +146,8 @@ class Gpu final : public CudaDevice,
   }
   std::shared_ptr<kernels::ReleasableMemory> AllocateReleasable(size_t bytes) override {
     CHECK(!graphs_.recording());
+    if (DeviceStore* store = std::exchange(cache_store_, nullptr))
+      return std::make_shared<StoredMemory>(*store, bytes, std::move(before_release_));
     if (!MappedMemory::Supported()) return nullptr;
     return std::make_shared<GpuReleasableMemory>(index_, std::max<size_t>(bytes, 1));
   }
@@ -137,14 +174,16 @@ class Gpu final : public CudaDevice,
   }
 
   WeightView Place(const WeightView& w, bool plain) override {
-    const UploadTarget target = {
-        .allocate = [this](size_t bytes) { return Allocate(bytes); },
-        .copy_in = [this](void* to, const void* from, size_t bytes) { CopyIn(to, from, bytes); }};
+    UploadTarget target = {.allocate = [this](size_t bytes) { return AllocateWeights(bytes); }};
+    if (!has_weights())
+      target.copy_in = [this](void* to, const void* from, size_t bytes) {
+        CopyIn(to, from, bytes);
+      };
     return UploadWeight(w, DeviceFormat(w, options_.dtype, plain), target, pool());
   }
   Tensor Place(const Tensor& t) override {
-    std::shared_ptr<void> memory = Allocate(t.num_bytes());
-    CopyIn(memory.get(), t.raw(), t.num_bytes());
+    std::shared_ptr<void> memory = AllocateWeights(t.num_bytes());
+    if (!has_weights()) CopyIn(memory.get(), t.raw(), t.num_bytes());
     return Tensor::View(memory.get(), t.dtype(), t.shape(), memory);
   }
 
@@ -275,7 +314,8 @@ class Gpu final : public CudaDevice,
   WeightView ConcatenateRows(std::span<const WeightView> parts) override {
     CHECK(!graphs_.recording());
     return ConcatWeightRows(
-        parts, [this](size_t bytes) { return Allocate(bytes); }, stream_.get());
+        parts, [this](size_t bytes) { return AllocateWeights(bytes); }, stream_.get(),
+        /*copies=*/!has_weights());
   }
   bool AttentionToBFloat16(const kernels::AttentionParams& p) const override {
     return cuda::AttentionToBFloat16(p, exact());
@@ -293,6 +333,11 @@ class Gpu final : public CudaDevice,
     return static_cast<const Sequences&>(sequences).table();
   }
   bool exact() const { return options_.dtype == DType::kF32; }
+  std::shared_ptr<void> AllocateWeights(size_t bytes) {
+    return store_ ? std::shared_ptr<void>(store_->Allocate(bytes)) : Allocate(bytes);
+  }
+  // Whether allocated memory holds its weights already.
+  bool has_weights() const { return store_ && store_->filled(); }
   class PinnedCopy final : public kernels::HostCopy {
    public:
     explicit PinnedCopy(const Gpu& gpu) : gpu_(gpu) {}
@@ -359,6 +404,9 @@ class Gpu final : public CudaDevice,
   Graphs graphs_;
   DeviceMemory attention_scratch_;
   std::optional<ThreadPool> pool_;
+  DeviceStore* store_ = nullptr;
+  DeviceStore* cache_store_ = nullptr;  // of the next AllocateReleasable
+  std::function<void()> before_release_;
   std::vector<std::function<void()>> checks_;
   std::function<void(cudaEvent_t)> wait_;  // may be empty
   Event synchronized_;                     // the event that wait_ waits for

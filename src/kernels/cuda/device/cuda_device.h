@@ -28,6 +28,8 @@ class CudaDevice : public kernels::Device {
   // `wait` blocks until an event of the stream completes, or throws: for streams with kernels that
   // have no timeout of their own, such as NCCL's. Without it the host waits indefinitely.
   virtual void SetWait(std::function<void(cudaEvent_t)> wait) = 0;
+  // The argument of the last SetWeightStore, for weights that other components place.
+  virtual DeviceStore* weight_store() const = 0;
   // Destroys captured graphs; they are captured again on demand. Call it before freeing resources
   // that captured batches use.
   virtual void ClearGraphs() = 0;

@@ -42,6 +42,10 @@ void FillRows(const WeightView& w, WeightFormat form, int64_t begin, int64_t end
                  });
 }
 
+int64_t NumBlocks(const WeightView& w) {
+  return CeilDiv(w.n, kFp8BlockSize) * CeilDiv(w.k, kFp8BlockSize);
+}
+
 // Scales of the blocks covered by the view, [ceil(n / 128), ceil(k / 128)].
 std::vector<float> BlockScales(const WeightView& w) {
   const int64_t rows = CeilDiv(w.n, kFp8BlockSize), columns = CeilDiv(w.k, kFp8BlockSize);
@@ -77,13 +81,11 @@ WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarg
   placed.n = w.n;
 
   const int64_t row_bytes = w.k * BytesOf(form);
-  std::vector<float> scales;
   // Memory covers whole blocks; scales start at a multiple of 256 bytes.
   int64_t bytes = RoundUp(w.n, kFp8BlockSize) * row_bytes, scales_at = 0;
   if (form == WeightFormat::kFp8Block) {
-    scales = BlockScales(w);
     scales_at = RoundUp(bytes, 256);
-    bytes = scales_at + static_cast<int64_t>(scales.size() * sizeof(float));
+    bytes = scales_at + NumBlocks(w) * static_cast<int64_t>(sizeof(float));
   } else {
     bytes = w.n * row_bytes;
   }
@@ -91,11 +93,12 @@ WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarg
   auto* to = static_cast<std::byte*>(memory.get());
   placed.data = to;
   placed.owner = memory;
-  if (!scales.empty()) {
+  if (form == WeightFormat::kFp8Block && NumBlocks(w) > 0) placed.scales = to + scales_at;
+  if (w.n == 0 || w.k == 0 || !target.copy_in) return placed;
+  if (placed.scales) {
+    const std::vector<float> scales = BlockScales(w);
     target.copy_in(to + scales_at, scales.data(), scales.size() * sizeof(float));
-    placed.scales = to + scales_at;
   }
-  if (w.n == 0 || w.k == 0) return placed;
 
   if (form == w.format && w.row_step == 1 && w.col0 == 0 && w.k == w.stored_k) {
     target.copy_in(to, static_cast<const std::byte*>(w.data) + w.row0 * row_bytes, w.n * row_bytes);
@@ -113,7 +116,7 @@ WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarg
 
 WeightView ConcatWeightRows(std::span<const WeightView> parts,
                             const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
-                            cudaStream_t stream) {
+                            cudaStream_t stream, bool copies) {
   WeightView stacked = parts[0];
   const bool blocks = stacked.format == WeightFormat::kFp8Block;
   if (!blocks && stacked.format != WeightFormat::kBF16) return {};
@@ -140,6 +143,7 @@ WeightView ConcatWeightRows(std::span<const WeightView> parts,
   stacked.scales = blocks ? scales_to : nullptr;
   stacked.owner = memory;
   stacked.row0 = 0;
+  if (!copies) return stacked;
   const auto append = [&](std::byte*& to, const void* data, int64_t offset, int64_t bytes) {
     Check(cudaMemcpyAsync(to, static_cast<const std::byte*>(data) + offset, bytes,
                           cudaMemcpyDeviceToDevice, stream),

@@ -24,6 +24,7 @@ WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain = false);
 
 struct UploadTarget {
   std::function<std::shared_ptr<void>(size_t bytes)> allocate;  // zeroed
+  // Null: the memory holds the weight already, so the data of the view are not read.
   std::function<void(void* to, const void* from, size_t bytes)> copy_in;
 };
 // Makes a compact copy [n, k]: row0 and col0 are 0, row_step is 1, stored_k is k. Activation format
@@ -31,10 +32,11 @@ struct UploadTarget {
 WeightView UploadWeight(const WeightView& w, WeightFormat form, const UploadTarget& target,
                         ThreadPool& pool);
 
-// FusedOps::ConcatenateRows of uploaded matrices; returns when the copies are complete.
+// FusedOps::ConcatenateRows of uploaded matrices; returns when the copies are complete. `copies`:
+// false if the memory holds the rows already.
 WeightView ConcatWeightRows(std::span<const WeightView> parts,
                             const std::function<std::shared_ptr<void>(size_t bytes)>& allocate,
-                            cudaStream_t stream);
+                            cudaStream_t stream, bool copies = true);
 
 // Copies between pageable host memory and the device, staged through page-locked memory. Owned by a
 // device, for its stream; used by the device's thread. A ring of page-locked segments: DMA reads

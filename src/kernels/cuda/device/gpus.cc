@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "core/cuda/device_chunks.h"
 #include "core/cuda/runtime.h"
 #include "core/log.h"
 
@@ -70,6 +71,21 @@ int64_t FreeGpuBytes(int index) {
   size_t free = 0, total = 0;
   cuda::Check(cudaMemGetInfo(&free, &total), "reading the free memory of a GPU");
   return static_cast<int64_t>(free);
+}
+
+void StartGpu(int index) {
+  cuda::UseDevice(index);
+  cuda::Check(cudaFree(nullptr), "start of CUDA");
+}
+
+void LeaveGpu(int index) {
+  cuda::UseDevice(index);
+  cuda::Check(cudaDeviceReset(), "reset of this process's use of a GPU");
+}
+
+std::unique_ptr<DeviceChunks> MakeDeviceChunks(int index) {
+  cuda::UseDevice(index);
+  return cuda::MakeDeviceChunks();
 }
 
 }  // namespace switchyard

@@ -33,11 +33,14 @@ struct TokenShares {
   }
 };
 
+constexpr uint64_t kReportInterval = 10'000'000;  // nanoseconds
+
 // Polls until all outputs of tokens [begin, end) have arrived; returns false on a timeout. Called
 // by one warp of a block. Flags of one source may be raised in any order.
 //
 // To check for a reported error, a block reads host memory. Such reads are slow and serialized, and
-// many blocks wait. So only block 0 checks repeatedly, and publishes the result to the others.
+// many blocks wait. So only block 0 checks repeatedly, and publishes the result to the others. It
+// may have nothing to wait for itself, so a block that waits for long checks too, but rarely.
 __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin, int end,
                                                uint32_t round, uint32_t active) {
   const int lane = Lane(), first = CountRowsBefore(b, begin), last = CountRowsBefore(b, end) - 1;
@@ -46,7 +49,7 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
     const uint32_t* arrived = FlagsOf(b, b.rank, b.layout.arrived) + lane * b.layout.chunks;
     const bool reads_report = blockIdx.x == 0;
     volatile uint32_t* timed_out = &b.state->timed_out;
-    uint64_t start = 0;
+    uint64_t start = 0, checked = 0;
     for (int chunk = first / kChunkRows; here && chunk * kChunkRows <= last;) {
       if (static_cast<int32_t>(LoadFlag(arrived + chunk) - round) >= 0) {
         ++chunk;
@@ -54,7 +57,7 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
       }
       __nanosleep(100);
       const uint64_t now = Nanoseconds();
-      if (start == 0) start = now;
+      if (start == 0) start = checked = now;
       if (reads_report || now - start > b.limit.nanoseconds) {
         WaitLimit limit = b.limit;
         if (!reads_report) limit.nanoseconds = 0;
@@ -62,6 +65,10 @@ __device__ __forceinline__ bool WaitForOutputs(const ExchangeBatch& b, int begin
         if (!here) *timed_out = 1;
       } else {
         here = *timed_out == 0;
+        if (here && now - checked > kReportInterval) {
+          checked = now;
+          here = static_cast<const volatile WaitTimeoutReport*>(b.limit.report)->failed == 0;
+        }
       }
     }
   }

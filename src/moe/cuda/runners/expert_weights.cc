@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/cpus.h"
+#include "core/device_store.h"
 #include "core/error.h"
 #include "kernels/cuda/quantized/w4a16_gemm.h"
 #include "moe/cuda/runners/expert_upload.h"
@@ -19,18 +20,29 @@ void Copy(std::byte* to, const void* from, int64_t bytes) {
   CopyToDevice(to, from, static_cast<size_t>(bytes), "copy of weights to the GPU");
 }
 
-DeviceMemory Memory(int64_t bytes) {
-  return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes)) : DeviceMemory();
+DeviceMemory Memory(int64_t bytes, DeviceStore* store) {
+  return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), store) : DeviceMemory();
+}
+
+// Whether memory of the store holds its weights already.
+bool IsFilled(const DeviceStore* store) { return store && store->filled(); }
+
+template <typename T>
+DeviceMemory UploadVector(std::span<const T> values, DeviceStore* store) {
+  DeviceMemory memory(values.size_bytes(), store);
+  if (!IsFilled(store))
+    Copy(memory.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
+  return memory;
 }
 
 // Allocates `matrices` matrices. Each has `parts` parts [n, k], stacked along n.
 DeviceMatrix Allocate(int64_t matrices, int64_t parts, int64_t n, int64_t k, ElementType type,
-                      std::optional<W4A16Format> packed) {
+                      std::optional<W4A16Format> packed, DeviceStore* store) {
   DeviceMatrix stacked{
       .type = packed ? ElementType::kBF16 : type, .n = parts * n, .k = k, .packed = packed};
   const MatrixBytes bytes = BytesOfMatrix(parts, n, k, type, packed);
-  stacked.data = Memory(matrices * bytes.data);
-  stacked.scales = Memory(matrices * bytes.scales);
+  stacked.data = Memory(matrices * bytes.data, store);
+  stacked.scales = Memory(matrices * bytes.scales, store);
   return stacked;
 }
 
@@ -89,7 +101,7 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
 }
 
 DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
-                             ExpertArithmetic arithmetic_in)
+                             ExpertArithmetic arithmetic_in, DeviceStore* store)
     : arithmetic(arithmetic_in),
       experts(static_cast<int>(from.size())),
       hidden(from[0].gate.k),
@@ -103,13 +115,14 @@ DeviceExperts::DeviceExperts(std::span<const kernels::ExpertWeights> from,
   using Format = std::optional<W4A16Format>;
   const int64_t parts = arithmetic.upper_parts();
   gate_up = Allocate(experts, parts, intermediate, hidden, arithmetic.weights,
-                     packed ? Format(packed->gate_up) : Format());
+                     packed ? Format(packed->gate_up) : Format(), store);
   down = Allocate(experts, 1, hidden, intermediate, arithmetic.weights,
-                  packed ? Format(packed->down) : Format());
+                  packed ? Format(packed->down) : Format(), store);
   const auto float_bytes = static_cast<int64_t>(experts * sizeof(float));
   if (std::ranges::any_of(from, HasUpperBias))
-    gate_up_bias = Memory(float_bytes * parts * intermediate);
-  if (std::ranges::any_of(from, HasLowerBias)) down_bias = Memory(float_bytes * hidden);
+    gate_up_bias = Memory(float_bytes * parts * intermediate, store);
+  if (std::ranges::any_of(from, HasLowerBias)) down_bias = Memory(float_bytes * hidden, store);
+  if (IsFilled(store)) return;
   ExpertUploader uploader(Copy, std::clamp(AllowedCpuCount(), 1, 8));
   for (int i = 0; i < experts; ++i) uploader.Upload(from[i], arithmetic, Slot(i));
 }
@@ -151,23 +164,19 @@ void DeviceExperts::CheckFits(const kernels::ExpertWeights& expert, const char* 
     refuse("cannot be stored in the format of this layer's experts");
 }
 
-DeviceMatrix UploadPlain(const WeightView& w) {
+DeviceMatrix UploadPlain(const WeightView& w, DeviceStore* store) {
   const ElementType type = w.format == WeightFormat::kBF16 ? ElementType::kBF16 : ElementType::kF32;
-  DeviceMatrix matrix = Allocate(1, 1, w.n, w.k, type, {});
-  ExpertUploader(Copy, 1).UploadRows(w, type, matrix.data.data());
+  DeviceMatrix matrix = Allocate(1, 1, w.n, w.k, type, {}, store);
+  if (!IsFilled(store)) ExpertUploader(Copy, 1).UploadRows(w, type, matrix.data.data());
   return matrix;
 }
 
-DeviceMemory UploadFloats(std::span<const float> values) {
-  DeviceMemory memory(values.size_bytes());
-  Copy(memory.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
-  return memory;
+DeviceMemory UploadFloats(std::span<const float> values, DeviceStore* store) {
+  return UploadVector(values, store);
 }
 
-DeviceMemory UploadIds(std::span<const int32_t> values) {
-  DeviceMemory memory(values.size_bytes());
-  Copy(memory.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
-  return memory;
+DeviceMemory UploadIds(std::span<const int32_t> values, DeviceStore* store) {
+  return UploadVector(values, store);
 }
 
 }  // namespace switchyard::cuda

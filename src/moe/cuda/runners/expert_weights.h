@@ -77,8 +77,10 @@ ExpertArithmetic ChooseArithmetic(std::span<const kernels::ExpertWeights> expert
 // Weights of all experts of a layer, contiguous; gate rows precede up rows. U: upper_parts() · I.
 // Owns its memory.
 struct DeviceExperts {
-  // Copies the experts from the host and converts them to the arithmetic's types.
-  DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic);
+  // Copies the experts from the host and converts them to the arithmetic's types. `store`: provides
+  // the memory, unless it is null; if it is filled, nothing is copied.
+  DeviceExperts(std::span<const kernels::ExpertWeights> experts, ExpertArithmetic arithmetic,
+                DeviceStore* store = nullptr);
 
   ExpertSlotBytes slot_bytes() const;
   ExpertSlot Slot(int expert) const;
@@ -96,8 +98,9 @@ struct DeviceExperts {
 };
 
 // Uploads one weight matrix: as bfloat16 if it is stored as bfloat16, otherwise as float32.
-DeviceMatrix UploadPlain(const WeightView& w);
-DeviceMemory UploadFloats(std::span<const float> values);
-DeviceMemory UploadIds(std::span<const int32_t> values);
+// `store`: as in DeviceExperts.
+DeviceMatrix UploadPlain(const WeightView& w, DeviceStore* store = nullptr);
+DeviceMemory UploadFloats(std::span<const float> values, DeviceStore* store = nullptr);
+DeviceMemory UploadIds(std::span<const int32_t> values, DeviceStore* store = nullptr);
 
 }  // namespace switchyard::cuda
