@@ -66,9 +66,8 @@ struct Model::Impl {
   Activations hidden;                         // [max_tokens, H] if they are kept
   std::vector<const float*> hidden_inputs;    // addresses of hidden rows of earlier batches
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
-  std::vector<std::vector<schedule::Operation>> plain;  // by depth (PlainSchedules)
-  std::vector<schedule::Operation> two_prefill,
-      two_decode;  // schedules of two micro-batches, if there are two passes
+  std::vector<std::vector<schedule::Operation>> plain;       // by depth (PlainSchedules)
+  std::vector<schedule::Operation> two_prefill, two_decode;  // of two passes, if there are two
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
