@@ -206,9 +206,10 @@ void Forward(ForwardFunction& model, ForwardBatch all, const Mesh& mesh,
 }
 
 // One prefill step takes as many prompts as fit; longer prompts run in chunks. A decode step takes
-// all sequences.
+// all sequences. `parts`: null if the times of layers are not measured.
 void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardFunction& model,
-              RankComm& comm, profile::Profiler* profiler, Result& result) {
+              RankComm& comm, profile::Profiler* profiler, one_batch::LayerParts* parts,
+              Result& result) {
   Sequences sequences(c, args.output_length, args.server.engine.page_size, plan);
   const int32_t step = one_batch::PrefillRows(plan, c);
   const int32_t chunk = std::min(step, c.input);
@@ -225,11 +226,13 @@ void TimeCase(const OneBatchArgs& args, const EnginePlan& plan, Case c, ForwardF
   }
   result.prefill.push_back(Seconds(start));
   std::vector<double> steps;
+  if (parts) parts->Take();  // of the prompts
   for (int32_t i = 1; i < args.output_length; ++i) {
     ForwardBatch batch = sequences.Rows(0, c.batch, c.input + i - 1, 1, true, model.draws());
     start = Clock::now();
     Forward(model, std::move(batch), comm.mesh, profiler);
     steps.push_back(Seconds(start));
+    if (parts) result.parts.push_back(parts->Take());
   }
   result.decode.push_back(Median(steps));
 }
@@ -356,6 +359,7 @@ void Report(const OneBatchArgs& args, const EngineConfig& config, const EnginePl
                     {"decode_roofline_fraction", fraction}});
   }
   if (split) one_batch::ReportSplit(args, config, plan, cases, results, ceilings, rows);
+  if (split) one_batch::ReportParts(config, cases, results, rows);
   one_batch::ReportPredictions(args, config, plan, cases, results, rows);
   if (args.json.empty()) return;
   std::ofstream out(args.json);
@@ -396,6 +400,8 @@ int RunOneBatch(const OneBatchArgs& args) {
   const Ceilings ceilings = one_batch::Measure(config, plan);
 
   std::vector<Result> results(cases.size());
+  const int first_of_experts = config.mesh.tp - config.mesh.expert_ranks;
+  std::vector<std::vector<MoeTimes>> parts(cases.size());  // of that rank
   MemoryWatch memory(config, plan);
   std::vector<profile::Result> traces(config.mesh.tp);
   const profile::Options profiled = ProfileOptions(args);
@@ -414,7 +420,9 @@ int RunOneBatch(const OneBatchArgs& args) {
       for (int32_t repeat = -1; repeat < args.repeat; ++repeat) {  // the first run warms up
         Result result;
         TimeCase(args, plan, cases[i], forward, rank.comm(),
-                 repeat < 0 ? nullptr : &rank.profiler(), result);
+                 repeat < 0 ? nullptr : &rank.profiler(), rank.parts(), result);
+        if (r == first_of_experts && repeat >= 0)
+          parts[i].insert(parts[i].end(), result.parts.begin(), result.parts.end());
         if (r != 0 || repeat < 0) continue;
         results[i].prefill.push_back(result.prefill[0]);
         results[i].decode.push_back(result.decode[0]);
@@ -432,6 +440,7 @@ int RunOneBatch(const OneBatchArgs& args) {
     if (args.profile) traces[r] = rank.profiler().Stop().value();
   };
   RunRankThreads(config.mesh.tp, plan.symmetric_bytes_per_rank, run);
+  for (size_t i = 0; i < cases.size(); ++i) results[i].parts = std::move(parts[i]);
   Report(args, config, plan, cases, results, ceilings);
   memory.Report();
   for (const profile::Result& trace : traces) {

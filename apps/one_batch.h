@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/device/communicator.h"
 #include "engine/config.h"
 #include "engine/expert_services.h"
+#include "moe/router/routing_observer.h"
 #include "plan/decode_bound.h"
 #include "server/args/args.h"
 
@@ -27,6 +29,22 @@ struct Result {
   // Of the experts of two tokens of a prompt (plan::TokenCorrelation), counted in one prompt.
   double correlation = 0;
   plan::ChosenExperts chosen;  // with --expert-ranks: of decode steps
+  // With --expert-ranks: times of the MoE layers of the first rank with experts only, summed over
+  // the layers of each decode step.
+  std::vector<MoeTimes> parts;
+};
+
+// Sums the times of a rank's MoE layers.
+class LayerParts : public RoutingObserver {
+ public:
+  void OnPlacement(int /*layer*/, const ExpertPlacement& /*placement*/) override {}
+  void OnRoute(uint64_t /*pass*/, int /*layer*/, const RoutedTokens& /*tokens*/) override {}
+  void OnTimes(uint64_t /*pass*/, const MoeTimes& times) override { sum_ += times; }
+  // The sum since the last call.
+  MoeTimes Take() { return std::exchange(sum_, {}); }
+
+ private:
+  MoeTimes sum_;
 };
 
 double Median(std::vector<double> v);
@@ -80,6 +98,10 @@ void PrintRates(const EngineConfig& config, const EnginePlan& plan, const Ceilin
 void ReportSplit(const OneBatchArgs& args, const EngineConfig& config, const EnginePlan& plan,
                  const std::vector<Case>& cases, const std::vector<Result>& results,
                  const Ceilings& ceilings, nlohmann::ordered_json& rows);
+// Prints what the first rank with experts only does in a decode step, by its clock, and adds it to
+// the objects of `rows`.
+void ReportParts(const EngineConfig& config, const std::vector<Case>& cases,
+                 const std::vector<Result>& results, nlohmann::ordered_json& rows);
 
 // `bench one-batch --speculative-algorithm`: times decode steps with and without drafts.
 int RunDrafts(const OneBatchArgs& args);

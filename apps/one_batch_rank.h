@@ -4,12 +4,15 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "apps/one_batch.h"
 #include "comm/device/communicator.h"
 #include "core/parallel.h"
 #include "engine/config.h"
 #include "engine/cpu_binding.h"
 #include "engine/expert_services.h"
+#include "eplb/batch_replicas.h"
 #include "model/model.h"
 #include "profile/profiler.h"
 
@@ -31,12 +34,19 @@ class Rank {
         options_(MakeModelOptions(config, plan, rank)) {
     experts_.AddTo(&options_);
     options_.profiler = &profiler_;
+    if (parts() == nullptr) return;
+    std::vector<RoutingObserver*> all = {&parts_};
+    if (options_.observer) all.push_back(options_.observer);
+    observers_.emplace(std::move(all));
+    options_.observer = &*observers_;
   }
 
   RankComm& comm() { return *comm_; }
   ThreadPool& pool() { return pool_; }
   const ExpertServices& experts() const { return experts_; }
   profile::Profiler& profiler() { return profiler_; }
+  // The times of MoE layers, on a rank with experts only; null on other ranks.
+  LayerParts* parts() { return comm_->mesh.attends() ? nullptr : &parts_; }
 
   // Of the model, to be changed before Load.
   ModelOptions& options() { return options_; }
@@ -60,6 +70,8 @@ class Rank {
   ThreadPool pool_;
   const ExpertServices experts_;
   profile::Profiler profiler_;
+  LayerParts parts_;
+  std::optional<Observers> observers_;
   ModelOptions options_;
   std::optional<Model> model_;
 };

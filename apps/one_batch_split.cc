@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "apps/one_batch.h"
 #include "engine/memory_plan.h"
@@ -146,6 +148,34 @@ void ReportSplit(const OneBatchArgs& args, const EngineConfig& config, const Eng
     row["decode_bound_seconds"] = bound.seconds;
     row["in_order_bound_seconds"] = bound.in_order;
     row["by_layers_bound_seconds"] = by_layers.in_order;
+  }
+}
+
+void ReportParts(const EngineConfig& config, const std::vector<Case>& cases,
+                 const std::vector<Result>& results, nlohmann::ordered_json& rows) {
+  fmt::print(
+      "CPUs of rank {}, ms of a decode step in all layers: until the rows are there, products of "
+      "experts, until all ranks have sent outputs, and the rest of the step\n{:>6} {:>7} {:>9} "
+      "{:>9} "
+      "{:>9} {:>9}\n",
+      Attending(config.mesh), "batch", "input", "rows", "experts", "outputs", "rest");
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::vector<MoeTimes>& steps = results[i].parts;
+    if (steps.empty()) continue;
+    const auto median = [&](int64_t MoeTimes::*part) {
+      std::vector<double> values;
+      for (const MoeTimes& times : steps) values.push_back(1e-9 * static_cast<double>(times.*part));
+      return Median(std::move(values));
+    };
+    const double waited = median(&MoeTimes::dispatch), computed = median(&MoeTimes::experts),
+                 sent = median(&MoeTimes::combine);
+    const double rest = Median(results[i].decode) - waited - computed - sent;
+    fmt::print("{:6} {:7} {:9.3f} {:9.3f} {:9.3f} {:9.3f}\n", cases[i].batch, cases[i].input,
+               1e3 * waited, 1e3 * computed, 1e3 * sent, 1e3 * rest);
+    rows[i]["cpu_rows_seconds"] = waited;
+    rows[i]["cpu_experts_seconds"] = computed;
+    rows[i]["cpu_outputs_seconds"] = sent;
+    rows[i]["cpu_rest_seconds"] = rest;
   }
 }
 

@@ -53,7 +53,6 @@ constexpr const char* kBenchName = "host-experts";
 constexpr int kPassLayers = 16, kMarkedLayers = 4;  // every fourth layer is measured
 constexpr int kWarmPasses = 4, kMeasuredPasses = 40;
 constexpr uint64_t kAttentionNs = 100'000;
-constexpr std::chrono::milliseconds kLongAwake{2};  // as in the engine (rank_loop.cc)
 
 enum GpuPart { kRouted, kSentRows, kComputedOwn, kSummed, kGpuParts };
 enum CpuPart { kAwaited, kPermutedRows, kComputedRows, kFlagged, kRest, kCpuParts };
@@ -66,7 +65,7 @@ struct HostCase {
   ModelShape model;
   int on_cpu = 16;
   int64_t tokens = 1;
-  bool awake = true;  // whether the threads of the CPUs poll for as long as in the engine
+  bool awake = true;  // whether the threads of the CPUs stay awake, as they do in the engine
 
   std::string Describe() const {
     return fmt::format("{} int4 experts {}+{} tokens {} {}", model.name, model.num_experts - on_cpu,
@@ -280,8 +279,8 @@ void RunCpuRank(const HostCase& c, RankComm& comm, CpuResults* results) {
   CpuList cpus = AllowedCpus();
   if (cpus.size() > 1) cpus.erase(cpus.begin());  // of the thread that launches kernels
   ThreadPool pool(static_cast<int>(cpus.size()), cpus);
-  if (c.awake) pool.StayAwake(kLongAwake);
   const auto backend = MakeCpuMoe(HostCase::Flags(), c.Shape(), comm, pool);
+  if (!c.awake) pool.StayAwake({});
   const bool four_bit = kernels::HasFourBitProducts(kernels::ActiveIsa());
   const HostCaseWeights weights(c, c.on_cpu, /*separate=*/true,
                                 four_bit ? ActivationFormat::kInt8Group : ActivationFormat::kNone);

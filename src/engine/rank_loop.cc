@@ -169,10 +169,6 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   const EnginePlan plan = StagePlanOf(config, whole, comm->mesh.pp_rank());
   const CpuBinding binding = BindRank(config, plan, comm->all());
   ThreadPool pool(binding.threads, binding.cpus);
-  // The time in which a GPU computes what is between two layers of experts, in decode and short
-  // prompts.
-  constexpr std::chrono::milliseconds kAwake(2);
-  if (plan.host_experts && !plan.OnGpu(config.mesh, rank)) pool.StayAwake(kAwake);
   std::optional<LoadWait> load_wait;
   if (LoadWait::IsNeeded(config)) load_wait.emplace(*comm->memory);
   std::optional<StageLinks> links;

@@ -55,22 +55,6 @@ bool FusesNorms(const ModelConfig& config) {
 
 }  // namespace
 
-schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
-                                  bool two_batches) {
-  schedule::ServeShape shape{
-      .range = {.end = static_cast<int>(config.num_layers()),
-                .has_embedding = config.has_embedding,
-                .has_head = config.has_head},
-      .micro_batches = two_batches ? 2 : 1,
-      // With waterfill the shared expert is one of the dispatched experts. Layers with a shortcut
-      // run their dense feed-forward in its place.
-      .shared_expert = config.has_dense_beside() ||
-                       (config.has_moe() && config.moe->shared_intermediate > 0 && !moe.waterfill),
-      .down_under_combine = moe.single_batch_overlap};
-  for (const LayerConfig& layer : config.layers) shape.experts.push_back(layer.moe);
-  return shape;
-}
-
 Decoder::Decoder(const LayerContext& context, const ModelWeights& weights,
                  const std::vector<std::unique_ptr<MoeLayer>>& moe, std::function<void()> beat)
     : c_(context),

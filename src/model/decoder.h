@@ -31,6 +31,10 @@ namespace switchyard {
 // disabled it for exchanges that cannot return outputs in parts (CombinesInParts).
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
                                   bool two_batches);
+// The schedules with one micro-batch: one, or with ModelConfig::mtp_depths that of each layer
+// alone.
+std::vector<std::vector<schedule::Operation>> PlainSchedules(const ModelConfig& config,
+                                                             const MoeOptions& moe);
 
 // Borrows weights and MoE layers, which outlive it. All state of a batch is in its pass, so the
 // operations of several passes may be interleaved. Every rank executes the same schedule. Used by

@@ -70,10 +70,8 @@ struct Model::Impl {
   Activations hidden;                         // [max_tokens, H] if they are kept
   std::vector<const float*> hidden_inputs;    // addresses of hidden rows of earlier batches
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
-  // The schedules of one micro-batch, by depth (ModelConfig::mtp_depths); else one.
-  std::vector<std::vector<schedule::Operation>> plain;
-  std::vector<schedule::Operation> two_prefill,
-      two_decode;  // schedules of two micro-batches, if there are two passes
+  std::vector<std::vector<schedule::Operation>> plain;       // by depth (PlainSchedules)
+  std::vector<schedule::Operation> two_prefill, two_decode;  // of two passes, if there are two
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -155,20 +153,8 @@ struct Model::Impl {
     if (device.is_cpu()) comm.memory->CheckAborted();  // a layer may take long
   }
 
-  // With mtp_depths, the schedule of layer `depth` only.
-  std::vector<schedule::Operation> PlainSchedule(int depth) const {
-    schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/false);
-    if (config.mtp_depths == 1) return schedule::Plan(shape);
-    shape.range.begin = depth;
-    shape.range.end = depth + 1;
-    std::vector<schedule::Operation> list = schedule::Plan(shape);
-    for (schedule::Operation& operation : list)
-      if (operation.layer != schedule::Operation::kNone) operation.layer += depth;
-    return list;
-  }
-
   void MakeSchedules() {
-    for (int depth = 0; depth < config.mtp_depths; ++depth) plain.push_back(PlainSchedule(depth));
+    plain = PlainSchedules(config, options.moe);
     if (!options.two_batch_overlap) return;
     schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/true);
     two_prefill = schedule::Plan(shape);

@@ -169,10 +169,17 @@ def add_sparse_mtp_layer(model, copied_layer, **settings):
     (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1, **settings}))
 
 
-def add_mimo_mtp_layer(model):
-    """Gives a copy of mimo_v2_flash an MTP layer: the attention of layer 1, which has a window, and the feed-forward of the
+def add_mimo_mtp_layers(model, count):
+    """Gives a copy of mimo_v2_flash MTP layers: the attention of layer 1, which has a window, and the feed-forward of the
     dense layer 0."""
-    stored, prefix = read_safetensors(model), "model.mtp.layers.0."
+    stored, config = read_safetensors(model), json.loads((model / "config.json").read_text())
+    for layer in range(count):
+        stored |= mimo_mtp_layer(stored, f"model.mtp.layers.{layer}.")
+    write_safetensors(model / "model.safetensors", stored)
+    (model / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+
+
+def mimo_mtp_layer(stored, prefix):
     width = stored["lm_head.weight"][1][1]
     of_layer = {"model.layers.1.self_attn.": "self_attn.", "model.layers.1.input_layernorm.": "input_layernorm.",
                 "model.layers.1.post_attention_layernorm.": "pre_mlp_layernorm.", "model.layers.0.mlp.": "mlp."}
@@ -182,12 +189,13 @@ def add_mimo_mtp_layer(model):
     own[prefix + "eh_proj.weight"] = ("BF16", [width, 2 * width], as_bfloat16(halves))
     for name in ("enorm", "hnorm", "final_layernorm"):
         own[prefix + name + ".weight"] = ("BF16", [width], as_bfloat16([1.0] * width))
-    write_safetensors(model / "model.safetensors", {**stored, **own})
+    return own
 
 
 NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
 DRAFTS = {
     "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
+    "deepseek_v4": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
     "qwen3_next": ("model.layers.3.", [*NEXTN, *LAYOUTS["low_latency"]]),
     "qwen3_5_moe": ("model.language_model.layers.3.", [*NEXTN, *FEW_STATES]),
 }
@@ -228,7 +236,9 @@ def test_drafts_with_sparse_attention_equal_transformers(tmp_path, name, layout)
     check_sparse_drafts(name, tmp_path, *LAYOUTS[layout])
 
 
-def test_drafts_of_a_layer_with_a_window_equal_transformers(tmp_path):
+# With three layers, each makes one draft of a step.
+@pytest.mark.parametrize("layers, flags", [(1, MORE["stages"]), (3, LAYOUTS["normal"]), (3, MORE["dp"])], ids=str)
+def test_drafts_of_layers_with_a_window_equal_transformers(tmp_path, layers, flags):
     model = copied("mimo_v2_flash", tmp_path)
-    add_mimo_mtp_layer(model)
-    check_drafts(model, *NEXTN, *MORE["stages"])
+    add_mimo_mtp_layers(model, layers)
+    check_drafts(model, *NEXTN, *flags)

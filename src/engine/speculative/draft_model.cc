@@ -155,6 +155,16 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
   return draft;
 }
 
+void CheckDraftCheckpoint(const EngineConfig& config, const ModelConfig& target) {
+  std::optional<ModelConfig> draft = ReadDraftConfig(config, target, /*cuda=*/false);
+  if (!draft) return;
+  if (draft->mtp_depths > 1 && config.device != "cpu") {
+    draft->mtp_depths = 1;
+    draft->layers.resize(1);
+  }
+  CheckCheckpoint(DraftPath(config), *draft);
+}
+
 std::filesystem::path DraftPath(const EngineConfig& config) {
   const std::string& path = config.speculative.draft_model_path;
   return path.empty() ? config.model_path : std::filesystem::path(path);

@@ -18,6 +18,9 @@ class StageLinks;
 // Error kInvalid if the draft model does not fit the target.
 std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const ModelConfig& target,
                                            bool cuda);
+// CheckCheckpoint of the draft model, if the flags request one, before it is known whether ranks
+// are on GPUs, which load only the first MTP layer.
+void CheckDraftCheckpoint(const EngineConfig& config, const ModelConfig& target);
 // LimitsOf, and at most one draft for each MTP layer if these draft one after another.
 DraftLimits DraftLimitsOf(const EngineConfig& config, const std::optional<ModelConfig>& draft);
 // The directory of the draft model's checkpoint.

@@ -70,9 +70,11 @@ struct RunningSoftmax {
         value[c] = row[c];
         continue;
       }
-      const float top = std::max(largest[c], z);
-      const float old = std::exp(largest[c] - top), own = std::exp(z - top);
-      largest[c] = top;
+      // One of the two factors is exp(0).
+      const bool larger = z > largest[c];
+      const float factor = std::exp(larger ? largest[c] - z : z - largest[c]);
+      const float old = larger ? factor : 1.0f, own = larger ? 1.0f : factor;
+      if (larger) largest[c] = z;
       sum[c] = sum[c] * old + own;
       value[c] = value[c] * old + own * row[c];
     }

@@ -44,7 +44,9 @@ constexpr Family kFamilies[] = {
     {.architecture = "SolarOpenForCausalLM",
      .model_type = "solar_open",
      .read_config = ReadSolar,
-     .names = NamesWithCorrectionBias},
+     .names = NamesWithCorrectionBias,
+     .tool_parser = "solar_open",
+     .reasoning_parser = "solar_open"},
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "moe/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/check.h"
@@ -83,6 +84,10 @@ CpuMoeBackend::CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, R
       experts_(shape.num_experts + options.num_redundant_experts, comm.mesh.ep(),
                options.waterfill && shape.has_shared, comm.mesh.shape().expert_slots) {
   CHECK(shape.hidden > 0 && shape.num_experts > 0 && shape.top_k > 0 && shape.max_tokens > 0);
+  // The time in which a GPU computes what is between two layers of experts, in decode and short
+  // prompts.
+  constexpr std::chrono::milliseconds kAwake(2);
+  if (options.host_experts) pool.StayAwake(kAwake);
   const DispatcherContext context{options_, exchange_, experts_, comm_, pool_};
   if (const FusedBackend* fused = backends.fused.FindIf(options.a2a_backend)) {
     CHECK(options.combine_rows == "slot");

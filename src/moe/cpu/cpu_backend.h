@@ -48,7 +48,8 @@ struct CpuMoeState : MoeState {
 class CpuMoeBackend : public MoeBackend {
  public:
   // Requires options that moe/check_options.h accepts. Allocates symmetric memory, so all ranks
-  // construct their backends in the same order.
+  // construct their backends in the same order. Beside a GPU, the threads of `pool` stay awake
+  // between layers.
   CpuMoeBackend(const MoeOptions& options, const MoeShape& shape, RankComm& comm, ThreadPool& pool,
                 const MoeBackends& backends);
 

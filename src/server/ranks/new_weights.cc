@@ -113,8 +113,7 @@ NewWeights CheckNewWeights(const EngineConfig& present, const CheckpointConfig& 
                   path.string(), difference);
   weights.files = WeightFiles(path);
   CheckCheckpoint(path, model);
-  if (const auto draft = ReadDraftConfig(weights.config, model, /*cuda=*/false))
-    CheckCheckpoint(DraftPath(weights.config), *draft);
+  CheckDraftCheckpoint(weights.config, model);
   return weights;
 }
 

@@ -65,8 +65,7 @@ std::optional<std::vector<FileStamp>> CheckWeights(const ServerArgs& args,
     LOG_INFO("{}: all {} weight files match {}", dir, files.size(), args.verify_weights);
   }
   CheckCheckpoint(dir, config);
-  if (const auto draft = ReadDraftConfig(args.engine, config, /*cuda=*/false))
-    CheckCheckpoint(DraftPath(args.engine), *draft);
+  CheckDraftCheckpoint(args.engine, config);
   return files;
 }
 

@@ -85,6 +85,8 @@ std::unique_ptr<CallParser> MakeDeepSeekV4Parser(OutputEvents& out, const Offere
 // <|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{…}<|tool_call_end|>. The text
 // before the arguments is the call's id.
 std::unique_ptr<CallParser> MakeKimiK2Parser(OutputEvents& out, const OfferedTools& tools);
+// <|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{…}<|tool_call:end|>.
+std::unique_ptr<CallParser> MakeSolarOpenParser(OutputEvents& out, const OfferedTools& tools);
 // [name(key=value, …), …] at the start of the content, or within <|python_start|> and
 // <|python_end|>. Values are Python literals. Only offered tools can be called. A list is parsed
 // once it is complete, so its arguments arrive in one piece.

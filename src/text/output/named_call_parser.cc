@@ -1,5 +1,5 @@
-// Formats that write a call's name between markers, and then its arguments as plain JSON: DeepSeek
-// and Kimi-K2.
+// Formats that write a call's name between markers, and then its arguments as plain JSON: DeepSeek,
+// Kimi-K2 and Solar Open.
 #include <array>
 #include <string>
 
@@ -10,8 +10,9 @@ namespace {
 
 struct NamedFormat {
   std::string_view section_begin, section_end, call_begin, separator, call_end;
-  bool fenced = false;  // after `separator`: NAME, newline, ```json, arguments, ```
-  bool id = false;      // the head is an id: functions.NAME:INDEX
+  bool fenced = false;           // after `separator`: NAME, newline, ```json, arguments, ```
+  bool id = false;               // the head is an id: functions.NAME:INDEX
+  std::string_view id_end = {};  // the head is an id, this marker and the name; empty: no id
 };
 
 // The function's name in "functions.NAME:INDEX".
@@ -119,7 +120,13 @@ class NamedCallParser : public CallParser {
       state_ = State::kFence;  // `head` is the call's type
       return true;
     }
-    return BeginCall(format_.id ? NameOfId(head) : head, format_.id ? head : "");
+    if (format_.id_end.empty())
+      return BeginCall(format_.id ? NameOfId(head) : head, format_.id ? head : "");
+    const size_t end = head.find(format_.id_end);
+    if (end == std::string::npos) return BeginText();
+    const std::string_view id = std::string_view(head).substr(0, end);
+    return BeginCall(std::string_view(head).substr(end + format_.id_end.size()),
+                     IsPlausible(id) ? id : "");
   }
 
   bool ReadFence() {
@@ -239,6 +246,13 @@ constexpr NamedFormat kKimiK2{.section_begin = "<|tool_calls_section_begin|>",
                               .call_end = "<|tool_call_end|>",
                               .id = true};
 
+constexpr NamedFormat kSolarOpen{.section_begin = "<|tool_calls|>",
+                                 .section_end = "<|calls|>",
+                                 .call_begin = "<|tool_call:begin|>",
+                                 .separator = "<|tool_call:args|>",
+                                 .call_end = "<|tool_call:end|>",
+                                 .id_end = "<|tool_call:name|>"};
+
 }  // namespace
 
 std::unique_ptr<CallParser> MakeDeepSeekV3Parser(OutputEvents& out, const OfferedTools&) {
@@ -251,6 +265,10 @@ std::unique_ptr<CallParser> MakeDeepSeekV31Parser(OutputEvents& out, const Offer
 
 std::unique_ptr<CallParser> MakeKimiK2Parser(OutputEvents& out, const OfferedTools&) {
   return std::make_unique<NamedCallParser>(out, kKimiK2);
+}
+
+std::unique_ptr<CallParser> MakeSolarOpenParser(OutputEvents& out, const OfferedTools&) {
+  return std::make_unique<NamedCallParser>(out, kSolarOpen);
 }
 
 }  // namespace switchyard

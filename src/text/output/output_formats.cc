@@ -120,6 +120,12 @@ std::span<const CallFormat> CallFormats() {
        .markers = {"<tool_call>", "</tool_call>"},
        .begin = "<tool_call>",
        .make = MakeQwen3CoderParser},
+      {.name = "solar_open",
+       .aliases = {},
+       .markers = {"<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", "<|tool_call:name|>",
+                   "<|tool_call:args|>", "<|tool_call:end|>"},
+       .begin = "<|tool_calls|>",
+       .make = MakeSolarOpenParser},
   };
   return kFormats;
 }
@@ -160,6 +166,13 @@ std::span<const ReasoningFormat> ReasoningFormats() {
       {.name = "qwen3", .aliases = {"interns1", "mimo"}, .open = kThink, .close = kEndThink},
       {.name = "qwen3-thinking", .aliases = {}, .open = kThink, .close = kEndThink, .always = true},
       {.name = "seed_oss", .aliases = {}, .open = "<seed:think>", .close = "</seed:think>"},
+      {.name = "solar_open",
+       .aliases = {},
+       .open = "<|think|>",
+       .close = "<|end|>",
+       .content_open = "<|content|>",
+       .content_close = "<|end|>",
+       .turn = "<|begin|>assistant"},
   };
   return kFormats;
 }
@@ -178,6 +191,7 @@ const CallFormat* DetectCallFormat(std::string_view source) {
   if (Has(source, "<｜tool▁calls▁begin｜>"))
     return named(Has(source, "```json") ? "deepseekv3" : "deepseekv31");
   if (Has(source, "<longcat_tool_call>")) return named("longcat");
+  if (Has(source, "<|tool_call:begin|>")) return named("solar_open");
   if (Has(source, kDsml)) return named(Has(source, "tool_calls>") ? "deepseekv4" : "deepseekv32");
   if (Has(source, "<tool_call>")) {
     if (Has(source, "<arg_key>")) return named("glm45");
@@ -200,6 +214,7 @@ const ReasoningFormat* DetectReasoningFormat(std::string_view source) {
   if (Has(source, "◁think▷")) return named("kimi");
   if (Has(source, "<seed:think>")) return named("seed_oss");
   if (Has(source, "[THINK]")) return named("mistral");
+  if (Has(source, "<|tool_call:begin|>") && Has(source, "<|think|>")) return named("solar_open");
   if (!Has(source, kEndThink)) return nullptr;
   // The templates of DeepSeek-V3.1 and later read a variable named `thinking`; those of DeepSeek-R1
   // do not.
@@ -226,6 +241,8 @@ std::vector<std::string_view> OutputFormat::Markers() const {
     markers.insert(markers.end(), {reasoning->open, reasoning->close});
     if (!reasoning->content_open.empty())
       markers.insert(markers.end(), {reasoning->content_open, reasoning->content_close});
+    if (!reasoning->turn.empty())
+      markers.push_back(reasoning->turn.substr(0, reasoning->turn.find('>') + 1));
   }
   return markers;
 }

@@ -38,6 +38,9 @@ struct ReasoningFormat {
   bool always = false;
   // Markers around the content after the reasoning, which are dropped; empty: none.
   std::string_view content_open = {}, content_close = {};
+  // The beginning of a further message, which may precede content_open and calls, and is dropped: a
+  // special token and text. Empty: none.
+  std::string_view turn = {};
 
   bool IsHarmony() const { return open.empty(); }
 };

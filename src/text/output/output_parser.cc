@@ -64,7 +64,8 @@ OutputParser::OutputParser(const OutputFormat& format, std::shared_ptr<const Off
                                            .close = format.reasoning->close,
                                            .call = calls ? calls->begin : std::string_view(),
                                            .content_open = format.reasoning->content_open,
-                                           .content_close = format.reasoning->content_close};
+                                           .content_close = format.reasoning->content_close,
+                                           .turn = format.reasoning->turn};
   splitter_.emplace(events_, markers, ReasoningStart(*format.reasoning, prompt));
 }
 

@@ -136,6 +136,13 @@ std::vector<FormatSample> Samples() {
        "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>"
        "{\"text\": \"a</tool_call>\\n\", \"count\": 3}<|tool_call_end|><|tool_calls_section_end|>",
        "functions.get_weather:0"},
+      {"solar_open",
+       "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get_weather<|tool_call:args|>"
+       "{\"city\": \"Löndon\"}<|tool_call:end|><|calls|>",
+       "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get_weather<|tool_call:args|>"
+       "{\"city\": \"Löndon\"}<|tool_call:end|><|tool_call:begin|>c3<|tool_call:name|>f"
+       "<|tool_call:args|>{\"text\": \"a</tool_call>\\n\", \"count\": 3}<|tool_call:end|>",
+       "a1b2"},
       {"qwen3_coder",
        "<tool_call>\n<function=get_weather>\n<parameter=city>\nLöndon\n</parameter>\n</function>\n"
        "</tool_call>",
@@ -232,6 +239,7 @@ TEST(OutputParserTest, MalformedCallsStayText) {
       "<longcat_tool_call>no json</longcat_tool_call>",
       "<|tool_call|>[{\"name\": 5}]",
       "<|tool_call|> text",
+      "<|tool_calls|><|tool_call:begin|>a1<|tool_call:args|>{}",
       "<function=",
       "<function=a b>",
       "<tool_call><function></function></tool_call>",

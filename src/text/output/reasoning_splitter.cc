@@ -11,6 +11,7 @@ ReasoningSplitter::ReasoningSplitter(OutputEvents& out, const Markers& markers, 
       ends_{markers.close, markers.call},
       end_count_(markers.call.empty() ? 1 : 2),
       content_open_(markers.content_open),
+      turn_(markers.turn),
       content_ends_{markers.content_close} {
   state_ = start == Start::kUndecided     ? State::kStart
            : start == Start::kReasoning   ? State::kReasoningStart
@@ -116,12 +117,17 @@ bool ReasoningSplitter::ReadContentOpen() {
   const std::string_view text = input_.rest();
   const size_t space = std::min(text.find_first_not_of(" \t\r\n"), text.size());
   const std::string_view word = text.substr(space);
+  if (!turn_.empty() && word.starts_with(turn_)) {
+    input_.Consume(space + turn_.size());
+    return true;
+  }
   if (word.starts_with(content_open_)) {
     input_.Consume(space + content_open_.size());
     state_ = State::kInnerStart;
     return true;
   }
-  if (content_open_.starts_with(word) && !input_.ended()) return false;
+  const bool partly = content_open_.starts_with(word) || turn_.starts_with(word);
+  if (partly && !input_.ended()) return false;
   state_ = State::kContent;
   return true;
 }

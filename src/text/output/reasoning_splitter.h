@@ -21,6 +21,8 @@ class ReasoningSplitter {
     std::string_view call;
     // Around the content; empty: none.
     std::string_view content_open = {}, content_close = {};
+    // May precede content_open, or content without it; dropped. Empty: none.
+    std::string_view turn = {};
   };
   enum class Start {
     kUndecided,  // in reasoning if the output begins with the opening marker
@@ -66,7 +68,7 @@ class ReasoningSplitter {
   const std::string_view open_;
   std::array<std::string_view, 2> ends_;  // close and call
   size_t end_count_;
-  const std::string_view content_open_;
+  const std::string_view content_open_, turn_;
   const std::array<std::string_view, 1> content_ends_;
   State state_;
   PieceBuffer input_;

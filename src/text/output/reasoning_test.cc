@@ -110,6 +110,39 @@ TEST(ReasoningTest, MarkersAroundTheContentAreDropped) {
   }
 }
 
+TEST(ReasoningTest, MessagesOfSolarOpenAreJoined) {
+  const std::string turn = "<|begin|>assistant", thought = "<|think|>a<|end|>" + turn;
+  const std::string call =
+      "<|tool_calls|><|tool_call:begin|>x1<|tool_call:name|>f<|tool_call:args|>{}"
+      "<|tool_call:end|><|calls|>";
+  const auto parse = [](const std::string& text) {
+    const ParsedMessage whole = Parse("solar_open", text, {}, "solar_open");
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      const std::string_view view = text;
+      EXPECT_EQ(ParsePieces({.calls = "solar_open", .reasoning = "solar_open", .prompt = {}},
+                            std::vector{view.substr(0, cut), view.substr(cut)}),
+                whole)
+          << text << " " << cut;
+    }
+    return whole;
+  };
+  const ParsedMessage text = parse(thought + "<|content|>b<|end|>");
+  EXPECT_EQ(text.reasoning, "a");
+  EXPECT_EQ(text.content, "b");
+  EXPECT_EQ(parse("<|content|>b<|end|>").content, "b");
+  EXPECT_EQ(parse("b").content, "b");
+  for (const std::string& before : {std::string(), thought}) {
+    const ParsedMessage called = parse(before + call);
+    ASSERT_EQ(called.calls.size(), 1u) << called.Text();
+    EXPECT_EQ(called.calls[0].name, "f");
+    EXPECT_EQ(called.calls[0].id, "x1");
+    EXPECT_EQ(called.content, "");
+  }
+  const ParsedMessage both = parse(thought + "<|content|>b<|end|>" + turn + call);
+  EXPECT_EQ(both.content, "b");
+  EXPECT_EQ(both.calls.size(), 1u);
+}
+
 TEST(ReasoningTest, MissingEndLeavesAllTextReasoning) {
   const ParsedMessage message = Parse("qwen3", "<think>\nhm\n");
   EXPECT_EQ(message.reasoning, "hm\n");
@@ -209,7 +242,8 @@ TEST(OutputFormatsTest, NamesOfSglangAndVllmAreKnown) {
         "pythonic",     "qwen",        "qwen25",      "qwen3_coder",     "deepseek_v3",
         "deepseek_v31", "openai",      "llama3_json", "llama4_pythonic", "minimax_m2",
         "qwen3_xml",    "deepseekv32", "deepseekv4",  "deepseek_v32",    "deepseek_v4",
-        "ernie45",      "granite",     "longcat",     "hunyuan_a13b",    "mimo"})
+        "ernie45",      "granite",     "longcat",     "hunyuan_a13b",    "mimo",
+        "solar_open"})
     EXPECT_NE(FindCallFormat(name), nullptr) << name;
   for (const char* name :
        {"deepseek-r1", "deepseek-v3",   "glm45",          "gpt-oss",     "kimi",
