@@ -93,7 +93,7 @@ void WithLayers(const ModelConfig& config, Copies& copies,
 }
 
 ModelConfig CopiedConfig() {
-  ModelConfig config = LoadModelConfig(FixtureDir("qwen3_moe"));
+  ModelConfig config = LoadModelConfig(testing::FixtureDir("qwen3_moe"));
   config.layers[0].moe = false;
   return config;
 }
@@ -102,7 +102,7 @@ TEST(StreamCopiesTest, OnlyGpusThatStreamHaveCopies) {
   const ModelConfig config = CopiedConfig();
   ModelOptions options = StreamingOptions();
   size_t bytes = 0;
-  const ExpertLoader loader(FixtureDir("qwen3_moe"), config, Mesh(), {});
+  const ExpertLoader loader(testing::FixtureDir("qwen3_moe"), config, Mesh(), {});
   for (size_t i = 1; i < config.layers.size(); ++i)
     bytes += loader.BytesPerExpert(static_cast<int64_t>(i)) * config.moe->router.num_experts;
   EXPECT_GT(bytes, 0u);
@@ -123,7 +123,7 @@ TEST(StreamCopiesTest, WeightsAndCopiesHaveOneProgress) {
   BeforeStreamCopies(config, Mesh(), options).progress(60, 100);
   Copies kept{.of_expert = std::vector<std::atomic<int>>(config.moe->router.num_experts)};
   WithLayers(config, kept, [&](const auto& layers) {
-    KeepForStreams(layers, FixtureDir("qwen3_moe"), config, Mesh(), options, 100);
+    KeepForStreams(layers, testing::FixtureDir("qwen3_moe"), config, Mesh(), options, 100);
   });
   const auto layers = static_cast<int>(config.layers.size()) - 1;
   for (const std::atomic<int>& times : kept.of_expert) EXPECT_EQ(times.load(), layers);
@@ -145,7 +145,7 @@ TEST(StreamCopiesTest, AnErrorOfOneThreadEndsTheLoad) {
               .bad_expert = 3};
   const auto run = [&] {
     WithLayers(config, kept, [&](const auto& layers) {
-      KeepForStreams(layers, FixtureDir("qwen3_moe"), config, Mesh(), StreamingOptions(), 0);
+      KeepForStreams(layers, testing::FixtureDir("qwen3_moe"), config, Mesh(), StreamingOptions(), 0);
     });
   };
   EXPECT_EQ(ErrorOf(run, ErrorKind::kInvalid), "expert 3 cannot be kept");
