@@ -124,8 +124,8 @@ TEST(Split, WorkersOnGpusHaveOneHostEach) {
               AllOf(HasSubstr("--disaggregation-mode decode"), HasSubstr("switchyard route"),
                     HasSubstr("--base-gpu-id")));
   const std::string text =
-      ExplainSplit(GpuQuestion("qwen3_30b_a3b", "h200", 8, 3),
-                   ParseSplitLayout("1xtp16-ep16-dp16-dense1-deepep/1xtp8-ep8-dp8-dense1-deepep"));
+      ExplainSplit(GpuQuestion("qwen3_30b_a3b", "h200", 8, 4),
+                   ParseSplitLayout("1xtp16-ep16-dp16-dense1-deepep/1xtp16-ep16-dp16-dense1-deepep"));
   EXPECT_THAT(text, AllOf(HasSubstr("supported on one host only"), HasSubstr("on paper"),
                           Not(HasSubstr("switchyard route"))));
   q.load.batch = 8;
