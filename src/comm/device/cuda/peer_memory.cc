@@ -125,7 +125,7 @@ void PeerMemory::Impl::EndWaits() {
 // Ends the waits of kernels when the arena is aborted. The rank's thread cannot, because it may be
 // waiting for these kernels.
 void PeerMemory::Impl::WatchAborts() {
-  constexpr std::chrono::milliseconds kPoll{2};
+  static constexpr std::chrono::milliseconds kPoll{2};
   abort_watch = std::jthread([this](const std::stop_token& stop) {
     while (!stop.stop_requested() && !arena.aborted()) std::this_thread::sleep_for(kPoll);
     if (!stop.stop_requested()) EndWaits();
