@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kRecordMagic = 0x31444c4548535457;  // "WTSHELD1"
 constexpr size_t kAlignment = 256;
-constexpr size_t kLeastChunk = size_t{32} << 20, kMostChunk = size_t{1} << 30;
+constexpr size_t kLeastChunk = size_t{32} << 20, kMostChunk = size_t{4} << 30;
 constexpr uint64_t kFreed = ~uint64_t{0};  // offset of an allocation that was freed before Finish
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -20,7 +20,7 @@
 namespace switchyard::cuda {
 namespace {
 
-constexpr int kNoGpu = 77;
+constexpr int kCannotShare = 77;
 constexpr uint64_t kKey = 12;
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -81,7 +81,7 @@ int RunProcess(const std::function<int()>& body) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     int result = 99;
     try {
-      result = DeviceCount() == 0 || (UseDevice(0), !MakeDeviceChunks()) ? kNoGpu : body();
+      result = DeviceCount() == 0 || (UseDevice(0), !MakeDeviceChunks()) ? kCannotShare : body();
     } catch (const std::exception& error) {
       fprintf(stderr, "%s\n", error.what());
     }
@@ -100,7 +100,7 @@ int RunProcess(const std::function<int()>& body) {
 TEST(KeptWeightsDeathTest, ANewProcessFindsTheWeightsOfAKilledOne) {
   KeptDescriptors kept = KeptDescriptors::Create();
   const int first = RunProcess([&] { return Leave(kept); });
-  if (first == kNoGpu) GTEST_SKIP() << "no GPU that shares memory";
+  if (first == kCannotShare) GTEST_SKIP() << "no GPU that shares memory";
   ASSERT_EQ(first, 0);
   for (int round = 0; round < 2; ++round) EXPECT_EQ(RunProcess([&] { return Find(kept); }), 0);
   kept.Clear();
@@ -121,7 +121,7 @@ TEST(KeptWeightsDeathTest, TheMemoryIsFreedWithTheDescriptors) {
   };
   for (int round = 0; round < 4; ++round) {  // more than the GPU has
     const int result = RunProcess(fill_most);
-    if (result == kNoGpu) GTEST_SKIP() << "no GPU that shares memory";
+    if (result == kCannotShare) GTEST_SKIP() << "no GPU that shares memory";
     ASSERT_EQ(result, 0) << round;
     kept.Clear();
   }

@@ -49,6 +49,35 @@ TEST(PlaceWeightTest, ViewsOfEveryFormatBecomeCompactMatricesOfTheSameNumbers) {
   }
 }
 
+// A later model gets the memory of the first one, and its own weights have no data.
+TEST(PlaceWeightTest, MemoryThatHoldsTheWeightIsNotWritten) {
+  Random random(2);
+  ThreadPool pool(2);
+  for (int round = 0; round < 60; ++round) {
+    const WeightFormat format = kAllFormats[round % std::size(kAllFormats)];
+    const DType dtype = random.Pick({DType::kF32, DType::kBF16});
+    const int64_t n = 1 + random.Below(300), k = random.Pick<int64_t>({64, 128, 300, 512});
+    WeightView w = random.Weight(format, n, k, 128 * random.Below(3), 1, 0);
+    std::shared_ptr<void> memory;
+    size_t size = 0;
+    UploadTarget target = HostMemory();
+    target.allocate = [&](size_t bytes) {
+      size = bytes;
+      return memory = std::shared_ptr<void>(calloc(1, bytes), free);
+    };
+    const WeightView first = UploadWeight(w, DeviceFormat(w, dtype), target, pool);
+    w.data = w.scales = w.zeros = &w;  // must not be read
+    target.copy_in = nullptr;
+    target.allocate = [&](size_t bytes) {
+      EXPECT_EQ(bytes, size);
+      return memory;
+    };
+    const WeightView again = UploadWeight(w, DeviceFormat(w, dtype), target, pool);
+    EXPECT_TRUE(again.data == first.data && again.scales == first.scales);
+    EXPECT_TRUE(again.format == first.format && again.n == n && again.k == k);
+  }
+}
+
 TEST(PlaceWeightTest, FormsFollowTheDevicesDtype) {
   const auto form = [](WeightFormat format, DType dtype, int64_t row0, int64_t col0) {
     return DeviceFormat({.format = format, .row0 = row0, .col0 = col0, .n = 64, .k = 64}, dtype);
