@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 namespace switchyard {
 namespace {
@@ -60,6 +62,58 @@ TEST(KeptPages, ALayerOfTwoMicroBatchesIsPublishedAfterBoth) {
   EXPECT_EQ(rank.BeforeLogits(7, 2, 1), 3);
   // The next pass has one micro-batch.
   EXPECT_EQ(rank.Before(8, 1, 0, 0, Phase::kExperts), 1);
+}
+
+// A publication on a GPU is a kernel, so each number is published once. Two micro-batches use
+// several streams.
+TEST(KeptPages, AGpuPublishesEachNumberOfLayersOnce) {
+  alignas(64) std::array<std::byte, 4096> memory{};
+  EngineConfig config;
+  config.disaggregation_mode = "prefill";
+  EnginePlan plan;
+  plan.model.layers.resize(2);
+  plan.cuda = true;
+  std::vector<std::pair<uint64_t, int64_t>> published;
+  KvPublisher gpu;
+  const auto before = KeptPages::PublishTo(memory, config, plan, &gpu);
+  gpu = [&](uint64_t pass, int64_t layers) { published.emplace_back(pass, layers); };
+  const auto run = [&](uint64_t pass, int micro_batches) {
+    for (int layer = 0; layer < 2; ++layer)
+      for (const Phase phase : {Phase::kQkv, Phase::kAttention, Phase::kRoute, Phase::kFinish})
+        for (int i = 0; i < micro_batches; ++i)
+          before(pass, micro_batches,
+                 {.kind = Kind::kForward, .micro_batch = i, .layer = layer, .phase = phase});
+    before(pass, micro_batches, {.kind = Kind::kLogits});
+  };
+  run(3, 1);
+  run(4, 2);
+  run(5, 1);
+  using Number = std::pair<uint64_t, int64_t>;
+  EXPECT_EQ(published, (std::vector<Number>{{3, 1}, {3, 2}, {5, 1}, {5, 2}}));
+  EXPECT_EQ(KeptPages::Progress(memory).LayersOf(5), 0);  // written by the GPU only
+}
+
+TEST(KeptPages, GpuMemoryOfOtherEnginesHasAPageForPaddingRows) {
+  EngineConfig config;
+  config.model_path = std::filesystem::path(SWITCHYARD_TEST_DATA) / "families/qwen3_next";
+  config.device = "cpu";
+  config.max_total_tokens = 256;
+  config.disaggregation_mode = "decode";
+  EnginePlan plan = MakePlan(config);
+  plan.cuda = true;
+  EXPECT_EQ(KeptPages::BytesPerRank(config, plan), 4096u);
+  const Mesh mesh(config.mesh, 0);
+  const size_t bytes = ExportedCaches::Bytes(config, plan, mesh);
+  EXPECT_EQ(bytes % kExportUnit, 0u);
+  std::vector<std::byte> memory(bytes);
+  KvStorage kv = KeptPages::Storage(memory, config, plan, mesh);
+  EXPECT_EQ(kv.num_pages(), plan.num_pages);
+  for (int64_t layer = 0; layer < plan.model.num_layers(); ++layer) {
+    if (!kv.k(layer).defined()) continue;
+    EXPECT_EQ(kv.k(layer).dim(0), (plan.num_pages + 1) * config.page_size);
+  }
+  config.disaggregation_mode = "null";
+  EXPECT_EQ(KeptPages::BytesPerRank(config, plan), 0u);
 }
 
 TEST(KeptPages, StatesAreKeptForOtherEnginesOnly) {

@@ -1,12 +1,14 @@
 // Copies of KV rows on a GPU, in one process and between two, against copies in host memory.
 #include "engine/kv_transfer/kv_mover.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -15,7 +17,9 @@
 #include <new>
 #include <numeric>
 #include <random>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/cuda/runtime.h"
