@@ -52,7 +52,7 @@ QuantizationConfig ReadModelOpt(const ConfigReader& reader) {
   if (!cache.empty() && cache != "FP8")
     config.other_cache = fmt::format("{} is {}", reader.Where("kv_cache_quant_algo"), cache);
   if (algorithm.empty() && !cache.empty()) return config;  // only the cache is quantized
-  config.rules = {{SchemeOf(reader, algorithm), {}}};
+  config.rules.push_back({SchemeOf(reader, algorithm), {}});
   if (algorithm.starts_with("FP8")) config.names.emplace_back("modelopt_fp8");
   if (algorithm == "NVFP4") config.names.emplace_back("modelopt_fp4");
   for (const char* key : {"exclude_modules", "ignore"}) {
