@@ -180,6 +180,8 @@ class ModelDrafter : public Drafter {
   };
   void DraftByDepth(std::span<const DraftPart> parts, int64_t limit);
   void AddDepthPart(const DraftPart& part, int64_t limit);
+  // Drops the saved rows that all layers have computed, if there is no room to compute them again.
+  void DropComputed(Sequence& sequence);
   void SaveByDepth(const DraftPart& part);
   void AddDepth(int64_t depth);
   void ForwardDepth(int64_t depth, bool may_end);

@@ -26,6 +26,14 @@ void ModelDrafter::SaveByDepth(const DraftPart& part) {
   AppendTargetHidden(part, sequence.saved_hidden);
 }
 
+void ModelDrafter::DropComputed(Sequence& sequence) {
+  const int64_t rows =
+      std::clamp<int64_t>(sequence.draft_computed - sequence.saved_begin, 0, SavedRows(sequence));
+  const auto first = sequence.saved_hidden.begin();
+  sequence.saved_hidden.erase(first, first + rows * model_.hidden_width());
+  sequence.saved_begin += rows;
+}
+
 void ModelDrafter::AddDepthPart(const DraftPart& part, int64_t limit) {
   Sequence& sequence = *part.sequence;
   const bool joins = JoinsSaved(part);
@@ -106,7 +114,12 @@ void ModelDrafter::DraftByDepth(std::span<const DraftPart> parts, int64_t limit)
   }
   hidden_.clear();
   depth_rows_.clear();
-  for (const DraftPart& part : parts) AddDepthPart(part, limit);
+  int64_t rows = 0;
+  for (const DraftPart& part : parts) rows += SavedRows(*part.sequence) + part.rows;
+  for (const DraftPart& part : parts) {
+    if (rows > max_rows_) DropComputed(*part.sequence);
+    AddDepthPart(part, limit);
+  }
   batch_.own_hidden = batch_.may_record = false;
   batch_.draws.clear();
   // All layers run, whatever the number of drafts is: the rows of later steps read their keys.

@@ -80,12 +80,13 @@ class DraftsByDepthTest : public ::testing::Test {
     sequence->tokens.insert(sequence->tokens.end(), more.begin(), more.end());
     sequence->computed = begin + rows;
     layers.SetTarget(begin, rows);
-    drafter.Draft(std::vector<DraftPart>{{sequence.get(), 0, begin, rows, decoding, wanted}},
-                  limit);
+    used->Draft(std::vector<DraftPart>{{sequence.get(), 0, begin, rows, decoding, wanted}}, limit);
   }
 
   LayersByDepth layers;
   ModelDrafter drafter{layers, /*page_size=*/4, /*max_rows=*/20, /*max_saved_rows=*/6};
+  ModelDrafter narrow{layers, /*page_size=*/4, /*max_rows=*/5, /*max_saved_rows=*/6};
+  ModelDrafter* used = &drafter;
   std::unique_ptr<Sequence> sequence;
 };
 
@@ -133,6 +134,17 @@ TEST_F(DraftsByDepthTest, LaterLayersRunWithoutDrafts) {
   EXPECT_THAT(layers.passes[1].tokens, ElementsAre(14, 15, 16));
   EXPECT_THAT(layers.passes[2].tokens, ElementsAre(15, 16));  // the next draft is not known
   EXPECT_EQ(layers.passes[2].logit_rows, 0);
+}
+
+TEST_F(DraftsByDepthTest, RowsAreNotComputedAgainWithoutRoom) {
+  used = &narrow;
+  Step(0, 5, {15}, 3, 3, /*decoding=*/false);
+  Step(5, 4, {16, 17, 18, 19}, 3, 3);
+  EXPECT_THAT(sequence->drafts, ElementsAre(20, 21, 22));
+  for (const LayersByDepth::DepthPass& pass : layers.passes)
+    EXPECT_THAT(pass.positions, ElementsAre(5, 6, 7, 8));
+  Step(9, 1, {20}, 3, 3);  // two rows before this one fit
+  EXPECT_THAT(layers.passes.at(2).positions, ElementsAre(7, 8, 9));
 }
 
 TEST_F(DraftsByDepthTest, MissedRowsAreComputedLater) {

@@ -1,6 +1,5 @@
 // K-EXAONE: DeepSeek-V3's router with Qwen3's attention. Most layers have a sliding window; the
-// others attend to all tokens and have no rotary embedding. The MTP layer is
-// dense.
+// others attend to all tokens and have no rotary embedding. The MTP layer is dense.
 #include <algorithm>
 #include <string>
 #include <vector>
