@@ -85,11 +85,11 @@ void ValidateUnequalRanks(const RankTopology& topology, int physical) {
                   ranks);
   if (!topology.costs.empty() && topology.costs.size() != ranks)
     throw Invalid("costs of {} ranks are given, but there are {}", topology.costs.size(), ranks);
-  const auto is_time = [](double cost) { return cost >= 0 && cost < 1e12; };
+  const auto is_time = [](double value) { return value >= 0 && value < 1e12; };
   for (const auto& [row, expert, move] : topology.costs)
-    if (row == 0 || !is_time(row) || !is_time(expert) || !is_time(move))
+    if (!(row > 0 && is_time(row) && is_time(expert) && is_time(move)))
       throw Invalid(
-          "a rank with a cost of {} for a row, {} for an expert and {} for a move: want positive "
+          "a rank with a cost of {} for a row, {} for an expert and {} for its move: want positive "
           "numbers",
           row, expert, move);
 }

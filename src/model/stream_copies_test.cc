@@ -19,6 +19,8 @@
 namespace switchyard {
 namespace {
 
+using testing::FixtureDir;
+
 // What the layers were asked to keep.
 struct Copies {
   std::vector<std::atomic<int>> of_expert;
