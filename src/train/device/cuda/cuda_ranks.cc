@@ -32,7 +32,8 @@ class CudaRanks final : public DeviceRanks {
   CudaRanks(kernels::Device& device, LayoutRanks& ranks)
       : device_(cuda::CudaDevice::From(device)),
         comm_(RankComm::In(ranks.memory, DeviceMesh(ranks.place.layout))),
-        peers_(*comm_, PeerBytes(ranks.place.layout), ranks.memory->timeout()),
+        peers_(std::make_shared<cuda::PeerMemory>(*comm_, PeerBytes(ranks.place.layout),
+                                                  ranks.memory->timeout())),
         watch_(std::make_shared<cuda::NcclWatch>(*comm_, ranks.memory->timeout())) {
     const RankCoordinates& place = ranks.place;
     const int all = place.layout.ranks(), ep = place.layout.ep;
@@ -47,7 +48,10 @@ class CudaRanks final : public DeviceRanks {
     } else {
       groups_.expert_copies = groups_.all;
     }
-    device_.AddCheck([this] { peers_.CheckTimeouts(); });
+    // The device outlives these groups.
+    device_.AddCheck([weak = std::weak_ptr<const cuda::PeerMemory>(peers_)] {
+      if (const auto peers = weak.lock()) peers->CheckTimeouts();
+    });
     device_.SetWait([watch = watch_](cudaEvent_t event) { watch->Wait(event); });
     LOG_INFO("computes on {}", device_.Describe());
   }
@@ -58,7 +62,7 @@ class CudaRanks final : public DeviceRanks {
 
  private:
   Collectives* Make(std::vector<int> group, const char* name) {
-    collectives_.push_back(cuda::MakeCollectives(*comm_, peers_, std::move(group), name,
+    collectives_.push_back(cuda::MakeCollectives(*comm_, *peers_, std::move(group), name,
                                                  branch_.stream(), {.watch = watch_}));
     return collectives_.back().get();
   }
@@ -66,7 +70,7 @@ class CudaRanks final : public DeviceRanks {
   cuda::CudaDevice& device_;
   const cuda::Branch branch_{/*urgent=*/true};
   const std::unique_ptr<RankComm> comm_;
-  cuda::PeerMemory peers_;
+  const std::shared_ptr<cuda::PeerMemory> peers_;
   const std::shared_ptr<cuda::NcclWatch> watch_;
   std::vector<std::unique_ptr<Collectives>> collectives_;
 };
