@@ -144,8 +144,8 @@ int64_t AutoStreamTokens(const EngineConfig& config, const EnginePlan& plan) {
       ExpertsOfRank(router.num_experts + config.moe.num_redundant_experts, Mesh(config.mesh, 0));
   const int on_gpu = std::min(router.num_experts, static_cast<int>(held.size()));
   const bool by_heat = config.eplb.enable || config.moe.init_expert_location != "trivial";
-  const LoadOptions load =
-      CompletePlacedLoad(model, OptionsWithoutStreams(config, plan, 0), config.mesh);
+  // An expert's bytes do not depend on the placement, so the file of the placement is not read.
+  const LoadOptions load = PlacedFormats(OptionsWithoutStreams(config, plan, 0));
   const double weights = 3.0 * static_cast<double>(model.expert_row_width()) *
                          static_cast<double>(model.moe->intermediate);
   return BreakEvenTokens(

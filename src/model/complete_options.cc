@@ -63,13 +63,17 @@ ModelOptions CompleteOptions(const ModelConfig& config, ModelOptions options,
   return options;
 }
 
-LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& options,
-                               const MeshShape& shape) {
-  LoadOptions load = CompleteOptions(config, options, shape).load;
+LoadOptions PlacedFormats(const ModelOptions& options) {
+  LoadOptions load = options.load;
   if (!options.gpu) return load;
   load.gpu_plain_dtype = options.dtype == DType::kF32 ? DType::kF32 : DType::kBF16;
   load.packs_experts = options.gpu->packs_experts && options.dtype != DType::kF32;
   return load;
+}
+
+LoadOptions CompletePlacedLoad(const ModelConfig& config, const ModelOptions& options,
+                               const MeshShape& shape) {
+  return PlacedFormats(CompleteOptions(config, options, shape));
 }
 
 }  // namespace switchyard
