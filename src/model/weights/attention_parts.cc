@@ -26,16 +26,22 @@ struct CacheScaleNames {
   char kind;           // 'k' or 'v'
   std::string module;  // of attention: "model.layers.0.self_attn"
   std::string linear;  // of the keys or values
+  bool joint = false;  // whether the linear has queries, keys and values
 };
 
 // The name under which the scales are stored; empty: none. llm-compressor stores them with the
 // module, ModelOpt with the linear. Older files of compressed-tensors call them the scale of the
-// linear's output, and AutoFP8 has one scale for both.
+// linear's output, and AutoFP8 has one scale for both. The output of a joint linear has queries
+// too, so its scale is not that of the cache.
 std::string StoredCacheScales(const Parts& parts, const CacheScaleNames& of) {
   const std::string name = std::string(1, of.kind) + "_scale";
+  const auto has = [&](const std::string& stored) {
+    const bool of_output = stored.starts_with(of.linear + ".output_");
+    return !(of.joint && of_output) && parts.Has(stored);
+  };
   for (const std::string& zeros :
        {of.module + "." + of.kind + "_zero_point", of.linear + ".output_zero_point"})
-    if (parts.Has(zeros))
+    if (has(zeros))
       throw Invalid(
           "--kv-cache-dtype fp8_e4m3: the checkpoint has zero points of the cache, \"{}\", which "
           "are not supported; want scales without them, or --kv-cache-dtype auto",
@@ -43,7 +49,7 @@ std::string StoredCacheScales(const Parts& parts, const CacheScaleNames& of) {
   for (const std::string& stored :
        {of.module + "." + name, of.module + ".attn." + name, of.linear + "." + name,
         of.linear + ".output_scale", of.module + ".kv_scale"})
-    if (parts.Has(stored)) return stored;
+    if (has(stored)) return stored;
   return "";
 }
 
@@ -60,9 +66,9 @@ void BuildCacheScales(Parts& parts, const std::string& prefix, int64_t kv_heads,
   const bool joint = !names.qkv.empty();
   const std::string module = prefix + AttentionModule(joint ? names.qkv : names.k);
   const std::string k =
-      StoredCacheScales(parts, {'k', module, prefix + (joint ? names.qkv : names.k)});
+      StoredCacheScales(parts, {'k', module, prefix + (joint ? names.qkv : names.k), joint});
   const std::string v =
-      StoredCacheScales(parts, {'v', module, prefix + (joint ? names.qkv : names.v)});
+      StoredCacheScales(parts, {'v', module, prefix + (joint ? names.qkv : names.v), joint});
   if (k.empty() != v.empty())
     throw Invalid(
         "--kv-cache-dtype fp8_e4m3: the checkpoint has \"{}\", but only keys or values have such "

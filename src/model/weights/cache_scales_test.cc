@@ -84,6 +84,26 @@ TEST(CacheScales, ALatentHasTheScaleOfKeys) {
   EXPECT_EQ(FloatsOfScales(w.layers[0].latent.cache_scale), std::vector<float>{0.5f});
 }
 
+// That output has queries too.
+TEST(CacheScales, TheScaleOfAJointOutputIsNotThatOfTheCache) {
+  ChangedCheckpoint c("bailing_moe_v2", "families");
+  c.config.quantization.cache_scales = true;
+  const auto add = [&](const std::string& name, float scale) {
+    for (int64_t layer = 0; layer < c.config.num_layers(); ++layer)
+      c.tensors["model.layers." + std::to_string(layer) + ".attention." + name] =
+          ScalesTensor({scale}, {1});
+  };
+  add("query_key_value.output_scale", 0.5f);
+  add("query_key_value.output_zero_point", 0.0f);
+  EXPECT_FALSE(LoadWeights(c.Write(), c.config, Mesh(), {}).layers[0].grouped.k_scales.defined());
+  add("query_key_value.k_scale", 0.25f);
+  add("query_key_value.v_scale", 2.0f);
+  const ModelWeights w = LoadWeights(c.Write(), c.config, Mesh(), {});
+  const auto heads = static_cast<size_t>(c.config.kv_heads(0));
+  EXPECT_EQ(FloatsOfScales(w.layers[0].grouped.k_scales), std::vector<float>(heads, 0.25f));
+  EXPECT_EQ(FloatsOfScales(w.layers[0].grouped.v_scales), std::vector<float>(heads, 2.0f));
+}
+
 TEST(CacheScales, WithoutThemTheScaleIsOne) {
   CheckpointWithScales c("qwen3", {});
   const ModelWeights w = LoadWeights(c.Write(), c.config, Mesh(), {});
