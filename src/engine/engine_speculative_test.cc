@@ -389,6 +389,29 @@ TEST(SpeculativeEngineTest, UnfitDraftsAreRefusedByName) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("--speculative-moe-runner-backend grouped_mlp"));
 }
 
+TEST(SpeculativeEngineTest, DraftsWithScalesOfAnotherCacheAreRefused) {
+  const testing::TempDir dir;
+  const auto write = [&](const char* type) {
+    std::ifstream file(Fixture("olmoe") / "config.json");
+    nlohmann::json settings = nlohmann::json::parse(file);
+    settings["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                       {"kv_cache_scheme", {{"num_bits", 8}, {"type", type}}}};
+    testing::WriteBytes(dir.path() / "config.json", settings.dump());
+  };
+  EngineConfig config = ConfigOf("olmoe");
+  config.speculative = {.algorithm = "STANDALONE", .draft_model_path = dir.path().string()};
+  config.kv_cache_dtype = "fp8_e4m3";
+  write("int");
+  EXPECT_THAT(ErrorOf(config),
+              AllOf(HasSubstr("--speculative-draft-model-path"),
+                    HasSubstr("kv_cache_scheme is int of 8 bits"), HasSubstr("--kv-cache-dtype")));
+  config.kv_cache_dtype = "auto";
+  EXPECT_EQ(ErrorOf(config), "no error");
+  config.kv_cache_dtype = "fp8_e4m3";
+  write("float");
+  EXPECT_EQ(ErrorOf(config), "no error");
+}
+
 // The plan needs no weight files, but reads the headers of those that exist.
 TEST(SpeculativeEngineTest, APlanRefusesATokenMapForAQuantizedHead) {
   const testing::TempDir dir;

@@ -140,6 +140,11 @@ std::optional<ModelConfig> ReadDraftConfig(const EngineConfig& config, const Mod
     draft->quantization.fp8_bfloat16_rows = target.quantization.fp8_bfloat16_rows;
     draft->quantization.stored_layout = target.quantization.stored_layout;
     draft->quantization.cache_scales = target.quantization.cache_scales;
+    if (target.quantization.cache_scales && !draft->quantization.other_cache.empty())
+      throw Invalid(
+          "--speculative-draft-model-path {}: {}, which does not fit --kv-cache-dtype fp8_e4m3; "
+          "want scales for float of 8 bits, or --kv-cache-dtype auto",
+          DraftPath(config).string(), draft->quantization.other_cache);
     if (draft->vocab_size != target.vocab_size || draft->pooling)
       throw Invalid(
           "--speculative-draft-model-path {}: want a model that generates text with the target's "
