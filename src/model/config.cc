@@ -151,7 +151,8 @@ ModelConfig Parse(const ConfigTexts& texts, const QuantizationFlags& flags) {
   if (config.architecture.ends_with(kClassifier)) config.pooling = ReadClassifier(reader);
   config.quantization = ReadQuantization(reader.Has("quantization_config") ? reader : file,
                                          family.names(config).interleaved_experts);
-  if (config.quantization.method.empty() && !texts.modelopt.empty()) {
+  const bool quantizes = !config.quantization.method.empty() || config.quantization.only_cache;
+  if (!quantizes && !texts.modelopt.empty()) {
     config.quantization =
         ReadModelOptFile(ConfigReader(texts.modelopt, texts.where + "hf_quant_config.json"));
   }

@@ -114,7 +114,8 @@ std::vector<std::string> FlagNames(const std::vector<SchemeRule>& rules) {
   return names;
 }
 
-// QuantizationConfig::other_cache.
+}  // namespace
+
 std::string OtherCache(const ConfigReader& reader) {
   const auto scheme = reader.Object("kv_cache_scheme");
   if (!scheme) return "";
@@ -123,8 +124,6 @@ std::string OtherCache(const ConfigReader& reader) {
   return fmt::format("{} is {}{} of {} bits by {}", reader.Where("kv_cache_scheme"),
                      n.symmetric ? "" : "asymmetric ", n.type, n.bits, n.strategy);
 }
-
-}  // namespace
 
 QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
   const auto transforms = reader.Object("transform_config");
@@ -137,9 +136,10 @@ QuantizationConfig ReadCompressedTensors(const ConfigReader& reader) {
   const std::string format = reader.StringOr({"format"}, "");
   config.other_cache = OtherCache(reader);
   const auto groups = reader.Object("config_groups");
-  const bool only_cache = !groups && reader.Object("kv_cache_scheme");
+  const bool no_groups = !groups || groups->Members().empty();
+  config.only_cache = no_groups && reader.Object("kv_cache_scheme");
   config.names = {"compressed-tensors"};
-  if (only_cache) return config;
+  if (config.only_cache) return config;
   if (!groups) throw Invalid("{} is missing", reader.Where("config_groups"));
   for (const std::string& name : groups->Members()) {
     const auto group = groups->Object(name);

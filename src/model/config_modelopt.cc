@@ -51,7 +51,10 @@ QuantizationConfig ReadModelOpt(const ConfigReader& reader) {
   QuantizationConfig config{.names = {"modelopt"}};
   if (!cache.empty() && cache != "FP8")
     config.other_cache = fmt::format("{} is {}", reader.Where("kv_cache_quant_algo"), cache);
-  if (algorithm.empty() && !cache.empty()) return config;  // only the cache is quantized
+  // In config.json, an object describes the cache in place of a name.
+  if (config.other_cache.empty()) config.other_cache = OtherCache(reader);
+  config.only_cache = algorithm.empty() && (!cache.empty() || reader.Object("kv_cache_scheme"));
+  if (config.only_cache) return config;
   config.rules.push_back({SchemeOf(reader, algorithm), {}});
   if (algorithm.starts_with("FP8")) config.names.emplace_back("modelopt_fp8");
   if (algorithm == "NVFP4") config.names.emplace_back("modelopt_fp4");

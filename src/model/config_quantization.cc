@@ -157,7 +157,7 @@ QuantizationConfig ReadQuantization(const ConfigReader& reader, bool mxfp4_block
   if (!object) return {};
   const std::string method = object->StringOr({"quant_method"}, "");
   QuantizationConfig config = ReadMethod(*object, method, mxfp4_blocks);
-  config.method = method;
+  if (!config.only_cache) config.method = method;
   if (method == "fp8") ReadExpertType(reader, &config);
   try {
     const LinearSchemes checked(config);  // throws on malformed patterns
@@ -171,7 +171,7 @@ QuantizationConfig ReadModelOptFile(const ConfigReader& reader) {
   const auto object = reader.Object("quantization");
   if (!object || !(object->Has("quant_algo") || object->Has("kv_cache_quant_algo"))) return {};
   QuantizationConfig config = ReadModelOpt(*object);
-  if (!config.rules.empty()) config.method = "modelopt";
+  if (!config.only_cache) config.method = "modelopt";
   return config;
 }
 

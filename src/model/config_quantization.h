@@ -80,7 +80,8 @@ inline constexpr std::string_view kPlainProjections[] = {"self_attn.kv_b_proj", 
                                                          "attn.compressor", "attn.indexer"};
 
 struct QuantizationConfig {
-  std::string method;              // quant_method of the checkpoint; empty: none
+  // quant_method of the checkpoint; empty: its weights are not quantized.
+  std::string method;
   std::vector<std::string> names;  // values of `--quantization` that the checkpoint satisfies
   std::vector<SchemeRule> rules;   // the first match applies; no match: plain
   std::vector<ModulePattern> ignored;
@@ -108,6 +109,8 @@ struct QuantizationConfig {
   // What the checkpoint says about its scales of a cache, if they are for another format than e4m3:
   // "config.json: quantization_config.kv_cache_scheme is int of 8 bits by tensor". Else empty.
   std::string other_cache;
+  // Whether the checkpoint says that its cache is quantized, and that its weights are not.
+  bool only_cache = false;
 
   bool none() const {
     return method.empty() && rules.empty() && chosen.empty() && stored.empty();

@@ -43,8 +43,8 @@ std::vector<SchemeRule> RulesOf(const std::string& method) {
 }
 
 void ApplyMethod(const std::string& method, QuantizationConfig* config) {
+  if (std::ranges::count(config->names, method)) return;
   if (!config->method.empty()) {
-    if (std::ranges::count(config->names, method)) return;
     throw Invalid(
         "--quantization {}: the checkpoint is quantized already, by {} (config.json); leave the "
         "flag out, or name a checkpoint that is not quantized",

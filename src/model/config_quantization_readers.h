@@ -1,6 +1,8 @@
 // Readers of the two methods with a larger configuration format. Internal to ReadQuantization.
 #pragma once
 
+#include <string>
+
 #include "model/config_quantization.h"
 
 namespace switchyard {
@@ -10,5 +12,8 @@ namespace switchyard {
 QuantizationConfig ReadCompressedTensors(const ConfigReader& reader);
 // Reads the object that contains ModelOpt's quant_algo, in config.json or hf_quant_config.json.
 QuantizationConfig ReadModelOpt(const ConfigReader& reader);
+// QuantizationConfig::other_cache by kv_cache_scheme, which both methods write. Defined in
+// config_compressed_tensors.cc.
+std::string OtherCache(const ConfigReader& reader);
 
 }  // namespace switchyard

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/temporary_directory.h"
 #include "model/config.h"
 
 namespace switchyard {
@@ -125,6 +126,46 @@ TEST(ReadQuantization, SchemesOfACacheThatAreNotE4m3AreNamed) {
   EXPECT_TRUE(model_opt(R"("quant_algo": null, "kv_cache_quant_algo": "FP8")").rules.empty());
   EXPECT_THAT(model_opt(R"("quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4")").other_cache,
               HasSubstr("kv_cache_quant_algo is NVFP4"));
+  // config.json describes the cache by an object.
+  const QuantizationConfig e4m3 =
+      model_opt(R"("kv_cache_scheme": {"dynamic": false, "num_bits": 8, "type": "float"})");
+  EXPECT_EQ(e4m3.other_cache, "");
+  EXPECT_TRUE(e4m3.rules.empty());
+  EXPECT_EQ(model_opt(R"("kv_cache_scheme": {"dynamic": false, "num_bits": 8, "type": "int"})")
+                .other_cache,
+            "config.json: quantization_config.kv_cache_scheme is int of 8 bits by tensor");
+  const QuantizationConfig four =
+      model_opt(R"("quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 4, "type": "float"})");
+  EXPECT_THAT(four.other_cache, HasSubstr("kv_cache_scheme is float of 4 bits"));
+  EXPECT_EQ(four.rules.size(), 1u);
+  EXPECT_EQ(four.method, "modelopt");
+  EXPECT_THAT(ErrorOf(R"({"quant_method": "modelopt", "kv_cache_scheme": null})"),
+              HasSubstr("quant_algo"));
+}
+
+// Weights beside a quantized cache are plain, so --quantization applies to them.
+TEST(ReadQuantization, AQuantizedCacheAloneLeavesTheWeightsPlain) {
+  constexpr const char* kScheme = R"("kv_cache_scheme": {"num_bits": 8, "type": "float"})";
+  for (const std::string& object :
+       {std::string(R"("quant_method": "compressed-tensors", )") + kScheme,
+        std::string(R"("quant_method": "compressed-tensors", "config_groups": {}, )") + kScheme,
+        std::string(R"("quant_method": "modelopt", )") + kScheme,
+        std::string(R"("quant_method": "modelopt", "kv_cache_quant_algo": "FP8")")}) {
+    SCOPED_TRACE(object);
+    QuantizationConfig config = Read("{" + object + "}");
+    EXPECT_TRUE(config.only_cache);
+    EXPECT_EQ(config.method, "");
+    EXPECT_TRUE(config.none());
+    ApplyFlags({.method = config.names.at(0)}, &config);
+    EXPECT_TRUE(config.none());
+    ApplyFlags({.method = "int4"}, &config);
+    EXPECT_EQ(LinearSchemes(config).Of("model.layers.0.mlp.experts.0.up_proj").packing,
+              Packing::kWhileLoading);
+  }
+  const QuantizationConfig mxfp4 = ReadQuantization(
+      ConfigReader(R"({"quantization_config": {"quant_method": "mxfp4"}})", "config.json"), true);
+  EXPECT_TRUE(mxfp4.mxfp4_blocks());
+  EXPECT_FALSE(mxfp4.only_cache);
 }
 
 TEST(ReadQuantization, GptqAndItsRules) {
@@ -169,6 +210,20 @@ TEST(ReadQuantization, ModelOptExcludesByPattern) {
 TEST(ReadQuantization, ModelOptsOwnFileCountsWhereConfigSaysNothing) {
   const auto quantized = std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized";
   EXPECT_EQ(LoadModelConfig(quantized / "modelopt_fp8").quantization.method, "modelopt");
+}
+
+TEST(ReadQuantization, ModelOptsOwnFileIsNotReadIfConfigDescribesTheCache) {
+  const auto from = std::filesystem::path(SWITCHYARD_TEST_DATA) / "quantized/modelopt_fp8";
+  const TemporaryDirectory dir;
+  std::filesystem::copy_file(from / "hf_quant_config.json", dir.path() / "hf_quant_config.json");
+  std::ifstream file(from / "config.json");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  text.insert(text.find('{') + 1, R"("quantization_config": {"quant_method": "modelopt",
+      "kv_cache_scheme": {"num_bits": 8, "type": "float"}},)");
+  std::ofstream(dir.path() / "config.json") << text;
+  const QuantizationConfig config = LoadModelConfig(dir.path()).quantization;
+  EXPECT_TRUE(config.only_cache);
+  EXPECT_TRUE(config.none());
 }
 
 TEST(ReadQuantization, Fp8WithoutBlocksHasScalesOfRows) {

@@ -123,6 +123,12 @@ ModelConfig ReadConfig(const QuantizeOptions& o) {
         "{}: is quantized already, by {} (config.json); name a checkpoint that is not quantized",
         o.from.string(), config.quantization.method);
   }
+  if (config.quantization.only_cache) {
+    throw Invalid(
+        "{}: has settings of a quantized cache (config.json), which would be lost; name a "
+        "checkpoint without them",
+        o.from.string());
+  }
   config.quantization = ConfigOf(o.rules);
   if (config.quantization.rules.empty()) {
     throw Invalid("no format is given; add --format ({}), or rules by --config", kPackedFormats);
