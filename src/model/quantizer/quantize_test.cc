@@ -388,6 +388,10 @@ TEST(QuantizeCheckpoint, RefusesWhatItCannotWrite) {
   };
   EXPECT_THAT(message(QuantizedDir("awq"), {"int4"}), HasSubstr("quantized already, by awq"));
   EXPECT_THAT(message(FixtureDir("gpt_oss"), {"int4"}), HasSubstr("quantized already, by mxfp4"));
+  json cached = json::parse(ReadBytes(FixtureDir("qwen3") / "config.json"));
+  cached["quantization_config"] = {{"quant_method", "modelopt"}, {"kv_cache_quant_algo", "FP8"}};
+  WriteBytes(out.path() / "config.json", cached.dump());
+  EXPECT_THAT(message(out.path(), {"int4"}), HasSubstr("settings of a quantized cache"));
   const std::string group = message(FixtureDir("qwen3_moe"), {"int4", 64});
   EXPECT_THAT(group, HasSubstr("down_proj [64, 32]"));
   EXPECT_THAT(group, HasSubstr("--group-size"));
