@@ -398,7 +398,9 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
     constexpr int32_t kKeys = 130;
     const int64_t width = lora + rope;
     const std::vector<int32_t> pages = random.Shuffled(kKeys);
-    const Cache cache(dtype, random.Normal(kKeys * width), kKeys, /*heads=*/1, width);
+    const float scale_of_codes = 0.4f;
+    const float* const cache_scale = dtype == DType::kF8E4M3 ? &scale_of_codes : nullptr;
+    const Cache cache(dtype, random.Normal(kKeys * width), kKeys, /*heads=*/1, width, cache_scale);
     const std::vector<float> q = Rounded(random.Normal(kKeys * heads * width), rounded);
     std::vector<float> out(kKeys * heads * lora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kKeys, .kv_len = kKeys, .pages = pages.data()};
@@ -406,6 +408,7 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
                                .ldq = heads * width,
                                .cache = cache.bytes.data(),
                                .kv_dtype = dtype,
+                               .cache_scale = cache_scale,
                                .heads = heads,
                                .lora = lora,
                                .rope = rope,
