@@ -370,11 +370,6 @@ bool RankEngine::Impl::NeedsLogits() const {
          (model.has_logits() && batch.draws.size() != batch.logit_rows.size());
 }
 
-bool RankEngine::Impl::Exports() const {
-  return std::ranges::any_of(
-      plan, [](const ScheduledRows& part) { return part.sequence->request.kv == KvRole::kExport; });
-}
-
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
   if (!options.overlap_schedule || !model.launches() || NeedsLogits() || Exports() || speculates())
     return false;
