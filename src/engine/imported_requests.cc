@@ -20,6 +20,11 @@ std::vector<int32_t> FirstPages(const SequencePages& cache, int64_t count) {
 
 }  // namespace
 
+bool RankEngine::Impl::Exports() const {
+  return std::ranges::any_of(
+      plan, [](const ScheduledRows& part) { return part.sequence->request.kv == KvRole::kExport; });
+}
+
 KvPages RankEngine::Impl::Export(Sequence& sequence) const {
   const int64_t end = std::min(sequence.computed, sequence.prompt_length);
   sequence.exported = end;

@@ -370,16 +370,10 @@ bool RankEngine::Impl::NeedsLogits() const {
          (model.has_logits() && batch.draws.size() != batch.logit_rows.size());
 }
 
-bool RankEngine::Impl::Exports() const {
-  return std::ranges::any_of(
-      plan, [](const ScheduledRows& part) { return part.sequence->request.kv == KvRole::kExport; });
-}
-
 bool RankEngine::Impl::CanLaunch(std::span<const StepCounts> groups) const {
-  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || Exports() || speculates())
-    return false;
-  return !model.launches_together() ||
-         std::ranges::none_of(groups, [](const StepCounts& group) { return group.host_logits; });
+  if (!options.overlap_schedule || !model.launches() || NeedsLogits() || speculates()) return false;
+  const auto forwards_now = [](const StepCounts& group) { return group.host_logits != 0; };
+  return !Exports() && !(model.launches_together() && std::ranges::any_of(groups, forwards_now));
 }
 
 RankEngine::RankEngine(Options options, ForwardFunction& model)
