@@ -94,6 +94,7 @@ TEST(HeuristicsTest, FewRowsOccupyEveryThread) {
   EXPECT_EQ(ExpertTaskColumns(1, 1, 4096, 15), 32);
   EXPECT_EQ(ExpertTaskColumns(2, 1, 1536, 12), 128) << "two tasks for each thread";
   EXPECT_EQ(ExpertTaskColumns(64, 64, 1536, 15), 128) << "many rows";
+  EXPECT_EQ(ExpertTaskColumns(1, 1, 1536, 15, /*prepares=*/true), 128);
   for (const int threads : {1, 2, 5, 15, 47, 96})
     for (const int64_t width : {64, 704, 1536, 2880, 7168})
       for (const int64_t experts : {1, 3, 8}) {

@@ -224,6 +224,8 @@ def test_one_batch_compares_ranks_of_experts_with_their_bound(skew, words, tmp_p
         assert of_bound == pytest.approx(100 * case["decode_roofline_fraction"], abs=0.51)
         assert case["in_order_bound_seconds"] >= slower * (1 - 1e-9) and case["by_layers_bound_seconds"] > 0
         assert 1e3 * slower == pytest.approx(bound, abs=0.0006) and step > 0 and in_order > 0 and by_layers > 0
+        assert case["cpu_experts_seconds"] > 0 and case["cpu_rows_seconds"] >= 0 and case["cpu_outputs_seconds"] >= 0
+    assert "CPUs of rank 1, ms of a decode step in all layers" in done.stdout
     if skew and skew[-1] == 0:
         assert all(0.25 < case["attending_rows"] < 0.75 for case in figures)
     elif skew:

@@ -242,7 +242,9 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& kernels, Pro
   for (const int32_t e : busy) CHECK(cpu::SameInput(p.experts[e].gate, p.experts[e].up));
   const ExpertWeights& w = p.experts[busy[0]];
   const auto columns = [&](int64_t n) {
-    return cpu::ExpertTaskColumns(p.offsets.back(), -order(busy[0]).first, n, pool.num_threads());
+    return cpu::ExpertTaskColumns(
+        p.offsets.back(), -order(busy[0]).first, n, pool.num_threads(),
+        /*prepares=*/cpu::InputRowFormatOf(w.gate) == cpu::InputRowFormat::kBFloat16Rows);
   };
   Run run = {.p = p,
              .kernels = kernels,

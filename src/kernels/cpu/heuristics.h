@@ -75,10 +75,13 @@ constexpr int64_t kExpertTasksPerThread = 8;
 // 15 threads has 12 tasks of 128 columns, or 96 of 16. Not measured yet.
 constexpr int64_t kFewExpertRows = 4, kFinestExpertColumns = 16;
 // Returns the columns per task. `rows`: rows of all experts. `max_expert_rows`: rows of the expert
-// with the most rows, at least 1. All blocks of an expert have equal size except the last; the size
-// is a multiple of kFinestExpertColumns. Always inline: see kernel_table.h.
+// with the most rows, at least 1. `prepares`: each task prepares rows of x, as AMX tiles do for
+// bfloat16 rows, so that small tasks would cost more than idle threads. All blocks of an expert
+// have equal size except the last; the size is a multiple of kFinestExpertColumns. Always inline:
+// see kernel_table.h.
 [[gnu::always_inline]] constexpr int64_t ExpertTaskColumns(int64_t rows, int64_t max_expert_rows,
-                                                           int64_t width, int threads) {
+                                                           int64_t width, int threads,
+                                                           bool prepares = false) {
   int64_t most = rows * width / (kExpertTasksPerThread * threads * max_expert_rows);
   if (most < kMinExpertColumns) most = kMinExpertColumns;
   if (most > kMaxExpertColumns) most = kMaxExpertColumns;
@@ -87,7 +90,7 @@ constexpr int64_t kFewExpertRows = 4, kFinestExpertColumns = 16;
   if (blocks < 1) return kMinExpertColumns;
   const int64_t each = (width + blocks - 1) / blocks;
   int64_t columns = (each + kMinExpertColumns - 1) / kMinExpertColumns * kMinExpertColumns;
-  if (max_expert_rows > kFewExpertRows) return columns;
+  if (prepares || max_expert_rows > kFewExpertRows) return columns;
   const int64_t experts = rows < max_expert_rows ? 1 : rows / max_expert_rows;  // at least
   while (columns % (2 * kFinestExpertColumns) == 0) {
     const int64_t tasks = experts * ((width + columns - 1) / columns);
