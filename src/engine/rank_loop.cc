@@ -483,6 +483,7 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
     Serve(engine, comm, io, recorder, eplb, profiler, links, model, caches);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
+    if (model) model->EndWaits();  // before the caches are freed
     throw;
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <limits>
 #include <map>
 #include <utility>
@@ -45,6 +46,15 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
 }  // namespace
 
 struct Model::Impl {
+  // After an error, work of the device may wait for other ranks without a timeout.
+  struct EndOfWaits {
+    RankDevice& device;
+    int exceptions = std::uncaught_exceptions();
+    ~EndOfWaits() {
+      if (std::uncaught_exceptions() > exceptions) device.EndWaits();
+    }
+  };
+
   ModelConfig config;
   ModelOptions options;
   RankComm& comm;
@@ -72,6 +82,7 @@ struct Model::Impl {
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
   std::vector<std::vector<schedule::Operation>> plain;       // by depth (PlainSchedules)
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two passes, if there are two
+  const EndOfWaits end_of_waits{*rank_device};               // last: acts before buffers are freed
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -485,6 +496,7 @@ void Model::SetTokens(std::span<const int32_t> tokens) {
   CHECK_EQ(std::ssize(tokens), config().output_width());
   if (draws()) impl_->sampler.SetIds(impl_->device, tokens);
 }
+void Model::EndWaits() { impl_->rank_device->EndWaits(); }
 kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
   CHECK(!batch.routed_experts && batch.best_tokens == 0);

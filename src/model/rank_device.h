@@ -29,6 +29,9 @@ class RankDevice {
   // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;
+  // Ends the device's work that waits for other ranks without a timeout. Call it after an error,
+  // before memory of the device is freed, which waits for this work. Later collectives fail.
+  virtual void EndWaits() noexcept {}
 };
 
 // A device with the CPU's threads, or the GPU in `options`; borrows `comm` and `pool`. Collective
