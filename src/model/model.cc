@@ -121,6 +121,7 @@ struct Model::Impl {
     if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
     PlacingInStore placing(device, options.weight_store);
     UploadWeights(device, weights);
+    ReportPlacing();
     if (config.eagle)
       ShareVocabulary(*config.eagle, config.reduced_head != nullptr,
                       options.target ? &options.target->impl_->weights : nullptr, &weights);
@@ -133,6 +134,13 @@ struct Model::Impl {
     EndPhase("device and exchange");
     if (options.weights) return *options.weights;
     return LoadWeights(dir, config, comm.mesh, BeforeStreamCopies(config, comm.mesh, options));
+  }
+
+  // Reports that another part of the loaded weights is on the GPU, so that other ranks wait.
+  void ReportPlacing() const {
+    if (device.is_cpu() || !options.load.progress) return;
+    const size_t later = StreamCopyBytes(config, comm.mesh, options);
+    options.load.progress(weights.bytes_mapped, weights.bytes_mapped + later);
   }
 
   void EndPhase(const char* name) const {
@@ -194,6 +202,7 @@ struct Model::Impl {
       moe[i] = std::make_unique<MoeLayer>(layer_config, std::exchange(weights.layers[i].moe, {}),
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
+      ReportPlacing();
     }
     KeepForStreams(moe, dir, config, comm.mesh, options, weights.bytes_mapped);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
