@@ -84,10 +84,12 @@ void RankProcesses::Impl::BeginEpoch() {
     {
       const std::lock_guard lock(mutex);
       // A process that ended by a fault signal may have overwritten any memory before.
-      const auto faulted = [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); };
-      damaged = std::ranges::any_of(exits, faulted);
-      for (const RankExit& exit : exits) {
-        if (!kept.empty() && faulted(exit)) kept[exit.rank - first_rank()].Clear();
+      // Exits after Settle are not in `exits`.
+      for (size_t i = 0; i < children.size(); ++i) {
+        const RankExit& exit = children[i].exit;
+        if (!children[i].ended || exit.signal == 0 || !exit.ByItself()) continue;
+        damaged = true;
+        if (!kept.empty()) kept[i].Clear();
       }
       exits.clear();
       killed = false;

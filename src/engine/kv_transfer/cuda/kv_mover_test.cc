@@ -249,7 +249,9 @@ TEST(GpuMover, RowsOfOneProcessAreCopied) {
   ExpectPlainCopies(*mover, mapped.get(), contents);
   std::vector<std::byte> want = contents;
   std::fill(want.begin() + 100, want.begin() + 200, std::byte{0});
-  mover->Clear({mapped.get() + 100, 100});
+  std::fill(want.begin() + 1000, want.begin() + 1003, std::byte{0});
+  const std::span<std::byte> parts[] = {{mapped.get() + 100, 100}, {mapped.get() + 1000, 3}};
+  mover->Clear(parts);
   EXPECT_TRUE(Read(memory.data(), kSourceBytes) == want);
 }
 
