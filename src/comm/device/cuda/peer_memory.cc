@@ -224,7 +224,7 @@ PeerMemory::PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
   if (comm.mesh.pp() > 1) card.stage = comm.mesh.pp_rank();
   try {
     my.Exchange(card);
-  } catch (...) {  // peers may have mapped this memory, as after an error in the destructor
+  } catch (...) {  // peers may have mapped this memory
     my.CloseImported();
     AbandonedMemory::Get().Add(my.arena.epoch(), std::move(my.memory), std::move(my.report));
     throw;

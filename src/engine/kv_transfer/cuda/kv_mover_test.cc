@@ -25,6 +25,7 @@
 #include "core/cuda/runtime.h"
 #include "engine/kv_transfer/kv_progress.h"
 #include "engine/kv_transfer/kv_rows.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "kernels/device.h"
 
 namespace switchyard {
@@ -284,7 +285,23 @@ TEST(GpuPublisher, LayersAreVisibleOnceTheirWorkHasEnded) {
   const KvProgress progress(memory);
   {
     const KvPublisher publish = MakeGpuPublisher(memory, *device);
-    for (uint64_t pass = 1; pass < 20; ++pass) {
+    publish(1, 1);
+    device->Synchronize();
+    EXPECT_EQ(progress.LayersOf(1), 1);
+    // A host function, which ends only after the check, is before the next number in the stream.
+    std::atomic<bool> checked{false};
+    const auto wait = [](void* flag) {
+      Await([&] { return static_cast<std::atomic<bool>*>(flag)->load(); });
+    };
+    const cudaStream_t stream = cuda::CudaDevice::From(*device).stream();
+    cuda::Check(cudaLaunchHostFunc(stream, wait, &checked), "test");
+    publish(1, 3);
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(progress.LayersOf(1), 1);
+    checked = true;
+    device->Synchronize();
+    EXPECT_EQ(progress.LayersOf(1), 3);
+    for (uint64_t pass = 2; pass < 20; ++pass) {
       for (int64_t layer = 1; layer < 5; ++layer) {
         publish(pass, layer);
         EXPECT_LE(progress.LayersOf(pass), layer);
