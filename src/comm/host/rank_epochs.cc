@@ -185,8 +185,10 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
     my.changed.wait_for(lock, kPoll);
   my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
-    if (!child.ended && !my.arena->Waits(child.rank()) && my.arena->Active(child.rank()))
-      my.Retire(child);
+    if (child.ended || my.arena->Waits(child.rank()) || !my.arena->Active(child.rank())) continue;
+    LOG_INFO("rank {} has not ended its epoch after {:g} s, and is killed", child.rank(),
+             std::chrono::duration<double>(wait).count());
+    my.Retire(child);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
 }

@@ -1,5 +1,6 @@
 #include "comm/device/cuda/nccl_watch.h"
 
+#include <algorithm>
 #include <thread>
 
 #include "comm/device/cuda/nccl_group.h"
@@ -37,12 +38,13 @@ void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {
       "NCCL_IB_HCA name the network between the hosts");
 }
 
-// If a process has ended, its peers' NCCL may detect it before the parent does. A rank that reports
-// the parent's reason can take part in the next epoch.
+// NCCL detects the end of a process by its sockets. The kernel closes them before it has freed the
+// memory of the GPU, which may take seconds, and only then the parent sees the end. A rank that
+// reports the parent's reason can take part in the next epoch.
 void NcclWatch::ThrowLost(const std::string& error) {
-  static constexpr std::chrono::milliseconds kParentTime{100}, kPoll{1};
+  static constexpr std::chrono::milliseconds kParentTime{5000}, kPoll{1};
   AbortAll();
-  const auto end = std::chrono::steady_clock::now() + kParentTime;
+  const auto end = std::chrono::steady_clock::now() + std::min(kParentTime, timeout_);
   while (!PeersEnded() && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(kPoll);
   CheckAborted();

@@ -46,7 +46,8 @@ class NcclWatch {
   void CheckAborted() const { comm_.memory->CheckAborted(); }
   // Barrier on the host communicator, which names the missing rank.
   void Barrier();
-  // Aborts all groups after the error `error` of NCCL. Throws Error kPeer.
+  // Aborts all groups after the error `error` of NCCL. Throws Error kPeer, after a wait of at most
+  // 5 s for the abort of the arena.
   [[noreturn]] void ThrowLost(const std::string& error);
 
   RankComm& comm_;
