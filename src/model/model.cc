@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <exception>
 #include <limits>
 #include <map>
 #include <utility>
@@ -46,15 +45,6 @@ ModelOptions CheckPlacements(ModelOptions options, RankComm& comm, const ThreadP
 }  // namespace
 
 struct Model::Impl {
-  // After an error, work of the device may wait for other ranks without a timeout.
-  struct EndOfWaits {
-    RankDevice& device;
-    int exceptions = std::uncaught_exceptions();
-    ~EndOfWaits() {
-      if (std::uncaught_exceptions() > exceptions) device.EndWaits();
-    }
-  };
-
   ModelConfig config;
   ModelOptions options;
   RankComm& comm;
@@ -121,7 +111,7 @@ struct Model::Impl {
     if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
     PlacingInStore placing(device, options.weight_store);
     UploadWeights(device, weights);
-    ReportPlacing();
+    ReportPlacing(config, comm.mesh, options, weights.bytes_mapped);
     if (config.eagle)
       ShareVocabulary(*config.eagle, config.reduced_head != nullptr,
                       options.target ? &options.target->impl_->weights : nullptr, &weights);
@@ -136,17 +126,9 @@ struct Model::Impl {
     return LoadWeights(dir, config, comm.mesh, BeforeStreamCopies(config, comm.mesh, options));
   }
 
-  // Reports that another part of the loaded weights is on the GPU, so that other ranks wait.
-  void ReportPlacing() const {
-    if (device.is_cpu() || !options.load.progress) return;
-    const size_t later = StreamCopyBytes(config, comm.mesh, options);
-    options.load.progress(weights.bytes_mapped, weights.bytes_mapped + later);
-  }
-
   void EndPhase(const char* name) const {
     if (options.times) options.times->End(name);
   }
-
   std::vector<kernels::DeviceArray> DeviceWeights() const {
     if (device.is_cpu()) return {};
     std::vector<kernels::DeviceArray> arrays = PlacedArrays(weights);
@@ -165,7 +147,6 @@ struct Model::Impl {
     if (options.kept_inputs.empty()) return config.hidden_row_width();
     return config.residual_width() * std::ssize(options.kept_inputs);
   }
-
   void BeginLayer() {
     comm.memory->Beat();
     comm.memory->TestFault("layer");
@@ -202,7 +183,7 @@ struct Model::Impl {
       moe[i] = std::make_unique<MoeLayer>(layer_config, std::exchange(weights.layers[i].moe, {}),
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
-      ReportPlacing();
+      ReportPlacing(config, comm.mesh, options, weights.bytes_mapped);
     }
     KeepForStreams(moe, dir, config, comm.mesh, options, weights.bytes_mapped);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
@@ -268,7 +249,6 @@ struct Model::Impl {
   }
   // The micro-batches of a batch have the same pass number, so all of them are aborted, or none.
   bool aborted() const { return passes[0]->aborted; }
-
   void ReportRouting(uint64_t last) {
     for (const auto& pass : passes)
       if (pass->moe) pass->moe->ReportRouting(last);
