@@ -460,19 +460,6 @@ TEST_F(HostMemoryTest, ReadsVersion1AndAContainersRoot) {
   EXPECT_EQ(ReadHostMemory(root_).available, 250000);
 }
 
-// Spares have a CUDA context on each GPU, and so has a server process that copies KV rows.
-TEST(Plan, ContextsOfOtherProcessesReduceTheMemoryOfAGpu) {
-  const HostMemory memory{.total = int64_t{80} << 30, .available = int64_t{79} << 30};
-  EngineConfig config = Fixture();
-  const int64_t alone = MemoryBudget(memory, config, /*cuda=*/true);
-  const int64_t on_host = MemoryBudget(memory, config, /*cuda=*/false);
-  config.spare_ranks = 2;
-  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 2 * kGpuContextBytes);
-  config.disaggregation_mode = "decode";
-  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 3 * kGpuContextBytes);
-  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/false), on_host);
-}
-
 // A GPU has the layers of one stage, and a buffer of hidden rows for each pass in flight.
 TEST(Plan, GpusHaveTheMemoryOfTheirStage) {
   EngineConfig config = Fixture();
