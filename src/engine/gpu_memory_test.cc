@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "core/testing.h"
+#include "engine/host_memory.h"
+#include "engine/memory_plan.h"
 
 namespace switchyard {
 namespace {
@@ -50,6 +52,19 @@ TEST(ChooseGpusTest, NamesTheGpuThatAnotherProcessUses) {
   EXPECT_THAT(ErrorOf([&] { ChooseGpus(config, 4, gpus); }, ErrorKind::kResource),
               HasSubstr("GPU 2 (H200) has 100.0 GiB free, GPU 0 has 139.0"));
   EXPECT_TRUE(ChooseGpus(config, 2, gpus));  // GPU 2 is not used
+}
+
+// Spares have a CUDA context on each GPU, and so has a server process that copies KV rows.
+TEST(MemoryBudgetTest, ContextsOfOtherProcessesReduceTheMemoryOfAGpu) {
+  const HostMemory memory{.total = 80 * kGiB, .available = 79 * kGiB};
+  EngineConfig config;
+  const int64_t alone = MemoryBudget(memory, config, /*cuda=*/true);
+  const int64_t on_host = MemoryBudget(memory, config, /*cuda=*/false);
+  config.spare_ranks = 2;
+  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 2 * kGpuContextBytes);
+  config.disaggregation_mode = "decode";
+  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 3 * kGpuContextBytes);
+  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/false), on_host);
 }
 
 }  // namespace

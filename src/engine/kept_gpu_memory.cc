@@ -169,7 +169,13 @@ void KeptGpuMemory::Keep() {
 
 void KeptGpuMemory::DropCache() { Leave(/*with_cache=*/false); }
 
-void KeptGpuMemory::Discard() { kept_.Clear(); }
+void KeptGpuMemory::Discard() noexcept {
+  try {
+    kept_.Clear();
+  } catch (const Error& error) {
+    LOG_WARNING("the next process of the rank may map the memory of this one: {}", error.what());
+  }
+}
 
 bool KeptGpuMemory::Usable() {
   return weights_->filled() && (!cache_ || cache_->filled()) && weights_->Works();

@@ -42,7 +42,7 @@ class KeptGpuMemory {
   // The next process gets no cache. Call before the cache is released.
   void DropCache();
   // The next process gets nothing. Call when this process has failed by itself.
-  void Discard();
+  void Discard() noexcept;
   // Whether this process can take part in another epoch. Waits for the GPU.
   bool Usable();
 

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "engine/kept_gpu_memory.h"
+
 namespace switchyard {
 namespace {
 
@@ -18,8 +20,12 @@ std::vector<int> OthersOf(const SymmetricMemory& memory) {
 
 }  // namespace
 
-size_t LoadWait::BytesPerRank(const EngineConfig& config) {
-  if (!IsNeeded(config)) return 0;
+bool LoadWait::IsNeeded(const EngineConfig& config, const EnginePlan& plan) {
+  return config.moe.stream_experts != "off" || KeepsGpuWeights(config, plan);
+}
+
+size_t LoadWait::BytesPerRank(const EngineConfig& config, const EnginePlan& plan) {
+  if (!IsNeeded(config, plan)) return 0;
   constexpr size_t kAlignment = 64;  // of both allocations
   return ProgressClock::BytesPerRank() + kFlagLine * static_cast<size_t>(config.mesh.world()) +
          2 * kAlignment;

@@ -9,14 +9,15 @@
 namespace switchyard {
 
 // A rank on a GPU that keeps copies of all experts (--stream-experts) loads for longer than ranks
-// on CPUs, by minutes for large models. So a rank waits for another one as long as that one makes
+// on CPUs, by minutes for large models. So does a new rank on a GPU that has lost its memory, while
+// the others keep their weights. So a rank waits for another one as long as that one makes
 // progress. Used by the rank's thread.
 class LoadWait {
  public:
   // Whether ranks take such different times.
-  static bool IsNeeded(const EngineConfig& config) { return config.moe.stream_experts != "off"; }
+  static bool IsNeeded(const EngineConfig& config, const EnginePlan& plan);
   // Bytes that it allocates in a rank's arena; 0 if it is not needed.
-  static size_t BytesPerRank(const EngineConfig& config);
+  static size_t BytesPerRank(const EngineConfig& config, const EnginePlan& plan);
 
   // Allocates symmetric memory, so every rank constructs it at the same place.
   explicit LoadWait(SymmetricMemory& memory);

@@ -28,7 +28,7 @@ EngineConfig StreamingConfig() {
 }
 
 void RunLoads(milliseconds timeout, const std::function<void(int rank, LoadWait& wait)>& load) {
-  RunRankThreads(kLoadingRanks, LoadWait::BytesPerRank(StreamingConfig()),
+  RunRankThreads(kLoadingRanks, LoadWait::BytesPerRank(StreamingConfig(), {}),
                  [&](int rank, std::shared_ptr<SharedArena> arena) {
                    SymmetricMemory memory(std::move(arena), rank, {.timeout = timeout});
                    LoadWait wait(memory);
@@ -37,9 +37,15 @@ void RunLoads(milliseconds timeout, const std::function<void(int rank, LoadWait&
                  });
 }
 
-TEST(LoadWaitTest, OnlyStreamsNeedIt) {
-  EXPECT_EQ(LoadWait::BytesPerRank({}), 0u);
-  EXPECT_GT(LoadWait::BytesPerRank(StreamingConfig()), 0u);
+TEST(LoadWaitTest, StreamsAndKeptWeightsNeedIt) {
+  EXPECT_EQ(LoadWait::BytesPerRank({}, {}), 0u);
+  EXPECT_GT(LoadWait::BytesPerRank(StreamingConfig(), {}), 0u);
+  EnginePlan plan;
+  plan.cuda = true;
+  EXPECT_GT(LoadWait::BytesPerRank({}, plan), 0u);
+  EngineConfig config;
+  config.eplb.enable = true;  // all ranks load again
+  EXPECT_EQ(LoadWait::BytesPerRank(config, plan), 0u);
 }
 
 // Rank 0 loads for longer than the timeout.

@@ -115,7 +115,9 @@ bool CopiesWeights(const EngineConfig& config, const EnginePlan& plan) {
 int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool cuda) {
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
-  return cuda ? memory.available - (memory.total - share) : std::min(memory.available, share);
+  if (!cuda) return std::min(memory.available, share);
+  const int64_t contexts = config.spare_ranks + (config.disaggregated() ? 1 : 0);
+  return memory.available - (memory.total - share) - contexts * kGpuContextBytes;
 }
 
 HostExpertBytes PlanHostExperts(const EngineConfig& config, const EnginePlan& plan) {

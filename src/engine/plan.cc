@@ -456,8 +456,8 @@ EnginePlan MakePlanOn(const Machine& machine, const ModelConfig& model, const En
           plan.weight_bytes_per_rank,
           WeightBytesPerRank(plan.ModelOf(config.mesh, rank), MakeModelOptions(config, plan, rank),
                              Mesh(config.mesh, rank)));
-  plan.symmetric_bytes_per_rank +=
-      StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)) + LoadWait::BytesPerRank(config);
+  plan.symmetric_bytes_per_rank += StageLinks::BytesPerRank(StageLinkSizesOf(config, plan)) +
+                                   LoadWait::BytesPerRank(config, plan);
   if (plan.draft)
     plan.symmetric_bytes_per_rank +=
         SymmetricBytesPerRank(*plan.draft, MakeDraftOptions(options), config.mesh);

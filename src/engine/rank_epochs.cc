@@ -23,6 +23,12 @@ bool CanContinue(const std::exception& error, const SharedArena& arena, const Ke
          arena.AbortReason() == known->what() && kept.can_continue();
 }
 
+// Whether the rank has failed because of another rank, whose memory may then be at fault.
+bool IsOfPeer(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  return known && (known->kind() == ErrorKind::kPeer || known->kind() == ErrorKind::kTimeout);
+}
+
 // The configuration of the present epoch. The message of the front has the placement of experts at
 // the end of the last epoch, as --init-expert-location; empty: that of the flags.
 EngineConfig ConfigOfEpoch(EngineConfig config, const SharedArena& arena) {
@@ -77,7 +83,8 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
         const std::string reason = fmt::format("rank {} failed: {}", rank, error.what());
         arena->Abort(reason);  // no effect if the arena is aborted already
         // The weights of the rank that has failed first may be the cause.
-        if (kept.gpu && reason.starts_with(arena->AbortReason())) kept.gpu->Discard();
+        if (kept.gpu && !IsOfPeer(error) && reason.starts_with(arena->AbortReason()))
+          kept.gpu->Discard();
         const auto* known = dynamic_cast<const Error*>(&error);
         if (current.send)
           current.send(EngineFailure{error.what(), known ? known->kind() : ErrorKind::kResource});

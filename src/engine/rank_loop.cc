@@ -43,8 +43,9 @@ namespace {
 
 // Reports each percent once; loaders call it for every tensor.
 std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
-  return [&io, sent = size_t{0}](size_t done, size_t total) mutable {
-    if (done < total && done - sent < std::max<size_t>(1, total / 100)) return;
+  return [&io, sent = std::optional<size_t>()](size_t done, size_t total) mutable {
+    if (done == sent) return;
+    if (done < total && done - sent.value_or(0) < std::max<size_t>(1, total / 100)) return;
     sent = done;
     io.send(LoadProgress{.done = done, .total = total});
   };
@@ -59,9 +60,9 @@ std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& 
                                                     bool keeps_weights, LoadWait* wait) {
   std::function<void(size_t, size_t)> report;
   if (rank == 0) report = ThrottledProgress(io);
-  if (keeps_weights) return report;
-  return [&memory, wait, report = std::move(report)](size_t done, size_t total) {
-    memory.CheckAborted();
+  if (keeps_weights && !wait) return report;
+  return [&memory, keeps_weights, wait, report = std::move(report)](size_t done, size_t total) {
+    if (!keeps_weights) memory.CheckAborted();
     if (wait) wait->Advance();
     if (report) report(done, total);
   };
@@ -170,7 +171,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   const CpuBinding binding = BindRank(config, plan, comm->all());
   ThreadPool pool(binding.threads, binding.cpus);
   std::optional<LoadWait> load_wait;
-  if (LoadWait::IsNeeded(config)) load_wait.emplace(*comm->memory);
+  if (LoadWait::IsNeeded(config, whole)) load_wait.emplace(*comm->memory);
   std::optional<StageLinks> links;
   if (comm->mesh.pp() > 1) links.emplace(*comm, StageLinkSizesOf(config, whole));
   ModelOptions options = MakeModelOptions(config, plan, rank);
@@ -195,6 +196,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   if (links) links->AddTo(&options);
   options.times = &times;
   Model model(config.model_path, plan.ModelOf(config.mesh, rank), std::move(options), *comm, pool);
+  if (load_wait) load_wait->Await();  // before other collectives, which have a fixed deadline
   const KeptModel::Lent lent(kept->model, model, comm->mesh);
   std::optional<KeptPages> pages;
   std::optional<ExportedCaches> exported;
@@ -236,7 +238,6 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
                     staged ? static_cast<ForwardFunction&>(*staged) : chosen);
   times.End("engine");
   if (links) links->AwaitLoaded();
-  if (load_wait) load_wait->Await();
   comm->all().Barrier("model loaded");
   times.End("other ranks");
   LOG_INFO("ready after {}", times.Describe());
@@ -483,6 +484,7 @@ void ServeRequests(RankEngine& engine, RankComm& comm, const RankLoopIo& io,
     Serve(engine, comm, io, recorder, eplb, profiler, links, model, caches);
   } catch (const std::exception& error) {
     comm.memory->Abort(fmt::format("rank {} failed: {}", comm.mesh.rank(), error.what()));
+    if (model) model->EndWaits();  // before the caches are freed
     throw;
   }
 }

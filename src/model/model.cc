@@ -72,6 +72,7 @@ struct Model::Impl {
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
   std::vector<std::vector<schedule::Operation>> plain;       // by depth (PlainSchedules)
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two passes, if there are two
+  const EndOfWaits end_of_waits{*rank_device};               // last: acts before buffers are freed
 
   Impl(const std::filesystem::path& dir, ModelConfig model_config, ModelOptions model_options,
        RankComm& rank_comm, ThreadPool& threads)
@@ -110,6 +111,7 @@ struct Model::Impl {
     if (options.movable_experts) options.weights.reset();  // experts that leave are then freed
     PlacingInStore placing(device, options.weight_store);
     UploadWeights(device, weights);
+    ReportPlacing(config, comm.mesh, options, weights.bytes_mapped);
     if (config.eagle)
       ShareVocabulary(*config.eagle, config.reduced_head != nullptr,
                       options.target ? &options.target->impl_->weights : nullptr, &weights);
@@ -127,7 +129,6 @@ struct Model::Impl {
   void EndPhase(const char* name) const {
     if (options.times) options.times->End(name);
   }
-
   std::vector<kernels::DeviceArray> DeviceWeights() const {
     if (device.is_cpu()) return {};
     std::vector<kernels::DeviceArray> arrays = PlacedArrays(weights);
@@ -146,7 +147,6 @@ struct Model::Impl {
     if (options.kept_inputs.empty()) return config.hidden_row_width();
     return config.residual_width() * std::ssize(options.kept_inputs);
   }
-
   void BeginLayer() {
     comm.memory->Beat();
     comm.memory->TestFault("layer");
@@ -183,6 +183,7 @@ struct Model::Impl {
       moe[i] = std::make_unique<MoeLayer>(layer_config, std::exchange(weights.layers[i].moe, {}),
                                           moe_backend);
       if (!device.is_cpu()) weights.layers[i].owned.clear();  // the layer has copied them
+      ReportPlacing(config, comm.mesh, options, weights.bytes_mapped);
     }
     KeepForStreams(moe, dir, config, comm.mesh, options, weights.bytes_mapped);
     for (const auto& pass : passes) pass->moe = moe_backend->MakeState(pass->index());
@@ -248,7 +249,6 @@ struct Model::Impl {
   }
   // The micro-batches of a batch have the same pass number, so all of them are aborted, or none.
   bool aborted() const { return passes[0]->aborted; }
-
   void ReportRouting(uint64_t last) {
     for (const auto& pass : passes)
       if (pass->moe) pass->moe->ReportRouting(last);
@@ -485,6 +485,7 @@ void Model::SetTokens(std::span<const int32_t> tokens) {
   CHECK_EQ(std::ssize(tokens), config().output_width());
   if (draws()) impl_->sampler.SetIds(impl_->device, tokens);
 }
+void Model::EndWaits() { impl_->rank_device->EndWaits(); }
 kernels::Device& Model::device() { return impl_->device; }
 void Model::Launch(const ForwardBatch& batch, KvStorage& kv) {
   CHECK(!batch.routed_experts && batch.best_tokens == 0);

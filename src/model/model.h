@@ -76,6 +76,9 @@ class Model {
   const float* hidden() const;
   // The device that runs the passes.
   kernels::Device& device();
+  // After an error, before memory that passes use is freed: ends work of the device that waits for
+  // other ranks without a timeout. No pass can run afterwards.
+  void EndWaits();
 
   // The first router fault (moe/router/router_fault.h) of each sequence of the batch, among the
   // tokens that this rank routed in this pass or earlier ones; 0: none.

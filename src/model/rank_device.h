@@ -1,6 +1,7 @@
 // The compute device of one rank, and its groups' collectives on that device's memory.
 #pragma once
 
+#include <exception>
 #include <memory>
 
 #include "comm/device/collectives.h"
@@ -29,6 +30,24 @@ class RankDevice {
   // Makes the backend of the rank's MoE layers. It must not outlive this object.
   virtual std::shared_ptr<MoeBackend> MakeMoe(const ModelOptions& options,
                                               const MoeShape& shape) = 0;
+  // Ends the device's work that waits for other ranks without a timeout. Call it after an error,
+  // before memory of the device is freed, which waits for this work. Later collectives fail.
+  virtual void EndWaits() noexcept {}
+};
+
+// Calls RankDevice::EndWaits if an exception destroys the owner. The last member of an owner of
+// memory of the device.
+class EndOfWaits {
+ public:
+  explicit EndOfWaits(RankDevice& device) : device_(device) {}
+  ~EndOfWaits() {
+    if (std::uncaught_exceptions() > exceptions_) device_.EndWaits();
+  }
+  EndOfWaits(const EndOfWaits&) = delete;
+
+ private:
+  RankDevice& device_;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 // A device with the CPU's threads, or the GPU in `options`; borrows `comm` and `pool`. Collective

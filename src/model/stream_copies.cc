@@ -40,6 +40,12 @@ LoadOptions BeforeStreamCopies(const ModelConfig& config, const Mesh& mesh,
   return load;
 }
 
+void ReportPlacing(const ModelConfig& config, const Mesh& mesh, const ModelOptions& options,
+                   size_t loaded) {
+  if (!options.gpu || !options.load.progress) return;
+  options.load.progress(loaded, loaded + StreamCopyBytes(config, mesh, options));
+}
+
 void KeepForStreams(const std::vector<std::unique_ptr<MoeLayer>>& layers,
                     const std::filesystem::path& dir, const ModelConfig& config, const Mesh& mesh,
                     const ModelOptions& options, size_t loaded) {

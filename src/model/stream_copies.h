@@ -22,6 +22,11 @@ size_t StreamCopyBytes(const ModelConfig& config, const Mesh& mesh, const ModelO
 LoadOptions BeforeStreamCopies(const ModelConfig& config, const Mesh& mesh,
                                const ModelOptions& options);
 
+// On a GPU: reports that another part of the loaded weights is placed, so that other ranks wait.
+// `loaded`: bytes of this rank's own weights.
+void ReportPlacing(const ModelConfig& config, const Mesh& mesh, const ModelOptions& options,
+                   size_t loaded);
+
 // On a GPU with ModelOptions::moe.stream_tokens: loads all experts of each layer, on several
 // threads, and keeps them in page-locked memory (MoeLayer::KeepForStreams). `layers`: null for
 // layers without experts. `loaded`: bytes of this rank's own weights, for the progress. Throws as

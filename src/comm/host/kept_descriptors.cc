@@ -96,8 +96,8 @@ void KeptDescriptors::Put(std::string_view record, const std::vector<int>& descr
   if (sent != 1) throw CannotKeep("sending");
 }
 
-// The descriptors of the first message; nullopt: there is none.
-std::optional<std::vector<FileDescriptor>> KeptDescriptors::Receive(int flags) const {
+// Duplicates of the descriptors of the first message; nullopt: there is none.
+std::optional<std::vector<FileDescriptor>> KeptDescriptors::Peek() const {
   char byte = 0;
   iovec part{&byte, 1};
   alignas(cmsghdr) std::array<char, kControlBytes> control{};
@@ -107,7 +107,8 @@ std::optional<std::vector<FileDescriptor>> KeptDescriptors::Receive(int flags) c
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t received = -1;
-  while ((received = recvmsg(in_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT | flags)) < 0 &&
+  while ((received = recvmsg(in_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT | MSG_PEEK)) <
+             0 &&
          errno == EINTR) {
   }
   if (received < 0) {
@@ -130,7 +131,7 @@ std::optional<std::vector<FileDescriptor>> KeptDescriptors::Receive(int flags) c
 std::optional<KeptDescriptors::Kept> KeptDescriptors::Get() const {
   CHECK(valid());
   // The kernel duplicates the descriptors of a message that is read with MSG_PEEK.
-  std::optional<std::vector<FileDescriptor>> all = Receive(MSG_PEEK);
+  std::optional<std::vector<FileDescriptor>> all = Peek();
   if (!all || all->empty()) return std::nullopt;
   Kept kept{.record = ReadFile(all->front().get())};
   all->erase(all->begin());
@@ -140,7 +141,14 @@ std::optional<KeptDescriptors::Kept> KeptDescriptors::Get() const {
 
 void KeptDescriptors::Clear() {
   CHECK(valid());
-  while (Receive(0)) {
+  // Without a buffer for them, the kernel closes the descriptors of a message. So this process
+  // needs no free ones.
+  for (;;) {
+    char byte = 0;
+    const ssize_t received = recv(in_.get(), &byte, 1, MSG_DONTWAIT);
+    if (received > 0 || (received < 0 && errno == EINTR)) continue;
+    if (received == 0 || errno == EAGAIN || errno == EWOULDBLOCK) return;
+    throw CannotKeep("receiving");
   }
 }
 

@@ -45,7 +45,7 @@ class KeptDescriptors {
  private:
   KeptDescriptors(FileDescriptor in, FileDescriptor out)
       : in_(std::move(in)), out_(std::move(out)) {}
-  std::optional<std::vector<FileDescriptor>> Receive(int flags) const;
+  std::optional<std::vector<FileDescriptor>> Peek() const;
 
   FileDescriptor in_, out_;
 };

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -74,6 +75,20 @@ TEST(KeptDescriptorsTest, RefusesTooManyDescriptors) {
   EXPECT_FALSE(kept.Get());
   EXPECT_THAT(ErrorOf([&] { KeptDescriptors::FromFds(file.get(), file.get()); }),
               HasSubstr("is not a socket"));
+}
+
+TEST(KeptDescriptorsTest, IsClearedWithoutFreeDescriptors) {
+  KeptDescriptors kept = KeptDescriptors::Create();
+  const FileDescriptor file = FileWith("text");
+  kept.Put("record", {file.get()});
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_THROW(kept.Get(), Error);
+  EXPECT_NO_THROW(kept.Clear());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_FALSE(kept.Get());
 }
 
 // The descriptors of a process that was killed.

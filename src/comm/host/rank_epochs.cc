@@ -84,10 +84,12 @@ void RankProcesses::Impl::BeginEpoch() {
     {
       const std::lock_guard lock(mutex);
       // A process that ended by a fault signal may have overwritten any memory before.
-      const auto faulted = [](const RankExit& exit) { return exit.signal != 0 && exit.ByItself(); };
-      damaged = std::ranges::any_of(exits, faulted);
-      for (const RankExit& exit : exits) {
-        if (!kept.empty() && faulted(exit)) kept[exit.rank - first_rank()].Clear();
+      // Exits after Settle are not in `exits`.
+      for (size_t i = 0; i < children.size(); ++i) {
+        const RankExit& exit = children[i].exit;
+        if (!children[i].ended || exit.signal == 0 || !exit.ByItself()) continue;
+        damaged = true;
+        if (!kept.empty()) kept[i].Clear();
       }
       exits.clear();
       killed = false;
@@ -183,8 +185,10 @@ bool RankProcesses::Settle(std::chrono::milliseconds wait, std::chrono::millisec
     my.changed.wait_for(lock, kPoll);
   my.killed = true;  // exits from now on are not reported
   for (Impl::Child& child : my.children) {
-    if (!child.ended && !my.arena->Waits(child.rank()) && my.arena->Active(child.rank()))
-      my.Retire(child);
+    if (child.ended || my.arena->Waits(child.rank()) || !my.arena->Active(child.rank())) continue;
+    LOG_INFO("rank {} has not ended its epoch after {:g} s, and is killed", child.rank(),
+             std::chrono::duration<double>(wait).count());
+    my.Retire(child);
   }
   return my.changed.wait_for(lock, end, [&] { return std::ranges::all_of(my.children, settled); });
 }

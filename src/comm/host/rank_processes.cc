@@ -146,6 +146,7 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     exit = Reap(children[child].exit);
     exit.reason = arena->AbortReason();
     exit.absent = !arena->Active(exit.rank);
+    children[child].exit = exit;
     children[child].ended = true;
     if (spares) spares->Ended(exit.pid);
     const bool is_clean = exit.signal == 0 && exit.code == 0;

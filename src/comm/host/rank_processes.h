@@ -151,9 +151,9 @@ class RankProcesses {
   // have ended; these ranks are returned too.
   std::vector<int> BeginEpoch(const std::string& control_endpoint, RunsWith runs_with = {},
                               std::string message = {});
-  // The ranks that the epoch runs without, and whether all of them wait for the next epoch.
   // Call after Settle: clears the KeptDescriptors of the ranks that have ended.
   void ClearDescriptors();
+  // The ranks that the epoch runs without, and whether all of them wait for the next epoch.
   std::vector<int> Absent() const;
   bool AbsentWait() const;
   SpareRanks Spares() const;

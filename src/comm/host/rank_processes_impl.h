@@ -32,8 +32,8 @@ RankExit Reap(RankExit exit);
 // when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
   struct Child {
-    RankExit
-        exit;  // before the end: rank and pid, and the reason if it was killed because it hangs
+    // Before the end: rank and pid, and the reason if it was killed because it hangs.
+    RankExit exit;
     FileDescriptor pidfd;
     bool ended = false;     // reaped
     bool reported = false;  // after `ended`: the callback has returned

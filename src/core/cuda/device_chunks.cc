@@ -76,9 +76,11 @@ class GpuChunks final : public DeviceChunks {
   }
 
   bool Works() override {
-    const bool works = cudaDeviceSynchronize() == cudaSuccess;
-    if (!works) cudaGetLastError();
-    return works;
+    const cudaError_t error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) return true;
+    cudaGetLastError();
+    LOG_WARNING("this process cannot use the GPU any more: {}", cudaGetErrorString(error));
+    return false;
   }
 
  private:

@@ -59,9 +59,11 @@ class KvMover {
   // Maps the memory for as long as the result lives, which the mover outlives. Error kResource if
   // it cannot be mapped.
   virtual std::shared_ptr<std::byte> Map(const KvExport& memory) = 0;
-  // Makes all copies, and waits for them. Addresses are of mapped memory or of host memory.
+  // Makes all copies, and waits for them. Error kTimeout if the GPU does not end them. Addresses
+  // are of mapped memory or of host memory.
   virtual void Copy(std::span<const KvCopy> copies) = 0;
-  virtual void Clear(std::span<std::byte> memory) = 0;  // writes zeros, and waits for them
+  // Writes zeros to all of it. Waits as Copy.
+  virtual void Clear(std::span<const std::span<std::byte>> memory) = 0;
   // Pinned host memory, aligned to 64 bytes. Freed buffers are kept for further calls.
   virtual std::shared_ptr<std::byte> Buffer(size_t bytes) = 0;
 };

@@ -1,6 +1,9 @@
 #include "engine/kv_transfer/kv_rows.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -279,25 +282,35 @@ int64_t KvCaches::LayersOf(int group, uint64_t pass) const {
 
 void KvCaches::ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end,
                            KvMover* mover) {
+  std::vector<std::span<std::byte>> on_gpus;
+  size_t of_rank = 0;  // the first part of the present rank: ranks have separate allocations
+  const auto clear = [&](std::span<std::byte> slots) {
+    if (!mover) {
+      std::ranges::fill(slots, std::byte{0});
+    } else if (on_gpus.size() > of_rank &&
+               on_gpus.back().data() + on_gpus.back().size() == slots.data()) {
+      on_gpus.back() = {on_gpus.back().data(), on_gpus.back().size() + slots.size()};
+    } else {
+      on_gpus.push_back(slots);
+    }
+  };
   for (int stage = 0; stage < mesh_.pp; ++stage) {
     const Range ranks = RanksOf(group, stage);
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
       int32_t* const faults = storages_[rank].router_faults();
       if (faults == nullptr) continue;
+      of_rank = on_gpus.size();
       for (int64_t position = begin; position < end;) {
         const int64_t page = pages[position / page_size_], first = position % page_size_;
         CHECK(page >= 0 && page < num_pages_);
         const int64_t count = std::min(end - position, page_size_ - first);
         const std::span slots(faults + page * page_size_ + first, static_cast<size_t>(count));
-        if (mover) {
-          mover->Clear(std::as_writable_bytes(slots));
-        } else {
-          std::ranges::fill(slots, 0);
-        }
+        clear(std::as_writable_bytes(slots));
         position += count;
       }
     }
   }
+  if (!on_gpus.empty()) mover->Clear(on_gpus);
 }
 
 CanonicalRows::CanonicalRows(const KvLayerFormat& format, int64_t begin, int64_t end,

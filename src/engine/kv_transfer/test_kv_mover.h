@@ -34,7 +34,9 @@ class FakeMover : public KvMover {
     for (const KvCopy& copy : some) copy.Run();
     copies += static_cast<int64_t>(some.size());
   }
-  void Clear(std::span<std::byte> memory) override { std::ranges::fill(memory, std::byte{0}); }
+  void Clear(std::span<const std::span<std::byte>> memory) override {
+    for (const std::span<std::byte> part : memory) std::ranges::fill(part, std::byte{0});
+  }
   std::shared_ptr<std::byte> Buffer(size_t bytes) override {
     ++buffers;
     return TransferBuffer(nullptr, bytes);

@@ -1,6 +1,7 @@
 // One rank's GPU: its device, symmetric memory for peer access, and collectives on it.
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
@@ -151,6 +152,13 @@ class CudaRankDevice : public RankDevice {
                         .device = device_.get(),
                         .hosts = hosts_,
                         .backends = options.backends});
+  }
+  void EndWaits() noexcept override {
+    try {
+      watch_->AbortAll();
+    } catch (const std::exception& error) {
+      LOG_DEBUG("NCCL is not aborted: {}", error.what());
+    }
   }
 
  private:

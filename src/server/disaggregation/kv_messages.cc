@@ -18,7 +18,7 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<KvArena> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.process, m.descriptor, m.job);
+  codec(m.process, m.descriptor, m.job, m.arena);
 }
 template <typename Codec, OneOf<KvWant> T>
 void Fields(Codec& codec, T& m) {
@@ -30,7 +30,8 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<KvPlace> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.key, m.version, m.group, m.begin, m.end, m.first_layer, m.end_layer, m.pages, m.state);
+  codec(m.key, m.version, m.group, m.begin, m.end, m.first_layer, m.end_layer, m.pages, m.state,
+        m.arena);
 }
 template <typename Codec, OneOf<KvStateHead> T>
 void Fields(Codec& codec, T& m) {
@@ -42,7 +43,7 @@ void Fields(Codec& codec, T& m) {
 }
 template <typename Codec, OneOf<KvUnmapped> T>
 void Fields(Codec& codec, T& m) {
-  codec(m.key, m.version, m.why);
+  codec(m.key, m.version, m.arena, m.why);
 }
 template <typename Codec, OneOf<KvDone> T>
 void Fields(Codec& codec, T& m) {

@@ -37,7 +37,8 @@ struct KvWelcome {
 // The caches of the ranks are in memory that another process of the same user and host can map.
 struct KvArena {
   int32_t process = 0, descriptor = 0;
-  std::string job;  // EncodeRankSpec
+  std::string job;     // EncodeRankSpec
+  uint64_t arena = 0;  // a number, which each epoch of the ranks changes
 };
 struct KvWant {
   KvKey key;
@@ -57,6 +58,7 @@ struct KvPlace {
   int64_t first_layer = 0, end_layer = 0;
   std::vector<int32_t> pages;  // of the positions [0, end)
   int32_t state = -1;          // not −1: the states in this slot, and no rows
+  uint64_t arena = 0;          // KvArena::arena
 };
 // KvLayerFormat::StateBytes bytes follow, in the canonical order (CanonicalState): the state after
 // the last token of the prompt.
@@ -73,6 +75,7 @@ struct KvTaken {
 struct KvUnmapped {
   KvKey key;
   uint64_t version = 0;  // of KvPlace
+  uint64_t arena = 0;    // of KvPlace
   std::string why;
 };
 struct KvDone {

@@ -316,6 +316,7 @@ void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
 
 void KvReceiver::OnPlace(Link& link, const KvPlace& place) {
   if (!link.caches) throw Invalid("{} has not sent its memory", link.connection->peer());
+  if (place.arena != link.arena) return;  // of ranks that have ended
   const KvCaches& theirs = link.caches->caches;
   const KvFormat& format = theirs.format();
   if (place.group < 0 || place.group >= theirs.groups())
@@ -349,7 +350,7 @@ bool KvReceiver::MapFor(Link& link, const KvPlace& place) {
     LOG_WARNING("{} sends rows through this host's memory, which takes longer: {}",
                 link.connection->peer(), error.what());
     const std::lock_guard lock(mutex_);
-    Send(link, KvUnmapped{place.key, place.version, error.what()});
+    Send(link, KvUnmapped{place.key, place.version, place.arena, error.what()});
     return false;
   }
 }
@@ -393,6 +394,7 @@ void KvReceiver::OnArena(Link& link, const KvArena& arena) const {
   std::shared_ptr<SharedArena> memory = SharedArena::FromFd(fd);
   CheckArena(*memory, job, statement_, link.connection->peer());
   link.caches = std::make_shared<MappedCaches>(std::move(memory), job, options_.mover);
+  link.arena = arena.arena;
 }
 
 void KvReceiver::Fail(Room& room, const std::string& error) {

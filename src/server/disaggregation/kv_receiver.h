@@ -61,6 +61,7 @@ class KvReceiver : public KvTransfers {
     // Of the prefill worker, with shm; for the reader's thread. Null after the end of the link, so
     // that memory of ranks that have ended is freed.
     std::shared_ptr<MappedCaches> caches;
+    uint64_t arena = 0;  // KvArena::arena of `caches`
     std::thread opener;
   };
   using LinkPtr = std::shared_ptr<Link>;

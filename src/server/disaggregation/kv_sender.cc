@@ -62,6 +62,7 @@ void KvSender::Use(std::shared_ptr<SharedArena> arena) {
   const std::lock_guard lock(mutex_);
   caches_ = std::make_shared<MappedCaches>(std::move(arena), options_.job, options_.mover);
   caches_->ClearExports();
+  ++arena_;
   without_map_.clear();
   if (options_.backend != "shm") return;
   for (const Peer& peer : peers_) peer->Post(ArenaMessage());
@@ -70,7 +71,8 @@ void KvSender::Use(std::shared_ptr<SharedArena> arena) {
 KvArena KvSender::ArenaMessage() const {
   return {.process = getpid(),
           .descriptor = caches_->arena->fd(),
-          .job = EncodeRankSpec(options_.job.config, options_.job.plan)};
+          .job = EncodeRankSpec(options_.job.config, options_.job.plan),
+          .arena = arena_};
 }
 
 void KvSender::Accept() {
@@ -171,6 +173,7 @@ void KvSender::OnOutput(uint64_t id, int group, const RequestOutput& output) {
       r.part = {};
     }
     r.known = *output.kv;
+    ++r.updates;
     // A pass that was aborted runs again under another number.
     if (r.part.end > r.known.computed && r.part.pass != r.known.pass) r.part = {};
   }
@@ -274,7 +277,8 @@ void KvSender::OnTaken(const Peer& peer, const KvTaken& taken) {
 }
 
 void KvSender::OnUnmapped(const Peer& peer, const KvUnmapped& unmapped) {
-  if (without_map_.insert(peer.get()).second)
+  // Else the answer is about the memory of ranks that have ended.
+  if (unmapped.arena == arena_ && without_map_.insert(peer.get()).second)
     LOG_WARNING("{} gets rows through this host's memory, which takes longer: {}", peer->peer(),
                 unmapped.why);
   const auto room = rooms_.find(unmapped.key);
@@ -335,7 +339,8 @@ void KvSender::Advance(Rooms::iterator room) {
                            .first_layer = rows->first_layer,
                            .end_layer = rows->end_layer,
                            .pages = r.known.pages,
-                           .state = rows->state});
+                           .state = rows->state,
+                           .arena = arena_});
     } else {
       r.peer->Post([this, key = key, weak = std::weak_ptr(r.peer)](TcpStream& stream) {
         if (const Peer peer = weak.lock()) SendStep(key, stream, peer);

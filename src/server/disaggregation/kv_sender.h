@@ -69,6 +69,7 @@ class KvSender : public KvTransfers {
     int64_t begin = 0;                     // KvWant::begin
     int group = 0;
     KvPages known;            // the last RequestOutput::kv
+    uint64_t updates = 0;     // of `known`
     uint64_t version = 0;     // changes if the pages of `known` change
     int64_t sent = 0;         // the rows before it have arrived, in all layers
     bool state_sent = false;  // the states after the prompt have arrived
@@ -96,9 +97,11 @@ class KvSender : public KvTransfers {
   void OnEnd(const std::string& why, const KvConnection* peer);
   void OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message);
   void SendStep(const KvKey& key, TcpStream& stream, const Peer& peer);
-  // Sends the rows of `step` of a room. `mapped`: of the caches with its pages.
-  void SendRows(const KvKey& key, const Room& room, MappedCaches& mapped, TcpStream& stream,
-                const KvConnection& peer) const;
+  // Sends the rows of `step` of a room. `caches`: those with its pages, with this format. They are
+  // held only during copies, because a send may block for long while their ranks end. False: they
+  // are gone.
+  bool SendRows(const KvKey& key, const Room& room, const std::weak_ptr<MappedCaches>& caches,
+                const KvFormat& format, TcpStream& stream, const KvConnection& peer) const;
   // Maps the caches of ranks on GPUs before they are needed, because it takes seconds.
   void AttachEarly(std::unique_lock<std::mutex>& lock);
   void Sweep();
@@ -117,6 +120,7 @@ class KvSender : public KvTransfers {
   // Whether the decode worker needs the states after the prompt, and they have not arrived yet.
   bool LacksStates(const Room& room) const;
   void EndStep(Room& room) const;  // its rows have arrived
+  static void Restart(Room& room);
   bool AwaitsLayers(const Room& room) const;
   void Fail(Rooms::iterator room, const std::string& error);  // sends the error to both workers
   void Forget(Rooms::iterator room);                          // its request here has ended
@@ -135,6 +139,7 @@ class KvSender : public KvTransfers {
   std::condition_variable changed_;
   RunningTime time_;
   std::shared_ptr<MappedCaches> caches_;
+  uint64_t arena_ = 0;  // KvArena::arena of caches_
   Rooms rooms_;
   std::map<uint64_t, KvKey> keys_;  // keys of the open requests, by id
   std::vector<Release> releases_;

@@ -77,19 +77,30 @@ void KvSender::EndStep(Room& r) const {
   }
 }
 
+// The pages of the room were those of ranks that have ended. All rows are sent again, once the
+// present ranks have computed them.
+void KvSender::Restart(Room& r) {
+  r.sending = false;
+  ++r.version;
+  r.sent = 0;
+  r.state_sent = false;
+  r.part = {};
+  r.known = {};
+}
+
 bool KvSender::AwaitsLayers(const Room& r) const {
   return r.peer && !r.sending && r.known.pass != 0 && std::max(r.sent, r.begin) < r.known.end;
 }
 
-void KvSender::SendRows(const KvKey& key, const Room& room, MappedCaches& mapped, TcpStream& stream,
-                        const KvConnection& peer) const {
-  const KvFormat& format = mapped.caches.format();
+bool KvSender::SendRows(const KvKey& key, const Room& room,
+                        const std::weak_ptr<MappedCaches>& caches, const KvFormat& format,
+                        TcpStream& stream, const KvConnection& peer) const {
   const int64_t piece = PositionsPerPiece(format);
   const Rows& step = room.step;
   int64_t most = piece * format.LargestPosition();
   for (const KvLayerFormat& layer : format.layers) most = std::max(most, layer.StateBytes());
   const std::shared_ptr<std::byte> buffer =
-      TransferBuffer(mapped.mover(), static_cast<size_t>(most));
+      TransferBuffer(options_.mover.get(), static_cast<size_t>(most));
   const auto first = [&](int64_t bytes) {
     return std::span(buffer.get(), static_cast<size_t>(bytes));
   };
@@ -98,20 +109,28 @@ void KvSender::SendRows(const KvKey& key, const Room& room, MappedCaches& mapped
     if (step.state >= 0 && of_layer.StateBytes() > 0) {
       const std::span<std::byte> bytes = first(of_layer.StateBytes());
       const KvStateShard whole = CanonicalState(format.states, bytes);
-      CopyKvState(format.states, mapped.caches.State(room.group, layer, step.state), {&whole, 1},
-                  mapped.mover());
+      if (const auto mapped = caches.lock()) {
+        CopyKvState(format.states, mapped->caches.State(room.group, layer, step.state), {&whole, 1},
+                    mapped->mover());
+      } else {
+        return false;
+      }
       SendBytes(KvStateHead{key, layer}, bytes, stream, peer);
     }
     if (of_layer.Bytes(1) == 0) continue;
-    const KvLayerRows rows = mapped.caches.Layer(room.group, layer, room.known.pages);
     for (int64_t begin = step.begin; begin < step.end; begin += piece) {
       const int64_t end = std::min(begin + piece, step.end);
       const std::span<std::byte> bytes = first(of_layer.Bytes(end - begin));
-      CopyKvRows(of_layer, rows, CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end,
-                 mapped.mover());
+      if (const auto mapped = caches.lock()) {
+        CopyKvRows(of_layer, mapped->caches.Layer(room.group, layer, room.known.pages),
+                   CanonicalRows(of_layer, begin, end, bytes).rows(), begin, end, mapped->mover());
+      } else {
+        return false;
+      }
       SendBytes(KvRowsHead{key, layer, begin, end}, bytes, stream, peer);
     }
   }
+  return true;
 }
 
 void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
@@ -139,11 +158,20 @@ void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
     if (room != rooms_.end() && room->second.peer == peer) Fail(room, error.what());
     return;
   }
-  SendRows(key, copy, *mapped, stream, *peer);
+  const KvFormat format = mapped->caches.format();
+  const std::weak_ptr<MappedCaches> weak = mapped;
+  if (options_.mover) mapped.reset();  // on CPUs, the memory of ended ranks stays
+  const bool sent = SendRows(key, copy, weak, format, stream, *peer);
   const std::lock_guard lock(mutex_);
   const auto room = rooms_.find(key);
   if (room == rooms_.end() || room->second.peer != peer) return;
-  EndStep(room->second);
+  if (sent) {
+    EndStep(room->second);
+  } else if (room->second.updates == copy.updates) {
+    Restart(room->second);
+  } else {
+    room->second.sending = false;
+  }
   room->second.deadline = Deadline();
   Advance(room);
   changed_.notify_all();  // Pace

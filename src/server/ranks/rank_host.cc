@@ -23,6 +23,8 @@ constexpr auto kEndTime = 5s;
 // Maximum time in which a rank must end its epoch after an abort. A rank checks for an abort in
 // each layer.
 constexpr auto kSettleTime = 2s;
+// The same on GPUs, where a rank aborts NCCL, and frees graphs and memory.
+constexpr auto kGpuSettleTime = 6s;
 // Maximum time in which killed processes must end. It is long because they may have much memory to
 // release.
 constexpr auto kKillTime = 30s;
@@ -78,6 +80,7 @@ ProcessHost::ProcessHost(const std::shared_ptr<SharedArena>& arena, RankProcesse
     : arena_(arena),
       on_exit_(std::move(on_exit)),
       alone_(!options.network),
+      on_gpus_(options.keeps_descriptors),
       others_(arena, RanksOfOtherNodes(options), options.watchdog_timeout,
               [this](const RankSilence& silence) { Report(silence.Reason(), /*cause=*/true); }),
       processes_(arena, std::move(options), [this](const RankExit& e) {
@@ -103,7 +106,7 @@ void ProcessHost::Detach() {
 }
 
 bool ProcessHost::Settle(std::chrono::milliseconds timeout) {
-  return processes_.Settle(kSettleTime, timeout);
+  return processes_.Settle(on_gpus_ ? kGpuSettleTime : kSettleTime, timeout);
 }
 
 void ProcessHost::BeginEpoch(const std::string& endpoint, OnExit on_exit,

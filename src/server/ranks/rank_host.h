@@ -131,6 +131,7 @@ class ProcessHost : public RankHost {
   std::atomic<bool> discarded_{false};
 
   const bool alone_;       // single node, so the first known reason is the root cause
+  const bool on_gpus_;     // whether ranks keep memory of GPUs
   HeartbeatWatch others_;  // ranks of other nodes
   RankProcesses processes_;
 };

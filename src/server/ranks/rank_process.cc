@@ -1,9 +1,11 @@
 // `switchyard rank`: main function of a rank process, and of a spare.
 #include <unistd.h>
 
+#include <exception>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "comm/device/tcp/tcp_ranks.h"
@@ -51,10 +53,22 @@ int GpuOf(const RankJob& job, int rank) {
   return MakeModelOptions(job.config, job.plan, rank).gpu->index;
 }
 
+void LeaveGpus(const std::set<int>& gpus) {
+  PhaseTimes times;
+  try {
+    for (const int gpu : gpus) LeaveGpu(gpu);
+  } catch (const std::exception& error) {
+    LOG_WARNING("the process keeps memory of GPUs of other ranks: {}", error.what());
+    return;
+  }
+  times.End("GPUs of other ranks");
+  LOG_INFO("the spare process has left GPUs after {}", times.Describe());
+}
+
 // Loads what all ranks need, and waits until a rank's place is free. Then sets the rank and the
 // endpoint of `spec`. On GPUs, starts CUDA on the GPUs of all ranks; the weights stay on the GPU of
-// the rank that ends.
-KeptWeights BecomeRank(const RankJob& job, RankSpec* spec) {
+// the rank that ends. Then `others` are the GPUs to leave.
+KeptWeights BecomeRank(const RankJob& job, RankSpec* spec, std::set<int>* others) {
   SharedArena& arena = *spec->arena;
   KeptWeights kept;
   const auto count_step = [&arena, slot = spec->spare] { arena.CountSpareStep(slot); };
@@ -67,11 +81,12 @@ KeptWeights BecomeRank(const RankJob& job, RankSpec* spec) {
   if (!job.plan.cuda) kept.LoadCommon(job.config, job.plan, count_step);
   spec->rank = arena.AwaitPlace(spec->spare);
   spec->control_endpoint = arena.endpoint();
-  if (job.plan.cuda) gpus.erase(GpuOf(job, spec->rank));
-  PhaseTimes times;
-  for (const int gpu : gpus) LeaveGpu(gpu);
-  times.End("GPUs of other ranks");
-  if (!gpus.empty()) LOG_INFO("the spare process has left GPUs after {}", times.Describe());
+  if (job.plan.cuda) {
+    const int own = GpuOf(job, spec->rank);
+    StartGpu(own);  // this thread uses no other GPU from now on
+    gpus.erase(own);
+  }
+  *others = std::move(gpus);
   return kept;
 }
 
@@ -82,15 +97,18 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   RankJob job = DecodeRankSpec(spec.spec);
   job.config.backends = std::move(backends);
   KeptWeights kept;
+  std::set<int> others;
   if (spec.spare < 0) {
     SetProcessTitle(argc, argv, "switchyard::rank " + TitleOf(job, spec));
   } else {
     const auto memory = SetProcessTitle(argc, argv, "switchyard::spare");
     InitLog(job.config.log_level, "spare");
-    kept = BecomeRank(job, &spec);
+    kept = BecomeRank(job, &spec, &others);
     SetProcessTitle(memory, "switchyard::rank " + TitleOf(job, spec));
   }
   InitLog(job.config.log_level, TitleOf(job, spec));
+  std::jthread leaving;
+  if (!others.empty()) leaving = std::jthread([&others] { LeaveGpus(others); });
   if (spec.network) {
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
@@ -101,6 +119,8 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
     kept.gpu = KeptGpuMemory::Open(job.config, job.plan, spec.rank, key, std::move(own));
     spec.kept.clear();
   }
+  // Before memory of other ranks is mapped: the reset of a GPU would end the access to its memory.
+  if (leaving.joinable()) leaving.join();
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
   const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),
                                     spec.arena, job.config.watchdog_timeout_seconds);

@@ -2,6 +2,7 @@
 // not fork, so the tests are *DeathTest suites, which run first.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,7 +97,7 @@ int RunProcess(const std::function<int()>& body) {
   return result;
 }
 
-// Two killed processes in a row leave the memory, and a process that ends normally does not.
+// The memory outlives several processes that are killed, until the parent closes the descriptors.
 TEST(KeptWeightsDeathTest, ANewProcessFindsTheWeightsOfAKilledOne) {
   KeptDescriptors kept = KeptDescriptors::Create();
   const int first = RunProcess([&] { return Leave(kept); });
@@ -110,21 +111,29 @@ TEST(KeptWeightsDeathTest, ANewProcessFindsTheWeightsOfAKilledOne) {
 // The memory is freed when nothing holds its descriptors.
 TEST(KeptWeightsDeathTest, TheMemoryIsFreedWithTheDescriptors) {
   KeptDescriptors kept = KeptDescriptors::Create();
-  const auto fill_most = [&] {
-    size_t free = 0, total = 0;
-    Check(cudaMemGetInfo(&free, &total), "test");
-    DeviceStore store(MakeDeviceChunks(), free / 2);
-    const auto most = store.Allocate(free / 2);
+  // Half of the memory that is free before the first round.
+  auto* const half = static_cast<size_t*>(
+      mmap(nullptr, sizeof(size_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(half), MAP_FAILED);
+  const auto fill_half = [&] {
+    if (*half == 0) {
+      size_t free = 0, total = 0;
+      Check(cudaMemGetInfo(&free, &total), "test");
+      *half = free / 2;
+    }
+    DeviceStore store(MakeDeviceChunks(), *half);
+    const auto memory = store.Allocate(*half);
     store.Finish();
     kept.Put(store.Record(kKey), store.descriptors());
     return 0;
   };
   for (int round = 0; round < 4; ++round) {  // more than the GPU has
-    const int result = RunProcess(fill_most);
+    const int result = RunProcess(fill_half);
     if (result == kCannotShare) GTEST_SKIP() << "no GPU that shares memory";
     ASSERT_EQ(result, 0) << round;
     kept.Clear();
   }
+  munmap(half, sizeof(size_t));
 }
 
 }  // namespace

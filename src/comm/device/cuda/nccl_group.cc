@@ -90,7 +90,7 @@ void NcclGroup::Finish(int result, const char* what) {
     if (result != kNcclInProgress) break;
     if (watch_->PeersEnded()) {
       watch_->AbortAll();
-      watch_->Barrier();  // throws the reason of the abort
+      watch_->CheckAborted();  // throws the reason
     }
     if (std::chrono::steady_clock::now() - start > watch_->timeout()) {
       watch_->AbortAll();  // before memory is freed: cudaFree waits for running kernels
@@ -105,8 +105,7 @@ void NcclGroup::Finish(int result, const char* what) {
     const std::string error =
         fmt::format("{} rank {} of {}: NCCL {} failed: {} {}", name_, rank_, size_, what,
                     nccl_.GetErrorString(result), nccl_.GetLastError(handle_));
-    watch_->AbortAll();
-    throw Error(ErrorKind::kPeer, error);
+    watch_->ThrowLost(error);
   }
 }
 

@@ -1,5 +1,8 @@
 #include "comm/device/cuda/nccl_watch.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "comm/device/cuda/nccl_group.h"
 #include "comm/device/cuda/nccl_library.h"
 #include "core/cuda/runtime.h"
@@ -13,15 +16,12 @@ void NcclWatch::Wait(cudaEvent_t event) {
 }
 
 void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {
-  for (const NcclGroup* group : groups_) {
-    const std::string error = group->AsyncError();
-    if (error.empty()) continue;
+  if (PeersEnded()) {
     AbortAll();
-    throw Error(ErrorKind::kPeer, error);
+    CheckAborted();  // throws the reason
   }
-  if (comm_.memory->aborted()) {
-    AbortAll();
-    Barrier();  // throws the reason
+  for (const NcclGroup* group : groups_) {
+    if (const std::string error = group->AsyncError(); !error.empty()) ThrowLost(error);
   }
   // Added to the timeout of this wait. So peer memory kernels time out first and report the missing
   // peer.
@@ -36,6 +36,19 @@ void NcclWatch::CheckPeers(std::chrono::steady_clock::time_point start) {
                   comm_.mesh.rank(), std::chrono::duration<double>(timeout_).count()),
       "run with NCCL_DEBUG=WARN, and check that NCCL_SOCKET_IFNAME and "
       "NCCL_IB_HCA name the network between the hosts");
+}
+
+// NCCL detects the end of a process by its sockets. The kernel closes them before it has freed the
+// memory of the GPU, which may take seconds, and only then the parent sees the end. A rank that
+// reports the parent's reason can take part in the next epoch.
+void NcclWatch::ThrowLost(const std::string& error) {
+  static constexpr std::chrono::milliseconds kParentTime{5000}, kPoll{1};
+  AbortAll();
+  const auto end = std::chrono::steady_clock::now() + std::min(kParentTime, timeout_);
+  while (!PeersEnded() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(kPoll);
+  CheckAborted();
+  throw Error(ErrorKind::kPeer, error);
 }
 
 void NcclWatch::Barrier() { comm_.tp->Barrier("NCCL stream wait"); }

@@ -109,7 +109,9 @@ struct PeerMemory::Impl {
   bool OnOwnHost(int peer) const { return peer / ranks_per_host == rank / ranks_per_host; }
   std::jthread abort_watch;  // with epochs
 
+  void Exchange(const PeerInfo& card);
   void Map(int peer);
+  void CloseImported();
   void Close();
   void EndWaits();
   void WatchAborts();
@@ -137,6 +139,10 @@ void PeerMemory::Impl::WatchAborts() {
 void PeerMemory::Impl::Drain() {
   EndWaits();
   Check(cudaDeviceSynchronize(), "end of an epoch");
+  CloseImported();
+}
+
+void PeerMemory::Impl::CloseImported() {
   for (void* mapped : imported) {
     const cudaError_t error = cudaIpcCloseMemHandle(mapped);
     if (error == cudaSuccess) continue;
@@ -173,6 +179,19 @@ void PeerMemory::Impl::Map(int peer) {
   base[peer] = static_cast<std::byte*>(mapped);
 }
 
+void PeerMemory::Impl::Exchange(const PeerInfo& card) {
+  const auto size = static_cast<size_t>(members.size());
+  cards.resize(size);
+  members.AllGather(&card, cards.data(), sizeof card);
+  CheckPeerInfos(cards, ranks_per_host);
+  base.resize(size);
+  base[static_cast<size_t>(rank)] = memory.data();
+  for (int peer = 0; peer < members.size(); ++peer) {
+    if (peer != rank && OnOwnHost(peer)) Map(peer);
+  }
+  members.Barrier("exchange of peer memory");
+}
+
 // After the first barrier no rank reads peer memory. Handles are closed before the memory is freed.
 void PeerMemory::Impl::Close() {
   Check(cudaDeviceSynchronize(), "final synchronization of peer memory");
@@ -203,17 +222,13 @@ PeerMemory::PeerMemory(RankComm& comm, Communicator& members, size_t bytes,
   PeerInfo card = MakePeerInfo(my.memory.data(), bytes);
   card.rank = comm.mesh.rank();
   if (comm.mesh.pp() > 1) card.stage = comm.mesh.pp_rank();
-  const auto size = static_cast<size_t>(members.size());
-  my.cards.resize(size);
-  members.AllGather(&card, my.cards.data(), sizeof card);
-  CheckPeerInfos(my.cards, my.ranks_per_host);
-
-  my.base.resize(size);
-  my.base[static_cast<size_t>(my.rank)] = my.memory.data();
-  for (int peer = 0; peer < members.size(); ++peer) {
-    if (peer != my.rank && my.OnOwnHost(peer)) my.Map(peer);
+  try {
+    my.Exchange(card);
+  } catch (...) {  // peers may have mapped this memory
+    my.CloseImported();
+    AbandonedMemory::Get().Add(my.arena.epoch(), std::move(my.memory), std::move(my.report));
+    throw;
   }
-  members.Barrier("exchange of peer memory");
   if (my.arena.epoch() != 0) my.WatchAborts();
 }
 

@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -23,6 +26,8 @@ using cuda::Check;
 
 // Buffers are at least this large, so that most of them can be used again.
 constexpr size_t kLeastBuffer = size_t{4} << 20;
+// The longest time of one call's work on the GPU: copies of a few MiB, beside passes of a model.
+constexpr std::chrono::seconds kWorkTime{30};
 
 // Makes a GPU current during its lifetime.
 class CurrentGpu {
@@ -102,7 +107,7 @@ class GpuMover final : public KvMover {
   }
 
   void Copy(std::span<const KvCopy> copies) override {
-    OnStream([&](cudaStream_t stream) {
+    OnStream("a copy of KV rows", [&](cudaStream_t stream) {
       for (const KvCopy& copy : copies) {
         const auto bytes = static_cast<size_t>(copy.bytes), rows = static_cast<size_t>(copy.rows);
         Check(rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, bytes, cudaMemcpyDefault, stream)
@@ -114,9 +119,10 @@ class GpuMover final : public KvMover {
     });
   }
 
-  void Clear(std::span<std::byte> memory) override {
-    OnStream([&](cudaStream_t stream) {
-      Check(cudaMemsetAsync(memory.data(), 0, memory.size(), stream), "clearing of GPU memory");
+  void Clear(std::span<const std::span<std::byte>> memory) override {
+    OnStream("the clearing of memory of a KV cache", [&](cudaStream_t stream) {
+      for (const std::span<std::byte> part : memory)
+        Check(cudaMemsetAsync(part.data(), 0, part.size(), stream), "clearing of GPU memory");
     });
   }
 
@@ -127,7 +133,8 @@ class GpuMover final : public KvMover {
         [&] { return std::make_unique<cuda::PinnedMemory>(std::max(bytes, kLeastBuffer)); });
     auto* const data = memory->as<std::byte>();
     return {data, [this, spare = memory.release()](std::byte*) {
-              buffers_.Give(std::unique_ptr<cuda::PinnedMemory>(spare));
+              // After a timeout, a copy may still use it.
+              if (!late_) buffers_.Give(std::unique_ptr<cuda::PinnedMemory>(spare));
             }};
   }
 
@@ -161,29 +168,42 @@ class GpuMover final : public KvMover {
     return device_;
   }
 
+  // A stream, and the event at the end of its work.
+  struct Lane {
+    cuda::Stream stream{/*urgent=*/true};
+    cuda::Event end{cudaEventDisableTiming};
+  };
+
   // Runs `enqueue` with a stream that no other thread uses, and waits for the stream. Also after an
-  // error: no copy is in flight when this returns.
+  // error of `enqueue`: no copy is in flight when this returns. Error kTimeout: one is. Then the
+  // stream is not used again.
   template <typename Enqueue>
-  void OnStream(const Enqueue& enqueue) {
+  void OnStream(const char* what, const Enqueue& enqueue) {
     const CurrentGpu current(device());
-    std::unique_ptr<cuda::Stream> stream =
-        streams_.Take([](const cuda::Stream&) { return true; },
-                      [] { return std::make_unique<cuda::Stream>(/*urgent=*/true); });
+    std::unique_ptr<Lane> lane =
+        lanes_.Take([](const Lane&) { return true; }, [] { return std::make_unique<Lane>(); });
+    std::exception_ptr failure;
     try {
-      enqueue(stream->get());
+      enqueue(lane->stream.get());
     } catch (...) {
-      cudaStreamSynchronize(stream->get());
-      cudaGetLastError();
-      streams_.Give(std::move(stream));
-      throw;
+      failure = std::current_exception();
     }
-    stream->Synchronize();
-    streams_.Give(std::move(stream));
+    lane->end.Record(lane->stream.get());
+    cuda::PollEvent(lane->end.get(), [&, start = std::chrono::steady_clock::now()] {
+      if (std::chrono::steady_clock::now() - start < kWorkTime) return;
+      late_ = true;
+      throw Error(ErrorKind::kTimeout,
+                  fmt::format("GPU {} has not ended {} within {:g} s", BusIdOf(device()), what,
+                              std::chrono::duration<double>(kWorkTime).count()));
+    });
+    lanes_.Give(std::move(lane));
+    if (failure) std::rethrow_exception(failure);
   }
 
-  std::mutex mutex_;  // guards device_
-  int device_ = -1;   // −1: none is chosen yet
-  Spares<cuda::Stream> streams_;
+  std::mutex mutex_;                // guards device_
+  int device_ = -1;                 // −1: none is chosen yet
+  std::atomic<bool> late_ = false;  // whether some work has not ended in time
+  Spares<Lane> lanes_;
   Spares<cuda::PinnedMemory> buffers_;
 };
 

@@ -25,6 +25,7 @@
 #include "core/cuda/runtime.h"
 #include "engine/kv_transfer/kv_progress.h"
 #include "engine/kv_transfer/kv_rows.h"
+#include "kernels/cuda/device/cuda_device.h"
 #include "kernels/device.h"
 
 namespace switchyard {
@@ -249,7 +250,9 @@ TEST(GpuMover, RowsOfOneProcessAreCopied) {
   ExpectPlainCopies(*mover, mapped.get(), contents);
   std::vector<std::byte> want = contents;
   std::fill(want.begin() + 100, want.begin() + 200, std::byte{0});
-  mover->Clear({mapped.get() + 100, 100});
+  std::fill(want.begin() + 1000, want.begin() + 1003, std::byte{0});
+  const std::span<std::byte> parts[] = {{mapped.get() + 100, 100}, {mapped.get() + 1000, 3}};
+  mover->Clear(parts);
   EXPECT_TRUE(Read(memory.data(), kSourceBytes) == want);
 }
 
@@ -282,7 +285,23 @@ TEST(GpuPublisher, LayersAreVisibleOnceTheirWorkHasEnded) {
   const KvProgress progress(memory);
   {
     const KvPublisher publish = MakeGpuPublisher(memory, *device);
-    for (uint64_t pass = 1; pass < 20; ++pass) {
+    publish(1, 1);
+    device->Synchronize();
+    EXPECT_EQ(progress.LayersOf(1), 1);
+    // A host function, which ends only after the check, is before the next number in the stream.
+    std::atomic<bool> checked{false};
+    const auto wait = [](void* flag) {
+      Await([&] { return static_cast<std::atomic<bool>*>(flag)->load(); });
+    };
+    const cudaStream_t stream = cuda::CudaDevice::From(*device).stream();
+    cuda::Check(cudaLaunchHostFunc(stream, wait, &checked), "test");
+    publish(1, 3);
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(progress.LayersOf(1), 1);
+    checked = true;
+    device->Synchronize();
+    EXPECT_EQ(progress.LayersOf(1), 3);
+    for (uint64_t pass = 2; pass < 20; ++pass) {
       for (int64_t layer = 1; layer < 5; ++layer) {
         publish(pass, layer);
         EXPECT_LE(progress.LayersOf(pass), layer);
