@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/kept_gpu_memory.h"
@@ -16,6 +19,16 @@ std::vector<int> OthersOf(const SymmetricMemory& memory) {
   for (int rank = 0; rank < memory.world(); ++rank)
     if (rank != memory.rank()) others.push_back(rank);
   return others;
+}
+
+// Reports each percent once; loaders call it for every tensor.
+std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
+  return [&io, sent = std::optional<size_t>()](size_t done, size_t total) mutable {
+    if (done == sent) return;
+    if (done < total && done - sent.value_or(0) < std::max<size_t>(1, total / 100)) return;
+    sent = done;
+    io.send(LoadProgress{.done = done, .total = total});
+  };
 }
 
 }  // namespace
@@ -44,6 +57,19 @@ void LoadWait::Await() {
   const std::vector<int> others = OthersOf(memory_);
   for (const int rank : others) memory_.Raise(rank, FlagOf(memory_.rank()), 1);
   for (const int rank : others) clock_.Wait(FlagOf(rank), 1, rank, "model loaded");
+}
+
+std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
+                                                    const SymmetricMemory& memory,
+                                                    bool keeps_weights, LoadWait* wait) {
+  std::function<void(size_t, size_t)> report;
+  if (rank == 0) report = ThrottledProgress(io);
+  if (keeps_weights && !wait) return report;
+  return [&memory, keeps_weights, wait, report = std::move(report)](size_t done, size_t total) {
+    if (!keeps_weights) memory.CheckAborted();
+    if (wait) wait->Advance();
+    if (report) report(done, total);
+  };
 }
 
 }  // namespace switchyard

@@ -1,10 +1,12 @@
-// The wait at the end of loading, for ranks that take different times.
+// Progress of loading, and the wait at its end for ranks that take different times.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "comm/device/progress_clock.h"
 #include "engine/config.h"
+#include "engine/rank_loop.h"
 
 namespace switchyard {
 
@@ -35,5 +37,13 @@ class LoadWait {
   ProgressClock clock_;
   const size_t loaded_;  // a cache line for each rank
 };
+
+// What a rank does while it loads, for LoadOptions::progress: the leader reports progress, and
+// after an abort each rank ends. If ranks keep their weights for the next epoch, they finish
+// loading instead, because the next epoch would otherwise load the weights again. `wait`: null if
+// the others wait with a fixed deadline. Borrows all but `rank`.
+std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
+                                                    const SymmetricMemory& memory,
+                                                    bool keeps_weights, LoadWait* wait);
 
 }  // namespace switchyard

@@ -41,33 +41,6 @@ namespace switchyard {
 
 namespace {
 
-// Reports each percent once; loaders call it for every tensor.
-std::function<void(size_t, size_t)> ThrottledProgress(const RankLoopIo& io) {
-  return [&io, sent = std::optional<size_t>()](size_t done, size_t total) mutable {
-    if (done == sent) return;
-    if (done < total && done - sent.value_or(0) < std::max<size_t>(1, total / 100)) return;
-    sent = done;
-    io.send(LoadProgress{.done = done, .total = total});
-  };
-}
-
-// What a rank does while it loads: the leader reports progress, and after an abort each rank ends.
-// If ranks keep their weights for the next epoch, they finish loading instead, because the next
-// epoch would otherwise load the weights again.
-// `wait`: null if the others wait with a fixed deadline.
-std::function<void(size_t, size_t)> LoadingProgress(int rank, const RankLoopIo& io,
-                                                    const SymmetricMemory& memory,
-                                                    bool keeps_weights, LoadWait* wait) {
-  std::function<void(size_t, size_t)> report;
-  if (rank == 0) report = ThrottledProgress(io);
-  if (keeps_weights && !wait) return report;
-  return [&memory, keeps_weights, wait, report = std::move(report)](size_t done, size_t total) {
-    if (!keeps_weights) memory.CheckAborted();
-    if (wait) wait->Advance();
-    if (report) report(done, total);
-  };
-}
-
 // An attention group's share of --pp-max-micro-batch-size; 0: no limit.
 int64_t MicroBatchOfGroup(const EngineConfig& config) {
   return config.pp_max_micro_batch_size / config.mesh.dp;

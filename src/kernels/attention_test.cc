@@ -46,9 +46,24 @@ struct Shape {
   bool scales = false;  // of e4m3 codes
 
   int64_t ValueWidth() const { return v_dim > 0 ? v_dim : head_dim; }
-
   // Tolerance of outputs, which are means of values of about 1. Rounded exponentials have 8 bits.
   float Tolerance() const { return rounded ? 0.01f : 100 * kEpsilon; }
+  // Without arrays.
+  AttentionParams Params() const {
+    return {.ldq = heads * head_dim,
+            .kv_dtype = dtype,
+            .heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .v_dim = v_dim,
+            .value_scale = value_scale,
+            .page_size = page_size,
+            .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+            .window = window,
+            .chunk = chunk,
+            .bfloat16_rows = rounded,
+            .ldo = heads * ValueWidth()};
+  }
 };
 
 // Queries that are already rounded to bfloat16.
@@ -122,27 +137,16 @@ struct Batch {
     return shape.scales ? of.data() : nullptr;
   }
   AttentionParams Params() {
-    return {.q = q.data(),
-            .ldq = shape.heads * shape.head_dim,
-            .k_cache = k.data(),
-            .v_cache = v.data(),
-            .kv_dtype = shape.dtype,
-            .k_scales = Scales(k_scales),
-            .v_scales = Scales(v_scales),
-            .heads = shape.heads,
-            .kv_heads = shape.kv_heads,
-            .head_dim = shape.head_dim,
-            .v_dim = shape.v_dim,
-            .value_scale = shape.value_scale,
-            .page_size = shape.page_size,
-            .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
-            .window = shape.window,
-            .chunk = shape.chunk,
-            .sinks = shape.sinks ? sinks.data() : nullptr,
-            .bfloat16_rows = shape.rounded,
-            .sequences = sequences,
-            .out = out.data(),
-            .ldo = width()};
+    AttentionParams p = shape.Params();
+    p.q = q.data();
+    p.k_cache = k.data();
+    p.v_cache = v.data();
+    p.k_scales = Scales(k_scales);
+    p.v_scales = Scales(v_scales);
+    p.sinks = shape.sinks ? sinks.data() : nullptr;
+    p.sequences = sequences;
+    p.out = out.data();
+    return p;
   }
 };
 
@@ -230,25 +234,13 @@ TEST_P(AttentionTest, SharedKeysGiveTheSameBits) {
     const SequenceSpan both[] = {
         {.rows = kRows, .kv_len = kEnd, .pages = pages.data()},
         {.row_begin = kRows, .rows = 1, .kv_len = kKeys, .pages = pages.data()}};
-    AttentionParams p = {.q = q.data(),
-                         .ldq = width,
-                         .k_cache = k.bytes.data(),
-                         .v_cache = v.bytes.data(),
-                         .kv_dtype = s.dtype,
-                         .heads = s.heads,
-                         .kv_heads = s.kv_heads,
-                         .head_dim = s.head_dim,
-                         .v_dim = s.v_dim,
-                         .value_scale = s.value_scale,
-                         .page_size = s.page_size,
-                         .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
-                         .window = s.window,
-                         .chunk = s.chunk,
-                         .sinks = s.sinks ? sinks.data() : nullptr,
-                         .bfloat16_rows = s.rounded,
-                         .sequences = both,
-                         .out = out.data(),
-                         .ldo = out_width};
+    AttentionParams p = s.Params();
+    p.q = q.data();
+    p.k_cache = k.bytes.data();
+    p.v_cache = v.bytes.data();
+    p.sinks = s.sinks ? sinks.data() : nullptr;
+    p.sequences = both;
+    p.out = out.data();
     Attention(p, one);
     p.out = expected.data();
     reference::Attention(p);
@@ -382,19 +374,38 @@ TEST_P(AttentionTest, NoSequencesAndNoRowsDoNothing) {
   LatentAttention({.heads = 2, .lora = 8, .rope = 8, .sequences = {&empty, 1}}, pool);
 }
 
+struct Latent {
+  int64_t heads, lora, rope;
+  DType dtype;
+  bool rounded = false;
+
+  // Borrows all arguments. The cache has pages of one slot, and no scales.
+  LatentAttentionParams Params(const std::vector<float>& q, const Cache& cache,
+                               const SequenceSpan& span, std::vector<float>* out) const {
+    return {.q = q.data(),
+            .ldq = heads * (lora + rope),
+            .cache = cache.bytes.data(),
+            .kv_dtype = dtype,
+            .heads = heads,
+            .lora = lora,
+            .rope = rope,
+            .scale = 0.1f,
+            .bfloat16_rows = rounded,
+            .sequences = {&span, 1},
+            .out = out->data(),
+            .ldo = heads * lora};
+  }
+};
+
 TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
   Random random(5);
   ThreadPool one(1), three(3);
-  struct Latent {
-    int64_t heads, lora, rope;
-    DType dtype;
-    bool rounded = false;
-  };
-  for (const auto& [heads, lora, rope, dtype, rounded] :
+  for (const Latent& latent :
        {Latent{3, 32, 8, DType::kF32}, Latent{70, kSanitized ? 24 : 40, 16, DType::kBF16},
         Latent{16, 128, 64, DType::kF16}, Latent{5, 72, 16, DType::kF8E4M3},
         Latent{20, 100, 12, DType::kI8}, Latent{70, kSanitized ? 24 : 40, 16, DType::kBF16, true},
         Latent{5, 36, 6, DType::kBF16, true}}) {
+    const auto& [heads, lora, rope, dtype, rounded] = latent;
     constexpr int32_t kKeys = 130;
     const int64_t width = lora + rope;
     const std::vector<int32_t> pages = random.Shuffled(kKeys);
@@ -404,19 +415,8 @@ TEST_P(AttentionTest, LatentMatchesReferenceInAnyChunks) {
     const std::vector<float> q = Rounded(random.Normal(kKeys * heads * width), rounded);
     std::vector<float> out(kKeys * heads * lora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kKeys, .kv_len = kKeys, .pages = pages.data()};
-    LatentAttentionParams p = {.q = q.data(),
-                               .ldq = heads * width,
-                               .cache = cache.bytes.data(),
-                               .kv_dtype = dtype,
-                               .cache_scale = cache_scale,
-                               .heads = heads,
-                               .lora = lora,
-                               .rope = rope,
-                               .scale = 0.1f,
-                               .bfloat16_rows = rounded,
-                               .sequences = {&span, 1},
-                               .out = out.data(),
-                               .ldo = heads * lora};
+    LatentAttentionParams p = latent.Params(q, cache, span, &out);
+    p.cache_scale = cache_scale;
     LatentAttention(p, one);
     p.out = expected.data();
     reference::LatentAttention(p);
@@ -443,19 +443,9 @@ TEST_P(AttentionTest, LatentBranchesGiveTheBitsOfPages) {
       const std::vector<float> q = Rounded(random.Normal(kRows * kHeads * kWidth), rounded);
       std::vector<float> want(kRows * kHeads * kLora), got(want.size());
       SequenceSpan span = {.rows = kRows, .kv_len = kKeys, .pages = pages.data()};
-      LatentAttentionParams p = {.q = q.data(),
-                                 .ldq = kHeads * kWidth,
-                                 .cache = cache.bytes.data(),
-                                 .kv_dtype = DType::kBF16,
-                                 .heads = kHeads,
-                                 .lora = kLora,
-                                 .rope = kRope,
-                                 .page_size = kPageSize,
-                                 .scale = 0.2f,
-                                 .bfloat16_rows = rounded,
-                                 .sequences = {&span, 1},
-                                 .out = want.data(),
-                                 .ldo = kHeads * kLora};
+      LatentAttentionParams p =
+          Latent{kHeads, kLora, kRope, DType::kBF16, rounded}.Params(q, cache, span, &want);
+      p.page_size = kPageSize;
       LatentAttention(p, two);
       std::vector<char>* const caches[] = {&cache.bytes};
       const std::vector<int32_t> branch =
@@ -484,18 +474,8 @@ TEST_P(AttentionTest, SharedLatentsGiveTheSameBits) {
     const std::vector<float> q = Rounded(random.Normal(kRows * heads * kWidth), rounded);
     std::vector<float> out(kRows * heads * kLora), expected(out.size()), again(out.size());
     SequenceSpan span = {.rows = kRows, .kv_len = kKeys, .pages = pages.data()};
-    LatentAttentionParams p = {.q = q.data(),
-                               .ldq = heads * kWidth,
-                               .cache = cache.bytes.data(),
-                               .kv_dtype = DType::kBF16,
-                               .heads = heads,
-                               .lora = kLora,
-                               .rope = kRope,
-                               .scale = 0.2f,
-                               .bfloat16_rows = rounded,
-                               .sequences = {&span, 1},
-                               .out = out.data(),
-                               .ldo = heads * kLora};
+    LatentAttentionParams p =
+        Latent{heads, kLora, kRope, DType::kBF16, rounded}.Params(q, cache, span, &out);
     LatentAttention(p, one);
     p.out = expected.data();
     reference::LatentAttention(p);

@@ -147,7 +147,8 @@ TEST(StreamCopiesTest, AnErrorOfOneThreadEndsTheLoad) {
               .bad_expert = 3};
   const auto run = [&] {
     WithLayers(config, kept, [&](const auto& layers) {
-      KeepForStreams(layers, testing::FixtureDir("qwen3_moe"), config, Mesh(), StreamingOptions(), 0);
+      KeepForStreams(layers, testing::FixtureDir("qwen3_moe"), config, Mesh(), StreamingOptions(),
+                     0);
     });
   };
   EXPECT_EQ(ErrorOf(run, ErrorKind::kInvalid), "expert 3 cannot be kept");

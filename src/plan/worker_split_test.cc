@@ -123,9 +123,9 @@ TEST(Split, WorkersOnGpusHaveOneHostEach) {
   EXPECT_THAT(SplitCommands(q, EvaluateSplit(q, one_host)),
               AllOf(HasSubstr("--disaggregation-mode decode"), HasSubstr("switchyard route"),
                     HasSubstr("--base-gpu-id")));
-  const std::string text =
-      ExplainSplit(GpuQuestion("qwen3_30b_a3b", "h200", 8, 4),
-                   ParseSplitLayout("1xtp16-ep16-dp16-dense1-deepep/1xtp16-ep16-dp16-dense1-deepep"));
+  const std::string text = ExplainSplit(
+      GpuQuestion("qwen3_30b_a3b", "h200", 8, 4),
+      ParseSplitLayout("1xtp16-ep16-dp16-dense1-deepep/1xtp16-ep16-dp16-dense1-deepep"));
   EXPECT_THAT(text, AllOf(HasSubstr("supported on one host only"), HasSubstr("on paper"),
                           Not(HasSubstr("switchyard route"))));
   q.load.batch = 8;

@@ -183,7 +183,7 @@ TEST_F(CudaAttentionTest, CodesHaveTheBitsOfTheirNumbersInBFloat16) {
       }
       if (!codes.HasBFloat16Output()) continue;
       EXPECT_TRUE(SameBits(codes.RunToBFloat16(batches[i]), numbers.RunToBFloat16(batches[i])))
-            << Describe(shape) << ", batch " << i << " in bfloat16";
+          << Describe(shape) << ", batch " << i << " in bfloat16";
     }
   }
 }
