@@ -53,17 +53,25 @@ TEST_P(MtpLayersOfEngine, GiveTheOutputsWithoutDrafts) {
   const testing::TempDir dir;
   testing::WriteModel(from, testing::WithMtpLayer(from, c.layers), dir.path(), c.layers);
   EngineConfig config = ConfigIn(dir.path(), c.mesh);
+  const bool repeats = c.speculative.algorithm == std::string("NGRAM");
+  const auto request = [repeats](uint64_t i, int32_t vocab) {
+    EngineRequest made = RequestOf(i, vocab);
+    if (repeats) {  // greedy outputs of small models repeat themselves soon
+      made.sampling = {.max_new_tokens = 60, .temperature = 0.0f, .ignore_eos = true};
+    }
+    return made;
+  };
   constexpr uint64_t kRequests = FewerIfSanitized(16);
   Outputs want;
   {
     Engine plain(config);
-    want = RunAll(plain, kRequests);
+    want = RunAll(plain, kRequests, request);
   }
   config.speculative = c.speculative;
   Engine engine(config);
-  ExpectEqual(RunAll(engine, kRequests), want);
+  ExpectEqual(RunAll(engine, kRequests, request), want);
   EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
-  ExpectEqual(RunAll(engine, kRequests), want);  // with the prompts in the prefix cache
+  ExpectEqual(RunAll(engine, kRequests, request), want);  // with the prompts in the prefix cache
 }
 
 SpeculativeOptions Ngrams() { return {.algorithm = "NGRAM"}; }
