@@ -59,7 +59,7 @@ def test_hot_experts_move_to_the_fast_rank_and_no_output_changes(checkpoint, wei
     (["--tp", 2, "--expert-ranks", 1, "--expert-slots", "4,4"], "8 slots; want 16"),
     (["--tp", 2, "--expert-ranks", 1, "--spare-ranks", 1], "not supported with --spare-ranks 1"),
     (["--tp", 2, "--expert-ranks", 1, "--pp-size", 2], "--expert-ranks 1: not supported with --pp-size 2"),
-    (["--tp", 2, "--ep", 2, "--eplb-rank-costs", "1:2:3"], "--eplb-rank-costs 1:2:3: want"),
+    (["--tp", 2, "--ep", 2, "--eplb-rank-costs", "1:2:3:4"], "--eplb-rank-costs 1:2:3:4: want"),
 ])
 def test_what_cannot_be_is_refused_by_name(flags, expected):
     code, said = fails_to_start("--model-path", FIXTURES / "deepseek_v3", "--port", 0, "--device", "cpu", *flags)
