@@ -86,8 +86,8 @@ class KvReceiver : public KvTransfers {
   void OnRows(Link& link, const KvRowsHead& head, TcpStream& stream);
   void OnState(Link& link, const KvStateHead& head, TcpStream& stream);
   void OnPlace(Link& link, const KvPlace& place);
-  // Maps the caches of a prefill worker on GPUs. False: they cannot be mapped, and the prefill
-  // worker is told to send the rows of `place`.
+  // Maps the caches of a prefill worker on GPUs. False: they cannot be mapped, and a message
+  // requests that the prefill worker sends the rows of `place`.
   bool MapFor(Link& link, const KvPlace& place);
   void OnDone(Link& link, const KvDone& done);
   void OnFailed(Link& link, const KvFailed& failed);
