@@ -205,7 +205,7 @@ TEST(DeviceStoreTest, ChunksFitTheExpectedSize) {
 
 TEST(DeviceStoreTest, RefusesAnotherModel) {
   const auto store = NewStore();
-  TestModel(*store, {100, 200, 300}, false);
+  { const TestModel model(*store, {100, 200, 300}, false); }
   EXPECT_THAT(ErrorOf(
                   [&] {
                     TestModel(*store, {100, 201, 300}, false);
@@ -228,7 +228,7 @@ TEST(DeviceStoreTest, RefusesAnotherModel) {
 
 TEST(DeviceStoreTest, RefusesOtherRecords) {
   const auto store = NewStore();
-  TestModel(*store, {100, 200, 300}, false);
+  { const TestModel model(*store, {100, 200, 300}, false); }
   const std::string record = store->Record(kKey);
   const auto maps = [&](uint64_t key, const std::string& bytes, const std::vector<int>& fds) {
     return NewStore()->Map(key, bytes, fds);

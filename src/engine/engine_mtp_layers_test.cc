@@ -160,8 +160,8 @@ class Ring {
   }
   // Half of the planes are turned by 180 degrees, so rows before and after the norm differ.
   static double FinalNorm(int64_t i) {
-    const auto plane = static_cast<double>(i / 2);
-    return (i / 2 % 2 == 0 ? 1 : -1) * (0.5 + plane / 16);
+    const int64_t plane = i / 2;
+    return (plane % 2 == 0 ? 1 : -1) * (0.5 + static_cast<double>(plane) / 16);
   }
 
   // All layers add 0: attention, feed-forwards and experts, and no token chooses an expert that

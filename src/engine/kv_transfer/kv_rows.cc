@@ -190,6 +190,7 @@ void KvCaches::Attach(const EngineConfig& config, const EnginePlan& plan,
   CHECK_EQ(std::ssize(caches), mesh_.world());
   CHECK(storages_.empty());
   std::vector<EnginePlan> stages;
+  stages.reserve(mesh_.pp);
   for (int stage = 0; stage < mesh_.pp; ++stage) stages.push_back(StagePlanOf(config, plan, stage));
   for (int rank = 0; rank < mesh_.world(); ++rank) {
     const Mesh mesh(mesh_, rank);

@@ -274,7 +274,7 @@ class GgufSource : public WeightSource {
 
   // `read` writes whole rows of the checkpoint's matrix.
   WeightView Expand(const MatrixRequest& r, DType dtype,
-                    std::function<void(Range rows, float* out)> read) {
+                    const std::function<void(Range rows, float* out)>& read) {
     const auto row_bytes = static_cast<size_t>(r.cols.size()) * SizeOf(dtype);
     const bool halves = dtype == DType::kBF16 && r.scheme.activation == ActivationFormat::kBFloat16;
     WeightView view{.format = PlainFormat(dtype),

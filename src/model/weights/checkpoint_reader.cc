@@ -221,7 +221,7 @@ std::optional<Tensor> InputFactors(CheckpointReader& in, const MatrixRequest& r)
 }
 
 WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
-                  std::function<void(int64_t row, float* out)> read_row) {
+                  const std::function<void(int64_t row, float* out)>& read_row) {
   const DType dtype = in.config().dtype;
   const auto row_bytes = static_cast<size_t>(r.cols.size()) * SizeOf(dtype);
   WeightView view{.format = PlainFormat(dtype),

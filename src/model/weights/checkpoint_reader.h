@@ -143,6 +143,6 @@ WeightView ReadAndPack(CheckpointReader& in, const MatrixRequest& r);
 
 // The requested part in the model's dtype: `read_row` writes columns [0, r.k) of a stored row.
 WeightView Expand(CheckpointReader& in, const MatrixRequest& r,
-                  std::function<void(int64_t row, float* out)> read_row);
+                  const std::function<void(int64_t row, float* out)>& read_row);
 
 }  // namespace switchyard

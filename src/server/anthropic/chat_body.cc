@@ -199,8 +199,8 @@ void AddThinking(const Json& thinking, Json* body) {
 // assistant.
 bool ContinuesLast(const Json& messages) {
   const Json& last = messages.back();
-  return last["role"] == "assistant" && last["content"].is_string() && last["content"] != "" &&
-         !last.contains("tool_calls");
+  return last["role"] == "assistant" && last["content"].is_string() &&
+         !last["content"].get_ref<const std::string&>().empty() && !last.contains("tool_calls");
 }
 
 }  // namespace

@@ -258,6 +258,7 @@ TEST(OfflineEngineTest, ErrorsKeepTheirHints) {
   };
   Engine engine(Words("qwen3_moe", {"--max-queued-requests", "1", "--max-running-requests", "1"}));
   std::vector<std::unique_ptr<GenerateCall>> calls;
+  calls.reserve(2);
   const std::string body =
       Body({{"sampling_params", {{"max_new_tokens", 400}, {"ignore_eos", true}}}});
   for (int i = 0; i < 2; ++i) calls.push_back(engine.Generate(body));

@@ -146,7 +146,7 @@ std::vector<float> Catalog::GatherShards(const Parameter<float>& p,
   }
   std::vector<float> joined(static_cast<size_t>(count));
   group->AllGatherV(mine.data(), joined.data(), bytes);
-  std::ranges::rotate(joined, joined.begin() + before);
+  std::rotate(joined.begin(), joined.begin() + before, joined.end());
   return joined;
 }
 
