@@ -90,8 +90,9 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.trainer.files.dtype = args.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   if (args.device == "cuda") {
     if (args.base_gpu_id >= kernels::CudaDeviceCount())
-      throw Invalid("--device cuda: GPU {} is not there; this program finds {} (--base-gpu-id)",
-                    args.base_gpu_id, kernels::CudaDeviceCount());
+      throw Invalid(
+          "--device cuda: GPU {} is not there; this program finds {} GPUs (--base-gpu-id)",
+          args.base_gpu_id, kernels::CudaDeviceCount());
     o.device_ops = [first = args.base_gpu_id, step = args.gpu_id_step](train::LayoutRanks& ranks,
                                                                        ThreadPool&) {
       return train::MakeCudaRankOps(first + ranks.place.rank * step, ranks);
@@ -192,8 +193,9 @@ void CheckGpus(const TrainArgs& args, const train::Layout& layout) {
   const int last = args.base_gpu_id + (layout.ranks() - 1) * args.gpu_id_step;
   if (last >= kernels::CudaDeviceCount())
     throw Invalid(
-        "--device cuda: the {} ranks of --dp need GPUs {} to {}, but this program finds {} "
-        "(--base-gpu-id, --gpu-id-step)",
+        "--device cuda: the {} ranks of --dp and --ep need GPUs {} to {}, but this program finds "
+        "{} "
+        "GPUs (--base-gpu-id, --gpu-id-step)",
         layout.ranks(), args.base_gpu_id, last, kernels::CudaDeviceCount());
 }
 

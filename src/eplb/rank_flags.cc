@@ -50,8 +50,8 @@ std::vector<RankCost> ParseRankCosts(std::string_view flag, const std::string& t
     const auto is_time = [](double value) { return value >= 0 && value < 1e12; };
     if (!read || !(cost.row > 0 && is_time(cost.row) && is_time(cost.expert) && is_time(cost.move)))
       throw Invalid(
-          "{} {}: want for each EP rank the time of a row, and after a colon that of an expert's "
-          "weights, such as 1:40,20:900; after a second colon that of receiving an expert",
+          "{} {}: want for each EP rank ROW, ROW:READ or ROW:READ:RECEIVE, the times of a row, of "
+          "reading an expert's weights and of receiving an expert, such as 1:40,20:900",
           flag, text);
   }
   return costs;

@@ -334,7 +334,7 @@ def test_simulate_has_pipeline_stages(tmp_path):
     (["--fail", "8@1"], "the cluster has ranks 0 to 7"),
     (["--fail", "1"], "want RANK@SECONDS"),
     (["--restart-seconds", 1], "has no effect without --fail"),
-    (["--fail", "1@1", "--elastic-ep-backend", "mooncake"], "ranks on GPUs restart together"),
+    (["--fail", "1@1", "--elastic-ep-backend", "mooncake"], "ranks on GPUs serve only together"),
     (["--pp-async-batch-depth", 2], "--pp-async-batch-depth 2 has no effect without --pp-size"),
 ])
 def test_simulate_refuses_flags_that_do_not_fit(flags, wanted):

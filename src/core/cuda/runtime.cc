@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/cuda/driver.h"
 #include "core/device_store.h"
 #include "core/error.h"
 
@@ -57,10 +58,7 @@ DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   if (cudaMalloc(&data_, bytes) != cudaSuccess) {
     cudaGetLastError();
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    throw Resource("out of GPU memory: requested {:.2f} GiB, {:.2f} of {:.2f} GiB free",
-                   bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0);
+    ThrowOutOfMemory(bytes);
   }
   Check(cudaMemset(data_, 0, bytes), "zeroing GPU memory");
   // cudaMemset is not ordered with non-blocking streams, and pageable copies may overtake it.

@@ -389,7 +389,7 @@ void CheckRankCosts(const EngineConfig& c, const EnginePlan& plan) {
 // not depend on the placement of experts.
 std::string WhyRanksServeTogether(const EngineConfig& c, const EnginePlan& plan) {
   const MeshShape& mesh = c.mesh;
-  if (plan.cuda) return "ranks on GPUs restart together";
+  if (plan.cuda) return "ranks on GPUs serve only together";
   if (!plan.model.has_moe()) return "the model has no experts";
   if (mesh.pp > 1 || mesh.tp < 2 || mesh.ep != mesh.tp || mesh.dp != mesh.tp || mesh.dense_tp != 1)
     return "each rank needs whole attention and dense layers: want --tp-size, --ep-size and "
@@ -407,8 +407,9 @@ void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
   if (config.spare_ranks == 0) return;
   if (plan.cuda && !KeepsGpuWeights(config, plan))
     throw Invalid(
-        "--spare-ranks {}: on GPUs, not supported with --enable-eplb, draft models, 4-bit, int8 or "
-        "GGUF weights, --quantization, --pp-size and --disaggregation-mode",
+        "--spare-ranks {}: on GPUs, not supported with --enable-eplb, a draft model, weights of 4 "
+        "bits, int8 or GGUF, --quantization, --pp-size or --disaggregation-mode; leave the flag "
+        "out",
         config.spare_ranks);
   if (config.mesh.pp > 1)
     throw Invalid("--spare-ranks {}: ranks of --pp-size {} are not restarted", config.spare_ranks,

@@ -64,9 +64,8 @@ void AddModelFlags(CommandLine& app, ServerArgs& a) {
       .OneOf({"auto", "float32", "bfloat16", "float16", "half", "float"});
   app.Flag("--kv-cache-dtype", e.kv_cache_dtype, kModel,
            "Format of the KV cache. auto: bfloat16 if activations are rounded to bfloat16, else "
-           "float32. GPUs round them unless --dtype is float32. fp8_e4m3: with k_scale and v_scale "
-           "of "
-           "the checkpoint, else scale 1. int8, on CPUs only: one scale per token and head")
+           "float32. GPUs round them unless --dtype is float32. fp8_e4m3: with the checkpoint's "
+           "k_scale and v_scale, else scale 1. int8, on CPUs only: one scale per token and head")
       .OneOf({"auto", "float32", "bfloat16", "bf16", "float16", "fp8_e4m3", "int8"});
   app.Flag("--context-length", e.context_length, kModel,
            "Maximum number of prompt and output tokens; 0: the model's")

@@ -38,11 +38,12 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
   refuse(layout.pp > 1, "--pp", "--pp 1 with --dp and --ep");
   if (options.products != ProductDtype::kBFloat16)
     throw Invalid("--device cuda: products have bfloat16 operands; want --compute-dtype bfloat16");
-  refuse(options.lora.rank > 0, "--lora-rank", "no adapters");
-  refuse(options.losses.mtp_only, "--train-only mtp", "all parameters");
+  refuse(options.lora.rank > 0, "--lora-rank", "--lora-rank 0");
+  refuse(options.losses.mtp_only, "--train-only mtp", "--train-only all");
   refuse(options.recompute != Recompute::kNone, "--recompute", "--recompute none");
   refuse(options.learner.order != schedule::Order::kPlain, "--schedule", "--schedule plain");
-  refuse(options.early_sums, "--early-sums", "a run without it");
+  if (options.early_sums)
+    throw Invalid("--device cuda: gradients are always summed early; leave --early-sums out");
   refuse(options.synchronous, "--exchange sync", "--exchange async");
   CheckDeviceModel(config, options.losses);
 }
