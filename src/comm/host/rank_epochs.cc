@@ -83,11 +83,9 @@ void RankProcesses::Impl::BeginEpoch() {
     bool damaged = false;
     {
       const std::lock_guard lock(mutex);
-      // A process that ended by a fault signal may have overwritten any memory before.
       // Exits after Settle are not in `exits`.
       for (size_t i = 0; i < children.size(); ++i) {
-        const RankExit& exit = children[i].exit;
-        if (!children[i].ended || exit.signal == 0 || !exit.ByItself()) continue;
+        if (!children[i].ended || !children[i].exit.MayHaveDamaged()) continue;
         damaged = true;
         if (!kept.empty()) kept[i].Clear();
       }

@@ -62,6 +62,11 @@ bool RankExit::ByItself() const {
   }
 }
 
+bool RankExit::MayHaveDamaged() const {
+  if (!ByItself()) return false;
+  return signal != 0 || (code != 0 && reason.empty());
+}
+
 std::string RankExit::Describe() const {
   if (stopped_seconds > 0) {
     return fmt::format(

@@ -47,6 +47,10 @@ struct RankExit {
   // SIGKILL comes from outside: from a user, the kernel's out-of-memory killer, or the watchdog. An
   // absent rank computes no requests.
   bool ByItself() const;
+  // Whether the process may have overwritten any memory before: it ended by a fault signal, or it
+  // exited with an error without an abort before. The latter is the work of a handler of fault
+  // signals, such as that of a sanitizer: other errors of a rank abort the arena first.
+  bool MayHaveDamaged() const;
 };
 
 // Spare processes of a node (RankProcesses::Options::spares). Plain value.

@@ -260,7 +260,7 @@ TEST(ChecksTest, GpusHaveLimitsOfTheirOwn) {
                 ""},  // on GPUs, "fused" is an exchange
                {[](auto& c) { c.moe.deepep_mode = "fast"; }, "--deepep-mode fast"},
                {[](auto& c) { c.moe.num_redundant_experts = 4096; }, "at most 512 per GPU"},
-               {[](auto& c) { c.elastic_ep_backend = "mooncake"; }, "ranks on GPUs restart"}},
+               {[](auto& c) { c.elastic_ep_backend = "mooncake"; }, "ranks on GPUs serve only together"}},
               "qwen3_moe", kGpus);
 }
 
