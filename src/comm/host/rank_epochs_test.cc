@@ -51,6 +51,24 @@ TEST(RankEpochsTest, ARankThatOutlivesAnEpochServesInTheNext) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
+TEST(RankExitTest, FaultsMayHaveDamagedMemory) {
+  const auto exit = [](int code, int signal, const char* reason = "", bool absent = false) {
+    RankExit made;
+    made.code = code;
+    made.signal = signal;
+    made.reason = reason;
+    made.absent = absent;
+    return made.MayHaveDamaged();
+  };
+  EXPECT_TRUE(exit(0, SIGSEGV));
+  EXPECT_TRUE(exit(0, SIGABRT, "rank 0 failed: no memory"));
+  EXPECT_TRUE(exit(1, 0));  // a handler of fault signals
+  EXPECT_FALSE(exit(1, 0, "rank 0 failed: no memory"));
+  EXPECT_FALSE(exit(0, 0));
+  EXPECT_FALSE(exit(0, SIGKILL));
+  EXPECT_FALSE(exit(0, SIGSEGV, "", /*absent=*/true));
+}
+
 // The next process of a rank finds the descriptors of a rank that was killed, but not those of a
 // rank that ended by a fault.
 TEST(RankEpochsTest, ANewProcessFindsTheDescriptorsOfTheLastOne) {

@@ -354,24 +354,6 @@ TEST(RankProcessesTest, OnlyAStoppedRankIsKilledForAStall) {
               AllOf(HasSubstr("was stopped for "), HasSubstr("--rank-stall-timeout")));
 }
 
-TEST(RankExitTest, FaultsMayHaveDamagedMemory) {
-  const auto exit = [](int code, int signal, const char* reason = "", bool absent = false) {
-    RankExit made;
-    made.code = code;
-    made.signal = signal;
-    made.reason = reason;
-    made.absent = absent;
-    return made.MayHaveDamaged();
-  };
-  EXPECT_TRUE(exit(0, SIGSEGV));
-  EXPECT_TRUE(exit(0, SIGABRT, "rank 0 failed: no memory"));
-  EXPECT_TRUE(exit(1, 0));  // a handler of fault signals
-  EXPECT_FALSE(exit(1, 0, "rank 0 failed: no memory"));
-  EXPECT_FALSE(exit(0, 0));
-  EXPECT_FALSE(exit(0, SIGKILL));
-  EXPECT_FALSE(exit(0, SIGSEGV, "", /*absent=*/true));
-}
-
 TEST(RankProcessesTest, ARankThatComputesAStepForTooLongIsKilled) {
   RankGroup group(2, "spin", kLong, {}, {}, milliseconds(300));
   const auto exits = group.Exits(1);
