@@ -314,6 +314,7 @@ class Bench {
       steps->tokens += static_cast<double>(tokens) / c.batch;
     }
     std::vector<ControlMessage> aborts;
+    aborts.reserve(c.batch);
     for (int32_t s = 0; s < c.batch; ++s)
       aborts.emplace_back(AbortRequest{.id = static_cast<uint64_t>(s) + 1});
     engine.Apply(aborts);

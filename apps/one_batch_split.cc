@@ -164,6 +164,7 @@ void ReportParts(const EngineConfig& config, const std::vector<Case>& cases,
     if (steps.empty()) continue;
     const auto median = [&](int64_t MoeTimes::*part) {
       std::vector<double> values;
+      values.reserve(steps.size());
       for (const MoeTimes& times : steps) values.push_back(1e-9 * static_cast<double>(times.*part));
       return Median(std::move(values));
     };

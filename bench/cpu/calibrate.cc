@@ -134,12 +134,12 @@ class Calibration {
     };
     plan::CostTable t = rounds.front();
     using Table = const plan::CostTable&;
-    for (auto& [format, rates] : t.products)
-      rates = plan::WithGrowingTimes(
-          curve([&](Table round) -> const plan::Curve& { return round.products.at(format); }));
-    for (auto& [format, rates] : t.experts)
-      rates = plan::WithGrowingTimes(
-          curve([&](Table round) -> const plan::Curve& { return round.experts.at(format); }));
+    for (auto& entry : t.products)
+      entry.second = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.products.at(entry.first); }));
+    for (auto& entry : t.experts)
+      entry.second = plan::WithGrowingTimes(
+          curve([&](Table round) -> const plan::Curve& { return round.experts.at(entry.first); }));
     for (plan::Curve plan::CostTable::*const rates :
          {&plan::CostTable::decode_bytes, &plan::CostTable::latent_bytes,
           &plan::CostTable::prompt_flops, &plan::CostTable::latent_prompt_flops,
@@ -345,7 +345,8 @@ class Calibration {
     prompt->points.clear();
     for (const int64_t group : {1, 4, 8}) {
       const auto sequences = static_cast<int32_t>(8 * group);
-      const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kHeads / group) *
+      const int64_t kv_heads = kHeads / group;
+      const double bytes = 2.0 * sequences * kKeys * static_cast<double>(kv_heads) *
                            static_cast<double>(kernels::CacheRowBytes(cache, kHeadDim));
       const double seconds = Add("attention",
                                  fmt::format("{}: {} heads of a KV head, {} x 1 rows on {} keys",

@@ -44,7 +44,8 @@ TEST(SafetensorsWriterTest, WhatIsWrittenReadsBack) {
   const TensorEntry& entry = entries.at("floats");
   EXPECT_EQ(entry.dtype, DType::kF32);
   EXPECT_EQ(entry.shape, (std::vector<int64_t>{3, 1}));
-  EXPECT_EQ(std::memcmp(bytes.data() + entry.begin, floats.data(), 12), 0);
+  EXPECT_EQ(bytes.substr(entry.begin, 12),
+            std::string(reinterpret_cast<const char*>(floats.data()), 12));
   EXPECT_EQ(entries.at("halves").dtype, DType::kBF16);
   EXPECT_EQ(std::memcmp(bytes.data() + entries.at("halves").begin, halves.data(), 4), 0);
   EXPECT_EQ(entries.at("none").begin, entries.at("none").end);

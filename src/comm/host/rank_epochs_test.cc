@@ -112,7 +112,7 @@ TEST(RankEpochsTest, AnEpochRunsWithoutRanksThatLoad) {
     const std::string endpoint = ControlSocket::UniqueEndpoint();
     socket->DiscardUnsent();
     socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
-    const auto started =
+    std::vector<int> started =
         ranks.BeginEpoch(endpoint, [=](const std::vector<int>&) { return runs_without; });
     EXPECT_TRUE(ranks.WaitJoined());
     socket->Send("hello");
