@@ -225,13 +225,15 @@ CpuExpertsChoice ChooseCpuExperts(const Machine& machine, const ModelConfig& mod
     if (with_a_page && with_a_page->fits_gpu()) return unchanged;
     throw *refusal;
   }
+  static constexpr const char* kRemedy =
+      "--cpu-experts off forbids this; --max-total-tokens, --mem-fraction-static, "
+      "--chunked-prefill-size and --max-running-requests change what the GPU holds";
   CpuExpertsChoice choice;
   choice.config = split->config;
   choice.lines = {"experts on CPUs: " + lack, DescribeGpu(*split), DescribeHost(*split),
                   fmt::format("same as with {}; the experts with most rows move to the GPU",
                               FlagsOfSplit(config, *split)),
-                  "--cpu-experts off forbids this; --max-total-tokens, --mem-fraction-static, "
-                  "--chunked-prefill-size and --max-running-requests change what the GPU holds"};
+                  kRemedy};
   return choice;
 }
 

@@ -14,8 +14,9 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-std::vector<GpuInfo> Gpus(std::vector<int64_t> free_gib) {
+std::vector<GpuInfo> Gpus(const std::vector<int64_t>& free_gib) {
   std::vector<GpuInfo> gpus;
+  gpus.reserve(free_gib.size());
   for (const int64_t free : free_gib)
     gpus.push_back({.name = "H200", .total_bytes = 140 * kGiB, .free_bytes = free * kGiB});
   return gpus;

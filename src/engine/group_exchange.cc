@@ -77,8 +77,9 @@ void GroupExchange::Send(std::vector<EngineMessage> answers) const {
   std::map<uint64_t, StatsReport> reports;
   std::map<uint64_t, ControlsSet> controls;
   // The receiver of CacheChanged expects no more outputs, so those of all groups are sent before.
-  std::ranges::stable_partition(
-      answers, [](const EngineMessage& m) { return !std::holds_alternative<CacheChanged>(m); });
+  std::stable_partition(answers.begin(), answers.end(), [](const EngineMessage& m) {
+    return !std::holds_alternative<CacheChanged>(m);
+  });
   for (EngineMessage& answer : answers) {
     if (const auto* flush = std::get_if<FlushResult>(&answer)) {
       FlushResult& all = flushes.try_emplace(flush->ticket, *flush).first->second;

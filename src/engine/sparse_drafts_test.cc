@@ -50,7 +50,7 @@ TEST_P(SparseDrafts, GiveTheOutputsWithoutDrafts) {
   config.speculative = {
       .algorithm = "NEXTN", .num_steps = "3", .eagle_topk = c.topk, .num_draft_tokens = c.rows};
   Engine engine(config);
-  EXPECT_EQ(engine.plan().draft->attention.drafts_share_index, c.layer.settings.size() > 0);
+  EXPECT_EQ(engine.plan().draft->attention.drafts_share_index, !c.layer.settings.empty());
   ExpectEqual(RunAll(engine, kRequests), want);
   EXPECT_GT(Total(engine.Stats()).drafted_tokens, 0);
   ExpectEqual(RunAll(engine, kRequests), want);  // with the prompts in the prefix cache

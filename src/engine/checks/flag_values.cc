@@ -105,7 +105,7 @@ void CheckTimeLimits(const EngineConfig& c) {
 }  // namespace
 
 void CheckFlagValues(const EngineConfig& c) {
-  Mesh(c.mesh, 0);  // throws if the sizes do not divide each other
+  [[maybe_unused]] const Mesh mesh(c.mesh, 0);  // throws if the sizes do not divide each other
   ParseLoadBalanceMethod(c.load_balance_method);
   if (c.elastic_ep_backend != "none" && c.elastic_ep_backend != "mooncake")
     throw Invalid("--elastic-ep-backend {}: want none or mooncake", c.elastic_ep_backend);

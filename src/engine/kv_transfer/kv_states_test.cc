@@ -113,6 +113,7 @@ TEST(KvStatesTest, WholeStatesArriveOnEveryRank) {
   std::vector<std::vector<float>> from(2, {1, 2, 3, 4, 5, 6, 7, 8}), to(3, std::vector<float>(8));
   const auto shards = [](std::vector<std::vector<float>>& ranks) {
     std::vector<KvStateShard> all;
+    all.reserve(ranks.size());
     for (std::vector<float>& rank : ranks)
       all.push_back({.inputs = rank.data(), .heads = rank.data() + 4, .key_heads = {0, 1}});
     return all;

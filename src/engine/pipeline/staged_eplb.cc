@@ -38,6 +38,7 @@ std::vector<StageReport> GatherReports(EplbManager* eplb, int layers, bool slots
   std::vector<Line> lines(static_cast<size_t>(stages.size()));
   stages.AllGather(&line, lines.data(), sizeof line);
   std::vector<size_t> sizes;
+  sizes.reserve(lines.size());
   for (const Line& one : lines) sizes.push_back(static_cast<size_t>(one.bytes));
   std::string all(std::accumulate(sizes.begin(), sizes.end(), size_t{0}), '\0');
   stages.AllGatherV(mine.data(), all.data(), sizes);

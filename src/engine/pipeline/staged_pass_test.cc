@@ -94,7 +94,7 @@ void ExpectResultsOfRequestsAlone(bool launches, Drafts drafts = Drafts::kNone,
           messages.emplace_back(request);
         }
         if (draws.Below(8) == 0) {
-          const auto id = static_cast<uint64_t>(1 + draws.Below(static_cast<int32_t>(next_id)));
+          const auto id = 1 + static_cast<uint64_t>(draws.Below(static_cast<int32_t>(next_id)));
           const auto seen = stages.seen.find(id);
           if (id < next_id &&
               (seen == stages.seen.end() || seen->second.finish == FinishReason::kNone))

@@ -19,12 +19,12 @@ using ::testing::HasSubstr;
 class TokenMapTest : public ::testing::Test {
  protected:
   std::filesystem::path Write(const std::string& name, const std::string& bytes) {
-    const std::filesystem::path path = dir_.path() / name;
+    std::filesystem::path path = dir_.path() / name;
     testing::WriteBytes(path, bytes);
     return path;
   }
-  std::filesystem::path WriteTensor(testing::RawTensors tensors) {
-    const std::filesystem::path path = dir_.path() / "map.safetensors";
+  std::filesystem::path WriteTensor(const testing::RawTensors& tensors) {
+    std::filesystem::path path = dir_.path() / "map.safetensors";
     testing::WriteSafetensors(path, tensors);
     return path;
   }
