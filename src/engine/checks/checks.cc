@@ -123,8 +123,7 @@ void CheckDisaggregation(const EngineConfig& c) {
         c.speculative.algorithm);
 }
 
-// A draft model has a stream of its own, and the progress of a stage is that of the target's
-// stream.
+// A draft model has its own stream, but the progress of a stage is that of the target's stream.
 void CheckDisaggregationOfGpus(const EngineConfig& c, bool gpus) {
   if (c.disaggregated() && gpus && c.mesh.pp > 1)
     throw Invalid("--disaggregation-mode {}: on GPUs not supported with --pp-size {}; want 1",
@@ -407,9 +406,8 @@ void CheckSpares(const EngineConfig& config, const EnginePlan& plan) {
   if (config.spare_ranks == 0) return;
   if (plan.cuda && !KeepsGpuWeights(config, plan))
     throw Invalid(
-        "--spare-ranks {}: on GPUs, not supported with --enable-eplb, a draft model, weights of 4 "
-        "bits, int8 or GGUF, --quantization, --pp-size or --disaggregation-mode; leave the flag "
-        "out",
+        "--spare-ranks {}: on GPUs, not supported with --enable-eplb, draft models, 4-bit, int8 or "
+        "GGUF weights, --quantization, --pp-size or --disaggregation-mode; leave the flag out",
         config.spare_ranks);
   if (config.mesh.pp > 1)
     throw Invalid("--spare-ranks {}: ranks of --pp-size {} are not restarted", config.spare_ranks,

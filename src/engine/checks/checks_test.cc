@@ -251,17 +251,18 @@ TEST(ChecksTest, ExpertsOfTheModel) {
 
 TEST(ChecksTest, GpusHaveLimitsOfTheirOwn) {
   constexpr RankPlaces kGpus{.gpus = true};
-  ExpectCases({{[](auto&) {}, ""},
-               {[](auto& c) { c.moe.a2a_backend = "fused"; }, ""},
-               {[](auto& c) {
-                  c.moe.a2a_backend = "fused";
-                  c.recorder.mode = "stat_approx";
-                },
-                ""},  // on GPUs, "fused" is an exchange
-               {[](auto& c) { c.moe.deepep_mode = "fast"; }, "--deepep-mode fast"},
-               {[](auto& c) { c.moe.num_redundant_experts = 4096; }, "at most 512 per GPU"},
-               {[](auto& c) { c.elastic_ep_backend = "mooncake"; }, "ranks on GPUs serve only together"}},
-              "qwen3_moe", kGpus);
+  ExpectCases(
+      {{[](auto&) {}, ""},
+       {[](auto& c) { c.moe.a2a_backend = "fused"; }, ""},
+       {[](auto& c) {
+          c.moe.a2a_backend = "fused";
+          c.recorder.mode = "stat_approx";
+        },
+        ""},  // on GPUs, "fused" is an exchange
+       {[](auto& c) { c.moe.deepep_mode = "fast"; }, "--deepep-mode fast"},
+       {[](auto& c) { c.moe.num_redundant_experts = 4096; }, "at most 512 per GPU"},
+       {[](auto& c) { c.elastic_ep_backend = "mooncake"; }, "ranks on GPUs serve only together"}},
+      "qwen3_moe", kGpus);
 }
 
 TEST(ChecksTest, RanksThatServeWithoutOthers) {
