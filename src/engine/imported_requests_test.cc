@@ -15,19 +15,24 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Submits requests with common prefixes between steps, and compares all outputs.
+void ExpectSharedRequestsAsOfOne(EnginePair& pair, std::mt19937& random) {
+  std::vector<EngineRequest> requests;
+  for (uint64_t id = 1; id <= 40; ++id) {
+    requests.push_back(RandomSharedRequest(id, random));
+    pair.Submit(requests.back());
+    if (random() % 3 == 0) pair.Step();
+  }
+  pair.RunOut();
+  ExpectOutputsOfOne(pair, requests);
+}
+
 TEST(ImportedRequestsTest, OutputsEqualThoseOfOneEngine) {
   std::mt19937 random(1);
   for (const auto& [from, to] : {std::pair(4, 4), {3, 8}, {8, 1}, {1, 5}}) {
     SCOPED_TRACE(fmt::format("pages of {} and {}", from, to));
     EnginePair pair(SizedOptions(from, 400 / from), SizedOptions(to, 400 / to));
-    std::vector<EngineRequest> requests;
-    for (uint64_t id = 1; id <= 40; ++id) {
-      requests.push_back(RandomSharedRequest(id, random));
-      pair.Submit(requests.back());
-      if (random() % 3 == 0) pair.Step();
-    }
-    pair.RunOut();
-    ExpectOutputsOfOne(pair, requests);
+    ExpectSharedRequestsAsOfOne(pair, random);
   }
 }
 
@@ -40,14 +45,7 @@ TEST(ImportedRequestsTest, OutputsEqualThoseOfOneEngineWithLaunchedPasses) {
     if (states) prefill = WithSlots(prefill, 8);
     if (states) decode = WithSlots(decode, 8);
     EnginePair pair(prefill, decode, /*launches=*/true);
-    std::vector<EngineRequest> requests;
-    for (uint64_t id = 1; id <= 40; ++id) {
-      requests.push_back(RandomSharedRequest(id, random));
-      pair.Submit(requests.back());
-      if (random() % 3 == 0) pair.Step();
-    }
-    pair.RunOut();
-    ExpectOutputsOfOne(pair, requests);
+    ExpectSharedRequestsAsOfOne(pair, random);
     EXPECT_EQ(pair.prefill.model.launched, 0);
     EXPECT_GT(pair.decode.model.launched, 0);
   }

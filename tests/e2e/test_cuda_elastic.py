@@ -31,6 +31,22 @@ def ends_of(layout):
     return ENDS if ranks_of(layout) == 2 else [([0], signal.SIGKILL), ([0], signal.SIGSTOP)]
 
 
+def undisturbed(flags, env, batches):
+    """The outputs of each batch of requests, without the end of a rank."""
+    with Server(YARDLING, *flags, env=env) as server:
+        outputs = [finish(start_batch(server, made)) for made in batches]
+        assert server.stop() == 0
+    return outputs
+
+
+def decoding(server, made):
+    """Starts a batch of requests with slow steps. Returns its clients when all of them decode."""
+    assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
+    clients = start_batch(server, made)
+    wait_decoding(clients)
+    return clients
+
+
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_survivors_keep_their_process_and_new_ranks_map_their_weights(layout, graphs):
@@ -38,16 +54,12 @@ def test_survivors_keep_their_process_and_new_ranks_map_their_weights(layout, gr
     flags = [*device, *FLAGS, *LAYOUTS[layout], *GRAPHS[graphs]]
     ends = ends_of(layout)
     batches = [bodies(i, 48) for i in range(len(ends))]
-    with Server(YARDLING, *flags, env=env) as server:
-        want = [finish(start_batch(server, made)) for made in batches]
-        assert server.stop() == 0
+    want = undisturbed(flags, env, batches)
     with Server(YARDLING, *flags, env=env) as server:
         started = 0
         for i, (victims, how) in enumerate(ends):
             old = server.ranks()
-            assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
-            clients = start_batch(server, batches[i])
-            wait_decoding(clients)
+            clients = decoding(server, batches[i])
             kill(server, victims, how)
             assert finish(clients) == want[i], (victims, how, server.text())
             wait_epoch(server, i + 2)
@@ -64,13 +76,9 @@ def test_without_a_prefix_cache_only_the_weights_stay():
     device, env = where(2)
     flags = [*device, *FLAGS, *LAYOUTS["deepep"], "--disable-radix-cache"]
     made = bodies(0, 48)
+    [want] = undisturbed(flags, env, [made])
     with Server(YARDLING, *flags, env=env) as server:
-        want = finish(start_batch(server, made))
-        assert server.stop() == 0
-    with Server(YARDLING, *flags, env=env) as server:
-        assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
-        clients = start_batch(server, made)
-        wait_decoding(clients)
+        clients = decoding(server, made)
         kill(server, [1], signal.SIGKILL)
         assert finish(clients) == want, server.text()
         assert server.text().count(MAPPED) == 1 and "pages of the last epoch" not in server.text()
@@ -81,16 +89,12 @@ def test_a_spare_maps_the_weights():
     device, env = where(2)
     flags = [*device, *FLAGS, *LAYOUTS["deepep"]]
     batches = [bodies(i, 48) for i in range(2)]
-    with Server(YARDLING, *flags, env=env) as server:
-        want = [finish(start_batch(server, made)) for made in batches]
-        assert server.stop() == 0
+    want = undisturbed(flags, env, batches)
     with Server(YARDLING, *flags, "--spare-ranks", 1, env=env) as server:
         for victim in (1, 0):
             wait_until(lambda: ready_spares(server) == 1, 120)
             spare = spare_pids(server)
-            assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
-            clients = start_batch(server, batches[1 - victim])
-            wait_decoding(clients)
+            clients = decoding(server, batches[1 - victim])
             kill(server, [victim], signal.SIGKILL)
             assert finish(clients) == want[1 - victim], server.text()
             assert server.ranks()[victim] == spare[0], server.text()
@@ -103,13 +107,9 @@ def test_weights_of_a_rank_that_fails_by_itself_are_loaded_again():
     device, env = where(2)
     flags = [*device, *FLAGS, *LAYOUTS["deepep"]]
     made = bodies(0, 48)
+    [want] = undisturbed(flags, env, [made])
     with Server(YARDLING, *flags, env=env) as server:
-        want = finish(start_batch(server, made))
-        assert server.stop() == 0
-    with Server(YARDLING, *flags, env=env) as server:
-        assert server.request("/slow_down", {"forward_sleep_time": 0.005})[0] == 200
-        clients = start_batch(server, made)
-        wait_decoding(clients)
+        clients = decoding(server, made)
         kill(server, [1], signal.SIGSEGV)
         assert finish(clients) == want, server.text()
         assert MAPPED not in server.text()

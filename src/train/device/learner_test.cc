@@ -122,20 +122,25 @@ class DeviceLearnerTest : public ::testing::Test {
     });
   }
 
+  // The losses and norms of `steps` steps agree.
+  static void ExpectSameCurves(const Ran& got, const Ran& want, size_t steps) {
+    ASSERT_EQ(got.reports.size(), steps);
+    for (size_t i = 0; i < got.reports.size(); ++i) {
+      const StepReport &a = got.reports[i], &b = want.reports[i];
+      EXPECT_NEAR(a.losses.main, b.losses.main, 2e-4 * b.losses.main) << i;
+      EXPECT_NEAR(a.losses.balance, b.losses.balance, 2e-4) << i;
+      EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 1e-2 * b.gradient_norm) << i;
+      EXPECT_EQ(a.figures.size(), b.figures.size());
+    }
+  }
+
   const TemporaryDirectory temporary_;
   const fs::path& dir_ = temporary_.path();
 };
 
 TEST_F(DeviceLearnerTest, TheLossCurveIsThatOfTheModelOnCpus) {
   const Ran want = TrainOnCpu("cpu"), got = TrainOnDevice<float>("device", 30);
-  ASSERT_EQ(got.reports.size(), 30u);
-  for (size_t i = 0; i < got.reports.size(); ++i) {
-    const StepReport &a = got.reports[i], &b = want.reports[i];
-    EXPECT_NEAR(a.losses.main, b.losses.main, 2e-4 * b.losses.main) << i;
-    EXPECT_NEAR(a.losses.balance, b.losses.balance, 2e-4) << i;
-    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 1e-2 * b.gradient_norm) << i;
-    EXPECT_EQ(a.figures.size(), b.figures.size());
-  }
+  ExpectSameCurves(got, want, 30);
   EXPECT_EQ(got.values.size(), want.values.size());
   double moved = 0;
   for (const auto& [name, value] : want.values) {
@@ -153,14 +158,7 @@ TEST_F(DeviceLearnerTest, TheLossCurvesOfAllLayoutsAgree) {
        {Layout{.dp = 2}, Layout{.ep = 2, .dp = 2}, Layout{.ep = 2, .dp = 4}}) {
     SCOPED_TRACE(layout.ToString());
     const Ran got = TrainOnRanks<float>("ranks" + std::to_string(count++), 30, layout);
-    ASSERT_EQ(got.reports.size(), 30u);
-    for (size_t i = 0; i < got.reports.size(); ++i) {
-      const StepReport &a = got.reports[i], &b = want.reports[i];
-      EXPECT_NEAR(a.losses.main, b.losses.main, 2e-4 * b.losses.main) << i;
-      EXPECT_NEAR(a.losses.balance, b.losses.balance, 2e-4) << i;
-      EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 1e-2 * b.gradient_norm) << i;
-      EXPECT_EQ(a.figures.size(), b.figures.size());
-    }
+    ExpectSameCurves(got, want, 30);
     ASSERT_EQ(got.values.size(), want.values.size());
     for (const auto& [name, value] : want.values)
       EXPECT_LT(testing::RelativeError(got.values.at(name), value), 1e-2) << name;
