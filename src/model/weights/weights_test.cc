@@ -216,7 +216,7 @@ TEST(LoadWeights, BytesOfAnExpertAreThoseOfThePlan) {
 TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
   const auto config =
       ParseModelConfig(ReadBytes(FixtureDir("gpt_oss") / "config.json"));  // MXFP4, 64 × 64
-  const auto bytes = [&](MeshShape shape, std::optional<DType> gpu_plain_dtype,
+  const auto bytes = [&](const MeshShape& shape, std::optional<DType> gpu_plain_dtype,
                          bool packs_experts) {
     LoadOptions options;
     options.gpu_plain_dtype = gpu_plain_dtype;
@@ -234,7 +234,8 @@ TEST(LoadWeights, PackedExpertsAreCountedAsTheyAreStored) {
 }
 
 TEST(LoadWeights, FlagsThatDoNotSplitTheModel) {
-  const auto message = [](const std::string& fixture, MeshShape shape, const char* patch = "{}") {
+  const auto message = [](const std::string& fixture, const MeshShape& shape,
+                          const char* patch = "{}") {
     const auto dir = FixtureDir(fixture);
     json text = json::parse(ReadBytes(dir / "config.json"));
     text.merge_patch(json::parse(patch));
