@@ -113,6 +113,9 @@ class Shard:
         ended = set(re.findall(r"^\[ +(?:OK|FAILED|SKIPPED) +\] ([^ ,\n]+)", text, re.MULTILINE))
         return failed + [test for test in started[-1:] if test not in ended]
 
+    def failed_names(self):
+        return self.failed_tests() or [f"(after the last test of {self.name})"]
+
     def output(self):
         """The log from the start of the first failed test on."""
         lines = self.log.read_text(errors="replace").splitlines()
@@ -122,16 +125,17 @@ class Shard:
 
 
 def write_report(shards, path):
-    """Returns the number of skipped tests."""
+    """Returns the number of skipped tests. Failed tests have an entry even if their program ended without a report."""
     suites, skipped = ElementTree.Element("testsuites"), 0
     for shard in shards:
-        if not shard.report.exists():
-            continue
-        for case in ElementTree.parse(shard.report).iter("testcase"):
-            if case.get("status") == "run":
-                name = f"{case.get('classname')}.{case.get('name')}"
+        failed = shard.failed_names() if shard.failure else []
+        for case in ElementTree.parse(shard.report).iter("testcase") if shard.report.exists() else []:
+            name = f"{case.get('classname')}.{case.get('name')}"
+            if case.get("status") == "run" and name not in failed:
                 ElementTree.SubElement(suites, "testcase", name=name, time=case.get("time"))
                 skipped += case.get("result") == "skipped"
+        for name in failed:
+            ElementTree.SubElement(ElementTree.SubElement(suites, "testcase", name=name, time="0"), "failure")
     ElementTree.ElementTree(suites).write(path)
     return skipped
 
@@ -159,7 +163,7 @@ def main():
     for shard in bad:
         print(f"\n{shard.name}: {shard.failure}\n{shard.output()}")
     for shard in bad:
-        for test in shard.failed_tests() or [f"(after the last test of {shard.name})"]:
+        for test in shard.failed_names():
             print(f"failed: {test}")
     print(f"{total} tests of {len(programs)} programs ({skipped} skipped), {len(bad)} of {len(shards)} shards failed")
     sys.exit(1 if bad else 0)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the ten slowest compilations of the last builds and the ten slowest tests of a build folder: scripts/slowest.py DIR."""
+"""Prints the ten slowest compilations of the last builds, the ten slowest tests, and the failed tests of a build folder:
+scripts/slowest.py DIR."""
 
 import pathlib
 import sys
@@ -20,10 +21,17 @@ def objects(folder):
     return times
 
 
-def tests(folder):
+def cases(folder):
     reports = [folder / name for name in ("tests.xml", "e2e.xml")]
-    cases = [case for report in reports if report.exists() for case in ElementTree.parse(report).iter("testcase")]
-    return {case.get("name"): float(case.get("time") or 0) for case in cases}
+    return [case for report in reports if report.exists() for case in ElementTree.parse(report).iter("testcase")]
+
+
+def tests(folder):
+    return {case.get("name"): float(case.get("time") or 0) for case in cases(folder)}
+
+
+def failed(folder):
+    return [case.get("name") for case in cases(folder) if case.find("failure") is not None]
 
 
 def table(title, times):
@@ -38,6 +46,8 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     table("objects", objects(folder))
     table("tests", tests(folder))
+    for name in failed(folder):
+        print(f"failed: {name}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class DeviceSampler {
   struct Result {
     std::span<const int32_t> tokens;  // [rows] the sampled tokens
     kernels::BestTokenRows best;      // empty: the batch has none
+    uint64_t pass = 0;                // the number given to Send
   };
 
   // Tokens are elements of `ids` [vocab], not indices of logits.
@@ -83,12 +84,14 @@ class DeviceSampler {
   }
 
   // Starts the copy of the batch's results to the host. If Begin was never called, there are no
-  // tokens, and Receive waits only for the work enqueued so far.
-  void Send(kernels::Device& device) {
+  // tokens, and Receive waits only for the work enqueued so far. `pass`: number of the batch's
+  // pass.
+  void Send(kernels::Device& device, uint64_t pass) {
     CHECK_LT(pending_, kMaxPending);
     Copy& copy = copies_[(oldest_ + pending_) % kMaxPending];
     if (!copy.tokens) copy.tokens = device.MakeHostCopy();
     copy.tokens->Start(tokens_.get(), rows_ * sizeof(int32_t));
+    copy.pass = pass;
     copy.rows = rows_;
     copy.best_tokens = best_tokens_;
     if (best_tokens_ > 0) {
@@ -144,12 +147,13 @@ class DeviceSampler {
   // A copy of a batch's results to the host.
   struct Copy {
     std::unique_ptr<kernels::HostCopy> tokens, best;
+    uint64_t pass = 0;
     int64_t rows = 0;
     int32_t best_tokens = 0;
 
     Result Wait() {
       const std::span<const std::byte> bytes = tokens->Wait();
-      Result result;
+      Result result = {.pass = pass};
       result.tokens = {reinterpret_cast<const int32_t*>(bytes.data()),
                        bytes.size() / sizeof(int32_t)};
       if (best_tokens == 0) return result;

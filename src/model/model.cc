@@ -1,7 +1,6 @@
 #include "model/model.h"
 
 #include <algorithm>
-#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -63,12 +62,8 @@ struct Model::Impl {
   std::unique_ptr<MovableLayers> movable;      // or null
   const Decoder decoder;
   DeviceSampler sampler;
-  DeviceSampler::Result drawn;                // tokens sampled by the last Forward
-  std::deque<uint64_t> launched;              // numbers of passes to collect
-  size_t used_passes = 1;                     // number of passes of the last batch
-  bool running = false;                       // within Forward
-  Activations hidden;                         // [max_tokens, H] if they are kept
-  std::vector<const float*> hidden_inputs;    // addresses of hidden rows of earlier batches
+  Activations hidden;  // [max_tokens, H] if they are kept: an output, which the next batch replaces
+  std::vector<const float*> hidden_inputs;    // addresses by which recorded passes are keyed
   std::vector<std::unique_ptr<Pass>> passes;  // one, or two for two-batch overlap
   std::vector<std::vector<schedule::Operation>> plain;       // by depth (PlainSchedules)
   std::vector<schedule::Operation> two_prefill, two_decode;  // of two passes, if there are two
@@ -157,9 +152,9 @@ struct Model::Impl {
     plain = PlainSchedules(config, options.moe);
     if (!options.two_batch_overlap) return;
     schedule::ServeShape shape = ServeShapeOf(config, options.moe, /*two_batches=*/true);
-    two_prefill = schedule::Plan(shape);
+    two_prefill = CheckedPlan(shape);
     shape.mode = schedule::Mode::kDecode;
-    two_decode = schedule::Plan(shape);
+    two_decode = CheckedPlan(shape);
   }
 
   void MakeMoeLayers(const std::filesystem::path& dir) {
@@ -217,35 +212,37 @@ struct Model::Impl {
                                               .min_rows = options.tbo_min_tokens,
                                               .max_in_one = options.max_pass_tokens})
                           : std::vector<int64_t>();
-    used_passes = first_rows.empty() ? 1 : 2;
-    for (const auto& pass : passes)
-      if (pass->moe) pass->moe->overlaps = used_passes > 1;
+    for (const auto& pass : passes) {
+      pass->used = pass == passes.front() || !first_rows.empty();
+      if (pass->moe) pass->moe->overlaps = !first_rows.empty();
+    }
     const DeviceLogits logits =
         first_rows.empty() ? RunInOne(batch, kv) : RunInTwo(batch, first_rows, kv);
-    for (size_t i = 0; i < used_passes; ++i)
-      if (passes[i]->moe) passes[i]->moe->EndPass();
+    for (const auto& pass : passes)
+      if (pass->used && pass->moe) pass->moe->EndPass();
     return logits;
   }
 
   std::span<const float> Forward(const ForwardBatch& batch, KvStorage& kv) {
     CHECK(batch.draws.empty() || config.has_head);
-    running = true;
+    for (const auto& pass : passes) pass->running = true;
     std::span<const float> logits;
     if (batch.draws.empty()) {
       logits = ToHost(Run(batch, kv));
     } else {
       Draw(batch, kv);
-      drawn = sampler.ReceiveLast();  // copies of earlier batches stay pending
+      const auto result = sampler.ReceiveLast();  // copies of earlier batches stay pending
+      passes[0]->drawn = result.tokens;
+      passes[0]->best = result.best;
     }
-    running = false;
+    for (const auto& pass : passes) pass->running = false;
     ReportRouting(batch.pass);
     return aborted() ? std::span<const float>() : logits;
   }
 
   void AbortPass(uint64_t number) {
-    if (!running) return;
-    for (size_t i = 0; i < used_passes; ++i)
-      if (passes[i]->number == number) passes[i]->aborted = true;
+    for (const auto& pass : passes)
+      if (pass->running && pass->used && pass->number == number) pass->aborted = true;
   }
   // The micro-batches of a batch have the same pass number, so all of them are aborted, or none.
   bool aborted() const { return passes[0]->aborted; }
@@ -260,15 +257,13 @@ struct Model::Impl {
     } else {
       CHECK(batch.draws.empty());
       Run(batch, kv);
-      sampler.Send(device);  // no tokens: the end of the pass
+      sampler.Send(device, batch.pass);  // no tokens: the end of the pass
     }
-    launched.push_back(batch.pass);
   }
   std::span<const int32_t> Collect() {
-    const std::span<const int32_t> tokens = sampler.Receive().tokens;
-    ReportRouting(launched.front());
-    launched.pop_front();
-    return tokens;
+    const DeviceSampler::Result result = sampler.Receive();
+    ReportRouting(result.pass);
+    return result.tokens;
   }
 
   // Enqueues a pass and the sampling of its tokens.
@@ -279,7 +274,7 @@ struct Model::Impl {
                   batch.masks ? &batch.masks() : nullptr, batch.best_tokens);
     sampler.Sample(*rank_device, logits.data, 0, logits.rows);
     sampler.Sample(*rank_device, logits.more_data, logits.rows, logits.more);
-    sampler.Send(device);
+    sampler.Send(device, batch.pass);
   }
 
   void KeepHidden(Pass& p) {
@@ -383,7 +378,7 @@ struct Model::Impl {
                std::span<const int64_t> logit_rows, uint64_t key) {
     Decoder::Watch watch{.profiler = profile::IfRecording(options.profiler)};
     if (key != 0) return RunGraph(list, parts, logit_rows, key, watch);
-    if (running && options.before_operation)
+    if (parts[0]->running && options.before_operation)
       watch.before = [&](const Pass& pass, const schedule::Operation& operation) {
         options.before_operation(pass.number, static_cast<int>(parts.size()), operation);
       };
@@ -479,8 +474,8 @@ std::vector<int32_t> Model::RouterFaults(const ForwardBatch& batch, const KvStor
 }
 Communicator& Model::attention_group() const { return *impl_->comm.attn_tp; }
 bool Model::draws() const { return impl_->rank_device->samples(); }
-std::span<const int32_t> Model::drawn() const { return impl_->drawn.tokens; }
-kernels::BestTokenRows Model::best() const { return impl_->drawn.best; }
+std::span<const int32_t> Model::drawn() const { return impl_->passes[0]->drawn; }
+kernels::BestTokenRows Model::best() const { return impl_->passes[0]->best; }
 void Model::SetTokens(std::span<const int32_t> tokens) {
   CHECK_EQ(std::ssize(tokens), config().output_width());
   if (draws()) impl_->sampler.SetIds(impl_->device, tokens);

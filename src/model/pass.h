@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/best_tokens.h"
 #include "model/forward_batch.h"
 #include "model/kv_storage.h"
 #include "model/layers/activations.h"
@@ -95,6 +96,8 @@ class Pass {
   // Whether the pass is aborted: the decoder skips its remaining operations (Decoder::Run). Set
   // between two operations, the same ones on every rank.
   bool aborted = false;
+  bool used = false;     // by the last batch; a batch that is not split uses the first pass only
+  bool running = false;  // within Model::Forward: the pass can be aborted
   bool only_logit_rows = false;  // ForwardBatch::only_logit_rows
   int32_t depth = 0;             // ForwardBatch::depth
   PassRows rows;
@@ -148,6 +151,8 @@ class Pass {
   HeadBuffers head;
 
   // Results.
+  std::span<const int32_t> drawn;     // tokens sampled by the last Forward; of the first pass
+  kernels::BestTokenRows best;        // likewise
   std::vector<float> host_logits;     // [logit rows, vocab], for a device with its own memory
   std::vector<int32_t> routed;        // [T, layers, top_k] if requested; else empty
   std::vector<int32_t> layer_routed;  // [T, top_k]

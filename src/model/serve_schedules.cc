@@ -1,5 +1,7 @@
 // The schedules of a model's steps.
+#include "core/check.h"
 #include "model/decoder.h"
+#include "schedule/verify.h"
 
 namespace switchyard {
 
@@ -19,6 +21,12 @@ schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& m
   return shape;
 }
 
+std::vector<schedule::Operation> CheckedPlan(const schedule::ServeShape& shape) {
+  std::vector<schedule::Operation> list = schedule::Plan(shape);
+  CHECK_EQ(schedule::FindScheduleError(shape, list), "");
+  return list;
+}
+
 std::vector<std::vector<schedule::Operation>> PlainSchedules(const ModelConfig& config,
                                                              const MoeOptions& moe) {
   std::vector<std::vector<schedule::Operation>> all;
@@ -28,7 +36,7 @@ std::vector<std::vector<schedule::Operation>> PlainSchedules(const ModelConfig& 
       shape.range.begin = depth;
       shape.range.end = depth + 1;
     }
-    all.push_back(schedule::Plan(shape));
+    all.push_back(CheckedPlan(shape));
     // Layers of a schedule are counted from the first one of its range.
     for (schedule::Operation& operation : all.back())
       if (operation.layer != schedule::Operation::kNone) operation.layer += depth;

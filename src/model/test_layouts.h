@@ -278,6 +278,16 @@ inline std::vector<Case> OverlapCases() {
     cases.push_back({name, 2, 2, "none"});
     cases.push_back({name, 4, 2, "deepep", "auto"});
   }
+  for (const char* name :
+       {"mixtral", "olmoe", "deepseek_v2", "deepseek_v3_fp8", "glm4_moe", "qwen3"})
+    cases.push_back({name, 2, 2, "deepep", "auto"});
+  // All families without recurrent states, with which two-batch overlap is refused.
+  for (const char* name :
+       {"afmoe",      "bailing_moe_v2",   "deepseek_v32",   "dots1",       "ernie4_5_moe",
+        "exaone_moe", "flex_olmo",        "glm4_moe_lite",  "glm_moe_dsa", "granitemoe",
+        "kimi_k25",   "granitemoeshared", "hunyuan_v1_moe", "llama4_text", "longcat_flash",
+        "minimax_m2", "mimo_v2_flash",    "mistral4",       "phimoe",      "solar_open"})
+    cases.push_back({std::string("../families/") + name, 2, 2, "deepep", "auto"});
   for (const auto& [backend, mode] : RowBackends()) {
     cases.push_back({"deepseek_v3", 2, 2, backend, mode});
     cases.push_back({.fixture = "deepseek_v3",

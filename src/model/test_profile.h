@@ -14,8 +14,9 @@
 
 namespace switchyard {
 
-// Profiles one prefill of 24 rows. Returns the events of passes in each rank's profile.
-inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixture,
+// Profiles one prefill of 24 rows, or one decode pass of 4 sequences. Returns the events of passes
+// in each rank's profile.
+inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixture, bool decode,
                                                         bool two_batches, bool single_batch) {
   const TemporaryDirectory directory;
   const ModelConfig config = LoadModelConfig(Fixture(fixture));
@@ -33,14 +34,17 @@ inline std::vector<std::vector<nlohmann::json>> Profile(const std::string& fixtu
                    ModelOptions own = options;
                    own.profiler = &profiler;
                    Model model(Fixture(fixture), config, own, *comm, pool);
-                   const Group texts = {{.tokens = Ids(11, 3)}, {.tokens = Ids(13, 5)}};
+                   Group texts = {{.tokens = Ids(11, 3)}, {.tokens = Ids(13, 5)}};
+                   if (decode) texts.assign(4, {.tokens = Ids(7, 3), .chunk = 6, .decode_from = 6});
                    Sequences sequences(texts);
                    KvStorage kv(config, comm->mesh, sequences.num_pages(), kPageSize, DType::kF32);
                    model.Forward(sequences.Batch(0), kv);  // not recorded
                    profiler.Start({.dir = directory.path().string(), .name = fixture});
                    profile::Step step(&profiler);
-                   model.Forward(sequences.Batch(0), kv);
-                   step.End(profile::Stage::kPrefill, 24);
+                   const ForwardBatch& batch = sequences.Batch(decode ? 1 : 0);
+                   model.Forward(batch, kv);
+                   step.End(decode ? profile::Stage::kDecode : profile::Stage::kPrefill,
+                            batch.num_tokens());
                    std::ifstream in(profiler.Stop()->files.at(0));
                    const nlohmann::json trace = nlohmann::json::parse(in);
                    for (const nlohmann::json& event : trace["traceEvents"])

@@ -35,18 +35,20 @@ Question TwoCpuRanks(const std::string& fixture) {
 
 // Each rank of the engine and of the simulation runs the same operations in the same order.
 TEST(EngineStep, HasTheOrderOfTheEnginesTrace) {
-  for (const auto& [two_batches, single_batch] :
-       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+  for (int settings = 0; settings < 8; ++settings) {
+    const bool two_batches = settings & 1, single_batch = settings & 2, decode = settings & 4;
     std::string layout = "tp2-ep2-deepep";
     if (two_batches) layout += "-tbo";
     if (single_batch) layout += "-sbo";
     const Planned planned(TwoCpuRanks("deepseek_v3"), layout);
     ASSERT_TRUE(planned.evaluation.accepted) << planned.evaluation.refused;
     std::vector<OperationSpan> spans;
-    const StepShape shape = {
-        .decode = false, .sequences = 2, .rows = 24, .keys = 6, .logit_rows = 24};
+    const StepShape shape =
+        decode
+            ? StepShape{.sequences = 4, .rows = 4, .keys = 7, .logit_rows = 4}
+            : StepShape{.decode = false, .sequences = 2, .rows = 24, .keys = 6, .logit_rows = 24};
     planned.step().Run(std::span(&shape, 1), &spans);
-    const auto profile = Profile("deepseek_v3", two_batches, single_batch);
+    const auto profile = Profile("deepseek_v3", decode, two_batches, single_batch);
     for (int rank = 0; rank < 2; ++rank) {
       std::vector<std::string> want, got;
       for (const nlohmann::json& event : profile[rank]) {
@@ -63,7 +65,7 @@ TEST(EngineStep, HasTheOrderOfTheEnginesTrace) {
         EXPECT_GE(span.start, last);
         last = span.start + span.seconds;
       }
-      EXPECT_EQ(got, want) << layout << " rank " << rank;
+      EXPECT_EQ(got, want) << layout << (decode ? " decode" : " prefill") << " rank " << rank;
     }
   }
 }

@@ -20,6 +20,7 @@ class Tree {
       : q_(question), layout_(layout), e_(Evaluate(question, layout)) {}
 
   std::string Text() {
+    text_ = Assumptions(q_, "prefill and decode share the ranks") + "\n";
     Add(fmt::format(
         "{}: {}", layout_.Name(),
         e_.accepted ? "the engine accepts it" : "the engine refuses it: " + e_.refused));

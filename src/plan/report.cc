@@ -169,6 +169,15 @@ std::string Assumptions(const Question& q, const std::string& ranks) {
                         q.load.correlation)
           : "",
       ranks);
+  if (c.nics > 0)
+    text += fmt::format(
+        "assumed: a rank sends at {:.0f} % of the rate of its share of the NICs, and an exchange "
+        "between hosts has a fixed cost of {:.0f} us\n",
+        100 * q.table.network_share, 1e6 * q.table.network.seconds);
+  if (q.model.has_moe())
+    text +=
+        "assumed: combine returns an output for each expert of a token; two-batch overlap hides an "
+        "exchange as far as the other micro-batch computes meanwhile\n";
   return text;
 }
 
@@ -210,8 +219,8 @@ std::string MemoryDetails(const Question& q, const Evaluation& e) {
   const double planned = e.largest().total();
   if (q.cluster.cuda)
     text += fmt::format(
-        "\n  {:.1f} of {:.1f} GiB; the rest is for graphs, NCCL and scratch of "
-        "kernels (--mem-fraction-static {})",
+        "\n  {:.1f} of {:.1f} GiB; the rest is for graphs, NCCL and memory that other ranks map "
+        "(--mem-fraction-static {})",
         planned / kGiB, e.memory_total / kGiB, q.config.mem_fraction_static);
   text += fmt::format(
       "\n  the cache of an engine: {:.0f} tokens, {:.0f} requests of {} tokens; "

@@ -184,11 +184,12 @@ def test_two_hosts_equal_transformers(case):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("layout", OVERLAP_LAYOUTS)
-def test_two_batch_overlap_changes_no_bit(layout, graphs):
+def test_two_batch_overlap_and_steps_one_by_one_change_no_bit(layout, graphs):
     device, env = where(OVERLAP_LAYOUTS[layout][1])
     flags = [*device, *OVERLAP_LAYOUTS[layout], *GRAPHS[graphs]]
-    with_it = overlap_answers(*flags, "--enable-two-batch-overlap", "--tbo-min-tokens", 2, env=env)
-    assert with_it == overlap_answers(*flags, env=env)
+    without = overlap_answers(*flags, env=env)
+    for overlap in (["--enable-two-batch-overlap", "--tbo-min-tokens", 2], ["--disable-overlap-schedule"]):
+        assert overlap_answers(*flags, *overlap, env=env) == without
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)

@@ -21,6 +21,10 @@ SHAPES = {
               "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
     "deepseek_v3": {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
                     "n_routed_experts": 32, "num_hidden_layers": 6, "vocab_size": 32000},
+    "glm4_moe": {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256, "n_routed_experts": 32,
+                 "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
+    "gpt_oss": {"hidden_size": 512, "intermediate_size": 256, "num_local_experts": 32, "num_attention_heads": 8,
+                "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000},
     "../families/deepseek_v4": {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "q_lora_rank": 128, "o_lora_rank": 64,
                                 "index_n_heads": 4, "index_head_dim": 32, "moe_intermediate_size": 256, "n_routed_experts": 32,
                                 "sliding_window": 32, "index_topk": 16, "vocab_size": 32000, "compress_rates": {
@@ -51,8 +55,10 @@ def test_resident_memory_is_the_planned_one(name, flags):
     assert resident == pytest.approx(planned, rel=0.03)
 
 
-@pytest.mark.parametrize("model", [DATA / "fixtures" / name for name in SHAPES] + [ROOT / "models/yardling"],
-                         ids=lambda path: path.name)
+SMALL = sorted(path.parent for path in (DATA / "fixtures").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("model", [*SMALL, DATA / "families/deepseek_v4", ROOT / "models/yardling"], ids=lambda path: path.name)
 def test_resident_memory_of_a_small_model_is_the_planned_one_and_the_heap(model):
     planned, resident = planned_and_resident("--model-path", model)
     # In MiB. Threads, tables and heap of the program take 2 to 4 MiB; they take most in a build with CUDA.
@@ -219,6 +225,7 @@ def test_worked_answers_are_what_the_program_prints():
 def test_explain_prints_the_decision_tree():
     out = run("plan", "--model-path", DATA / "plan/deepseek_v3.json", "--gpus", "8xh200", "--explain",
               "tp8-ep8-dp8-dense1-deepep")
+    assert "assumed: routing is random and even" in out and "assumed: combine returns an output for each expert" in out
     assert "1. How many devices are needed to hold the weights?" in out and "Which batch, and what limits it?" in out
 
 
