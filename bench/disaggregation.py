@@ -17,11 +17,12 @@ prompts run before the streams, because graphs are captured at the third pass wi
 SWITCHYARD names the program (build/release/switchyard).
 """
 import argparse
+import concurrent.futures
 import contextlib
+import multiprocessing
 import pathlib
 import statistics
 import sys
-import threading
 import time
 
 from streams import ROOT, Stream, gaps, prepare, random_ids, shape_flags
@@ -60,23 +61,46 @@ class Load:
             time.sleep(0.005)
         return started
 
-    def prompts(self, prompts, at_once):
-        """Sends the prompts. Returns when all of them have two tokens."""
-        room, threads, sent = threading.Semaphore(at_once), [], []
+    @contextlib.contextmanager
+    def prompts(self, count, at_once):
+        """A function that sends prompts and returns when all of them have two tokens. Another process sends them, so that
+        they do not delay the threads that receive the streams."""
+        work = [self.ids(self.args.prompt) for _ in range(count)]
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=send_prompts, args=(there, self.server.url, work, at_once), daemon=True)
+        process.start()
+        there.close()
+        here.recv()  # the process is ready
 
+        def send():
+            here.send("go")
+            error = here.recv()
+            assert not error, error
+
+        try:
+            yield send
+        finally:
+            here.close()
+            process.join(10)
+
+
+class Address:
+    def __init__(self, url):
+        self.url = url
+
+
+def send_prompts(pipe, url, prompts, at_once):
+    """Sends prompts, at most `at_once` at a time, after a message of the pipe. Then reports the first error, or None."""
+    pipe.send("ready")
+    pipe.recv()
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         def send(ids):
-            stream = Stream(self.server, ids, 2)
-            sent.append(stream)
+            stream = Stream(Address(url), ids, 2)
             stream.join()
-            room.release()
-
-        for ids in prompts:
-            room.acquire()
-            threads.append(threading.Thread(target=send, args=(ids,)))
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
-        check(sent)
+            return stream.error
+        errors = [error for error in pool.map(send, prompts) if error]
+    pipe.send(errors[0] if errors else None)
 
 
 def check(streams):
@@ -95,19 +119,19 @@ def measure(name, server, args):
     load = Load(server, args)
     if args.device == "cuda":
         for at_once in args.at_once:
-            prompts = [load.ids(args.prompt) for _ in range(2 * max(8, min(at_once, args.prompts // 2)))]
-            streams = load.streams(args.tokens)
-            load.prompts(prompts, at_once)
-            join(streams)
+            with load.prompts(2 * max(8, min(at_once, args.prompts // 2)), at_once) as send:
+                streams = load.streams(args.tokens)
+                send()
+                join(streams)
     quiet = load.streams(args.tokens)
     join(quiet)
     line(f"{name}, quiet", gaps(quiet))
     loaded = []
     for at_once in args.at_once:
-        prompts = [load.ids(args.prompt) for _ in range(args.prompts)]
-        streams, begin = load.streams(args.tokens * 4), time.monotonic()
-        load.prompts(prompts, at_once)
-        end = time.monotonic()
+        with load.prompts(args.prompts, at_once) as send:
+            streams, begin = load.streams(args.tokens * 4), time.monotonic()
+            send()
+            end = time.monotonic()
         found = gaps(streams, begin, end)
         line(f"{name}, loaded, {at_once} at once", found, f" | prompts {end - begin:6.2f} s")
         if not all(s.is_alive() for s in streams):
