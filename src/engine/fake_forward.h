@@ -53,7 +53,8 @@ class FakeForward : public ForwardFunction {
     EXPECT_FALSE(batch.routed_experts);
     Compute(batch);
     if (after_draw) after_draw(batch.pass);
-    pending_.push_back({batch.pass, batch.draws.empty() ? std::vector<int32_t>() : drawn_});
+    pending_.push_back(
+        {batch.pass, batch.draws.empty() ? std::vector<int32_t>() : drawn_, batch.slots});
     EXPECT_LE(pending_.size(), 2u);
     ++launched;
   }
@@ -153,8 +154,14 @@ class FakeForward : public ForwardFunction {
     states_.at(slot) = from.states_.at(from_slot);
   }
 
-  // Call before a new engine uses this model, because its pass numbers start again at 1.
-  void BeginEpoch() { last_pass_ = 0; }
+  // Call before a new engine uses this model, because its pass numbers start again at 1. Launched
+  // passes that were not collected leave undefined values in their rows.
+  void BeginEpoch() {
+    last_pass_ = 0;
+    for (const Pending& pass : pending_)
+      for (const int32_t slot : pass.slots) store_.at(slot) = kNothing;
+    pending_.clear();
+  }
 
   // The expected logits after a history.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const {
@@ -322,6 +329,7 @@ class FakeForward : public ForwardFunction {
   struct Pending {
     uint64_t pass;
     std::vector<int32_t> drawn;
+    std::vector<int32_t> slots;  // of its rows
   };
   std::deque<Pending> pending_;
   uint64_t last_pass_ = 0, running_ = 0;

@@ -106,8 +106,7 @@ bool KeepsGpuWeights(const EngineConfig& config, const EnginePlan& plan) {
 }
 
 bool KeepsGpuCache(const EngineConfig& config, const EnginePlan& plan) {
-  return KeepsGpuWeights(config, plan) && config.mesh.world() == 1 && !config.disable_radix_cache &&
-         !plan.model.has_states();
+  return KeepsGpuWeights(config, plan) && !config.disable_radix_cache && !plan.model.has_states();
 }
 
 std::unique_ptr<KeptGpuMemory> KeptGpuMemory::Open(const EngineConfig& config,

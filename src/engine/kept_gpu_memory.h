@@ -18,8 +18,7 @@ namespace switchyard {
 // - stages of a pipeline, ranks beside experts on CPUs, and ranks of --disaggregation-mode.
 bool KeepsGpuWeights(const EngineConfig& config, const EnginePlan& plan);
 // Whether they keep the KV cache too: with a prefix cache, and without recurrent states, which end
-// with the epoch. Only a single rank: with several, outputs after a restart from kept pages were
-// not shown to be equal on GPUs (docs/notes/elastic.md).
+// with the epoch.
 bool KeepsGpuCache(const EngineConfig& config, const EnginePlan& plan);
 
 // The GPU memory of a rank. The parent holds the descriptors of this memory, so a new process of

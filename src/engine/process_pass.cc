@@ -116,8 +116,8 @@ void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
       sequence.router_fault = fault->second;
     if (part.logit_rows > 0) {
       ProcessDrawn(sequence, part, drawn[row - 1]);
-    } else if (sequence.computed >= part.end) {  // the sequence was not retracted
-      Settle(sequence, part.end);
+    } else if (sequence.admissions == part.admission && sequence.computed >= part.end) {
+      Settle(sequence, part.end);  // it was not retracted
     }
   }
 }
@@ -125,6 +125,7 @@ void RankEngine::Impl::ProcessLaunched(std::span<const Part> pass) {
 void RankEngine::Impl::Settle(Sequence& sequence, int64_t end) {
   sequence.settled = end;
   if (cache.has_states()) cache.SettleStates(end, sequence.cache);
+  cache.Record(sequence.settled_tokens(), sequence.request.id, sequence.cache);
 }
 
 std::map<uint64_t, std::string> RankEngine::Impl::FaultsOf(std::span<const Part> pass) {

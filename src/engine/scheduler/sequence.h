@@ -90,9 +90,9 @@ struct Sequence {
   int64_t saved_begin = 0;
   DraftCounts draft_counts, forced_counts;  // drafts of the algorithm; of GrammarDrafter
 
-  // For pipeline stages: number of times that the sequence was admitted. Several passes are in
-  // flight, and the results of a pass that began before the last admission are dropped, because its
-  // rows are computed again.
+  // Number of times that the sequence was admitted. The rows of a pass in flight that began before
+  // the last admission are computed again, in other pages. With pipeline stages, its results are
+  // dropped.
   uint64_t admissions = 0;
   int64_t pooled_end = 0;  // on the last stage: the first position that is not in pooled_sum
   // On the last stage: chosen experts that no result has carried yet, up to position `end`. They

@@ -44,6 +44,58 @@ class CurrentGpu {
   int before_ = 0;
 };
 
+// Copies of one row each, for one call of the driver. A call for each copy takes longer than the
+// copy of a page.
+class CopyBatch {
+ public:
+  void Add(const KvCopy& copy) {
+    to_.push_back(copy.to);
+    from_.push_back(copy.from);
+    bytes_.push_back(static_cast<size_t>(copy.bytes));
+  }
+  // Enqueues all copies, in any order. `one_call`: set to false if the driver has no such call.
+  void Start(cudaStream_t stream, std::atomic<bool>* one_call) {
+    if (bytes_.size() > 1 && *one_call && StartInOneCall(stream, one_call)) return;
+    // After a failure some of the copies may run already. They are made again.
+    for (size_t i = 0; i < bytes_.size(); ++i)
+      Check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDefault, stream),
+            "copy of KV rows");
+  }
+
+ private:
+  bool StartInOneCall(cudaStream_t stream, std::atomic<bool>* one_call) {
+#if CUDART_VERSION >= 12080
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    size_t first = 0;  // the copy from which on the attributes hold
+#if CUDART_VERSION >= 13000
+    const cudaError_t error = cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(),
+                                                   bytes_.size(), &attributes, &first, 1, stream);
+#else
+    size_t failed = 0;
+    std::vector<void*> from;
+    for (const void* source : from_) from.push_back(const_cast<void*>(source));
+    const cudaError_t error =
+        cudaMemcpyBatchAsync(to_.data(), from.data(), bytes_.data(), bytes_.size(), &attributes,
+                             &first, 1, &failed, stream);
+#endif
+    if (error == cudaSuccess) return true;
+    cudaGetLastError();
+    if (one_call->exchange(false))
+      LOG_INFO("pages of the KV cache are copied one by one: {}", cudaGetErrorString(error));
+#else
+    static_cast<void>(stream);
+    *one_call = false;
+#endif
+    return false;
+  }
+
+  std::vector<void*> to_;
+  std::vector<const void*> from_;
+  std::vector<size_t> bytes_;
+};
+
 // Objects that threads take and give back.
 template <typename T>
 class Spares {
@@ -108,14 +160,19 @@ class GpuMover final : public KvMover {
 
   void Copy(std::span<const KvCopy> copies) override {
     OnStream("a copy of KV rows", [&](cudaStream_t stream) {
+      CopyBatch single;
       for (const KvCopy& copy : copies) {
-        const auto bytes = static_cast<size_t>(copy.bytes), rows = static_cast<size_t>(copy.rows);
-        Check(rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, bytes, cudaMemcpyDefault, stream)
-                        : cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
-                                            static_cast<size_t>(copy.from_stride), bytes, rows,
-                                            cudaMemcpyDefault, stream),
+        if (copy.rows == 1) {
+          single.Add(copy);
+          continue;
+        }
+        Check(cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
+                                static_cast<size_t>(copy.from_stride),
+                                static_cast<size_t>(copy.bytes), static_cast<size_t>(copy.rows),
+                                cudaMemcpyDefault, stream),
               "copy of KV rows");
       }
+      single.Start(stream, &one_call_);
     });
   }
 
@@ -200,9 +257,10 @@ class GpuMover final : public KvMover {
     if (failure) std::rethrow_exception(failure);
   }
 
-  std::mutex mutex_;                // guards device_
-  int device_ = -1;                 // −1: none is chosen yet
-  std::atomic<bool> late_ = false;  // whether some work has not ended in time
+  std::mutex mutex_;                   // guards device_
+  int device_ = -1;                    // −1: none is chosen yet
+  std::atomic<bool> late_ = false;     // whether some work has not ended in time
+  std::atomic<bool> one_call_ = true;  // whether the driver may take many copies in one call
   Spares<Lane> lanes_;
   Spares<cuda::PinnedMemory> buffers_;
 };
