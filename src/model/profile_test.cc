@@ -22,7 +22,7 @@ TEST_P(ModelProfileTest, HasTheOperationsOfTheSchedule) {
     const MoeOptions moe{.single_batch_overlap = single_batch};
     std::vector<Operation> want = schedule::Plan(ServeShapeOf(config, moe, two_batches));
     std::erase_if(want, [](const Operation& o) { return o.kind == Kind::kSample; });
-    for (const std::vector<json>& events : Profile(GetParam(), two_batches, single_batch)) {
+    for (const std::vector<json>& events : Profile(GetParam(), false, two_batches, single_batch)) {
       ASSERT_EQ(events.size(), want.size() + 1);
       int64_t rows_of_embeddings = 0;
       for (size_t i = 0; i < want.size(); ++i) {
