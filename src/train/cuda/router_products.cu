@@ -58,7 +58,7 @@ bool TakesParts(const RouterProduct& p) {
 }
 
 // The stacked weights are at the beginning of the scratch memory.
-int64_t WeightBytes(int64_t n, int64_t k) { return CeilDiv(kBlocks * n * k * 2, 16) * 16; }
+int64_t WeightBytes(int64_t n, int64_t k) { return RoundUp(kBlocks * n * k * 2, 16); }
 
 }  // namespace
 
