@@ -1,3 +1,7 @@
+// Problem: products with float32 weights on tensor cores. Each number becomes the sum of two or
+// three bfloat16 numbers, which are stacked into one product (products_wgmma.cu).
+// Tiling: one thread per element, to split numbers and to add the parts of sums.
+// Pipeline: none. Measured: not measured alone.
 #include <algorithm>
 
 #include "train/cuda/launch.cuh"
