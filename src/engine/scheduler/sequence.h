@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
@@ -151,13 +152,9 @@ struct Sequence {
   // is also computed if it is needed for pending logprobs (row p − 1 gives those of position p),
   // for pending routed experts, or for the mean of a pooled sequence.
   int64_t max_reusable() const;
-  // The range [first, end) of rows whose logits are needed, among the `rows` that follow
-  // `computed`. Rows beyond the length belong to drafts.
-  struct RowRange {
-    int64_t first = 0, end = 0;
-    int64_t size() const { return end - first; }
-  };
-  RowRange LogitRows(int64_t rows) const;
+  // The rows whose logits are needed, among the `rows` that follow `computed`. Rows beyond the
+  // length belong to drafts.
+  Range LogitRows(int64_t rows) const;
 
  private:
   void Resume();  // enters request.output_ids

@@ -50,8 +50,9 @@ bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
 // the device does not support it.
 WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) {
   std::vector<WeightView> views;
+  views.reserve(parts.size());
   for (const LinearWeight* part : parts) views.push_back(part->w);
-  const WeightView all = device.fused()->ConcatenateRows(views);
+  WeightView all = device.fused()->ConcatenateRows(views);
   if (!all.defined()) return {};
   int64_t row = 0;
   for (LinearWeight* part : parts) {
@@ -67,6 +68,7 @@ WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) 
 LinearWeight PlaceAndStack(kernels::Device& device, std::vector<LinearWeight>& parts) {
   LinearWeight stacked;
   std::vector<LinearWeight*> all;
+  all.reserve(parts.size());
   for (LinearWeight& part : parts) all.push_back(&part);
   const bool joins = device.fused() && parts.size() > 1 && JoinBiases(all, &stacked.bias);
   for (LinearWeight& part : parts) Place(device, part);

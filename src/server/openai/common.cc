@@ -1,9 +1,9 @@
 #include "server/openai/common.h"
 
 #include <chrono>
-#include <functional>
 #include <random>
 
+#include "core/hash.h"
 #include "server/api/accumulated.h"
 #include "server/api/request_fields.h"
 #include "server/http/responses.h"
@@ -25,7 +25,7 @@ std::string Fingerprint(const Service& service) {
       fmt::format("{} {} {} {} {} {} {} {}", SWITCHYARD_VERSION, service.model.name,
                   service.plan.context_length, static_cast<int>(service.plan.dtype), mesh.tp,
                   mesh.ep, mesh.dp, service.args.engine.moe.a2a_backend);
-  return fmt::format("fp_{:016x}", std::hash<std::string>()(what));
+  return fmt::format("fp_{:016x}", HashOf(what));
 }
 
 void CheckBestOf(const Fields& f, int32_t n) {

@@ -7,14 +7,13 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "core/rounding.h"
 #include "train/optimizer/catalog.h"
 
 namespace switchyard::train {
 namespace {
 
 constexpr int64_t kMomentUnit = 64;  // shards begin at multiples, so that kernels can load vectors
-
-int64_t RoundUp(int64_t count) { return (count + kMomentUnit - 1) / kMomentUnit * kMomentUnit; }
 
 }  // namespace
 
@@ -45,9 +44,9 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     slab.parts.push_back({.parameter = p, .offset = slab.offset + slab.count, .moments = moments_});
     slab.count += std::ssize(p->value);
     moments_ += p->MyShard().size();
-    if (slab.sharded) moments_ = RoundUp(moments_);
+    if (slab.sharded) moments_ = RoundUp(moments_, kMomentUnit);
   }
-  moments_ = RoundUp(moments_);
+  moments_ = RoundUp(moments_, kMomentUnit);
   count_ += Shards::Blocks(slab.count) * Shards::kBlock;
   slabs_.push_back(std::move(slab));
   return &slabs_.back();

@@ -148,7 +148,7 @@ StepReport Trainer::Step() {
   const int64_t per_pass = options_.rows_per_pass * ranks_.parts;
   std::vector<Batch> batches(static_cast<size_t>((total + per_pass - 1) / per_pass));
   for (size_t i = 0; i < batches.size(); ++i) {
-    const RowRange range =
+    const Range range =
         RowsOfMicroBatch(total, static_cast<int64_t>(i), static_cast<int64_t>(batches.size()),
                          ranks_.part, ranks_.parts);
     for (int64_t r = range.begin; r < range.end; ++r) {
