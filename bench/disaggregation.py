@@ -27,8 +27,9 @@ import time
 from streams import ROOT, Stream, gaps, prepare, random_ids, shape_flags
 
 sys.path.insert(0, str(ROOT / "tests/e2e"))
+from elastic import YARDLING  # noqa: E402
 from server import Server  # noqa: E402
-from test_disaggregation import YARDLING, pair  # noqa: E402
+from workers import pair  # noqa: E402
 
 STARTED = time.monotonic()
 
@@ -48,29 +49,30 @@ class Load:
     def __init__(self, server, args):
         self.server, self.args, self.seed = server, args, 0
 
-    def start(self, length, tokens):
+    def ids(self, length):
         self.seed += 1
-        return Stream(self.server, random_ids(self.seed, length, self.args.vocabulary), tokens)
+        return random_ids(self.seed, length, self.args.vocabulary)
 
     def streams(self, tokens):
-        started = [self.start(20, tokens) for _ in range(self.args.streams)]
+        started = [Stream(self.server, self.ids(20), tokens) for _ in range(self.args.streams)]
         while any(len(s.times) < 8 for s in started):
             check(started)
             time.sleep(0.005)
         return started
 
-    def prompts(self, count, at_once):
+    def prompts(self, prompts, at_once):
         """Sends the prompts. Returns when all of them have two tokens."""
         room, threads, sent = threading.Semaphore(at_once), [], []
 
-        def send():
-            sent.append(self.start(self.args.prompt, 2))
-            sent[-1].join()
+        def send(ids):
+            stream = Stream(self.server, ids, 2)
+            sent.append(stream)
+            stream.join()
             room.release()
 
-        for _ in range(count):
+        for ids in prompts:
             room.acquire()
-            threads.append(threading.Thread(target=send))
+            threads.append(threading.Thread(target=send, args=(ids,)))
             threads[-1].start()
         for thread in threads:
             thread.join()
@@ -93,16 +95,18 @@ def measure(name, server, args):
     load = Load(server, args)
     if args.device == "cuda":
         for at_once in args.at_once:
+            prompts = [load.ids(args.prompt) for _ in range(2 * max(8, min(at_once, args.prompts // 2)))]
             streams = load.streams(args.tokens)
-            load.prompts(2 * max(8, min(at_once, args.prompts // 2)), at_once)
+            load.prompts(prompts, at_once)
             join(streams)
     quiet = load.streams(args.tokens)
     join(quiet)
     line(f"{name}, quiet", gaps(quiet))
     loaded = []
     for at_once in args.at_once:
+        prompts = [load.ids(args.prompt) for _ in range(args.prompts)]
         streams, begin = load.streams(args.tokens * 4), time.monotonic()
-        load.prompts(args.prompts, at_once)
+        load.prompts(prompts, at_once)
         end = time.monotonic()
         found = gaps(streams, begin, end)
         line(f"{name}, loaded, {at_once} at once", found, f" | prompts {end - begin:6.2f} s")

@@ -50,7 +50,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 COLUMNS = ("epoch ended", "loading", "serving", "first token", "longest gap", "all ranks", "full rate", "new", "lost", "changed")
 PATTERNS = (r"all ranks have ended their epoch after (\d+) ms", r"new ranks have loaded after (\d+) ms",
             r"serving again after a pause of (\d+) ms", r"the first token came (\d+) ms")
-PARTS = r".*(?:ready after|are mapped after|has left GPUs after|have ended their epoch after|pages of the last epoch).*"
+PARTS = r".*(?:ready after|are mapped after|has left GPUs after|waited for its epoch|have ended their epoch after|pages of the last epoch).*"
 
 
 def wait_for(what, condition):

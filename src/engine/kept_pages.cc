@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -61,8 +62,8 @@ size_t KeptPages::BytesPerRank(const EngineConfig& config, const EnginePlan& pla
 }
 
 std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::PublishTo(
-    std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
-    const KvPublisher* gpu) {
+    std::span<std::byte> memory, std::span<std::byte> first, const EngineConfig& config,
+    const EnginePlan& plan, const KvPublisher* gpu) {
   if (memory.empty() || config.disaggregation_mode != "prefill") return nullptr;
   KvProgress progress = Progress(memory);
   progress.Publish(0, 0);  // the last epoch's passes had the same numbers
@@ -70,8 +71,9 @@ std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::Publis
     uint64_t pass = 0;
     std::array<int64_t, 2> layers{};  // of each micro-batch
     int64_t published = 0;            // on a GPU, where each publication is a kernel
+    int64_t rung = -1;                // on CPUs: the number at the last ring
   };
-  return [progress, gpu, layers = plan.model.num_layers(), stored = Stored()](
+  return [progress, bell = Bell(first), gpu, layers = plan.model.num_layers(), stored = Stored()](
              uint64_t pass, int micro_batches, const schedule::Operation& operation) mutable {
     using schedule::Kind;
     using schedule::Phase;
@@ -83,7 +85,11 @@ std::function<void(uint64_t, int, const schedule::Operation&)> KeptPages::Publis
     const std::span<int64_t> parts = std::span(stored.layers).first(micro_batches);
     parts[operation.micro_batch] = last ? layers : operation.layer + (after_attention ? 1 : 0);
     const int64_t complete = std::ranges::min(parts);
-    if (!gpu) return progress.Publish(pass, complete);
+    if (!gpu) {
+      progress.Publish(pass, complete);
+      if (std::exchange(stored.rung, complete) != complete) bell.Ring();
+      return;
+    }
     if (micro_batches > 1 || complete <= stored.published) return;
     stored.published = complete;
     (*gpu)(pass, complete);

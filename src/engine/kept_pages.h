@@ -44,12 +44,14 @@ struct KeptPages {
   // another engine reads the pages. Null otherwise. With two micro-batches, whose layers
   // interleave, a layer counts once both have its keys and values. `gpu`: publishes in the order of
   // a GPU's stream; set before the first pass, and outlives the result. Not for passes with two
-  // micro-batches, which use several streams. Null: on CPUs.
+  // micro-batches, which use several streams. Null: on CPUs, which ring the bell in `first`, the
+  // kept memory of rank 0.
   static std::function<void(uint64_t pass, int micro_batches, const schedule::Operation& operation)>
-  PublishTo(std::span<std::byte> memory, const EngineConfig& config, const EnginePlan& plan,
-            const KvPublisher* gpu = nullptr);
-  // The progress of the rank with this kept memory.
+  PublishTo(std::span<std::byte> memory, std::span<std::byte> first, const EngineConfig& config,
+            const EnginePlan& plan, const KvPublisher* gpu = nullptr);
+  // The progress of the rank with this kept memory, and the bell of all ranks in that of rank 0.
   static KvProgress Progress(std::span<std::byte> memory) { return KvProgress(memory); }
+  static KvBell Bell(std::span<std::byte> memory) { return KvBell(memory); }
 
   // Drops the records of pages whose records differ between ranks of the attention group.
   // Collective over that group. `has_cache`: false if the cache has lost its contents, on a GPU.

@@ -20,7 +20,7 @@ class Published {
   Published() {
     plan_.model.layers.resize(3);
     config_.disaggregation_mode = "prefill";
-    publish_ = KeptPages::PublishTo(memory_, config_, plan_);
+    publish_ = KeptPages::PublishTo(memory_, first_, config_, plan_);
   }
   // The layers of the pass that readers see before a phase of a micro-batch.
   int64_t Before(uint64_t pass, int micro_batches, int micro_batch, int layer, Phase phase) {
@@ -32,9 +32,10 @@ class Published {
     publish_(pass, micro_batches, {.kind = Kind::kLogits, .micro_batch = micro_batch});
     return KeptPages::Progress(memory_).LayersOf(pass);
   }
+  uint32_t rings() { return KeptPages::Bell(first_).rings(); }
 
  private:
-  alignas(64) std::array<std::byte, 4096> memory_{};
+  alignas(64) std::array<std::byte, 4096> memory_{}, first_{};  // of the rank, and of rank 0
   EngineConfig config_;
   EnginePlan plan_;
   std::function<void(uint64_t, int, const schedule::Operation&)> publish_;
@@ -48,6 +49,23 @@ TEST(KeptPages, ALayerIsPublishedAfterItsAttention) {
   EXPECT_EQ(rank.Before(1, 1, 0, 1, Phase::kFinish), 2);
   EXPECT_EQ(rank.BeforeLogits(1, 1, 0), 3);
   EXPECT_EQ(rank.Before(2, 1, 0, 0, Phase::kAttention), 0);
+}
+
+TEST(KeptPages, TheBellRingsForEachNumberOfLayers) {
+  Published rank;
+  uint32_t rings = 0;
+  for (uint64_t pass = 1; pass < 4; ++pass) {
+    rank.Before(pass, 1, 0, 0, Phase::kQkv);  // a pass has begun
+    EXPECT_EQ(rank.rings(), ++rings);
+    for (int layer = 0; layer < 3; ++layer) {
+      rank.Before(pass, 1, 0, layer, Phase::kAttention);
+      EXPECT_EQ(rank.rings(), rings);
+      rank.Before(pass, 1, 0, layer, Phase::kRoute);
+      EXPECT_EQ(rank.rings(), ++rings);
+    }
+    rank.BeforeLogits(pass, 1, 0);
+    EXPECT_EQ(rank.rings(), rings);
+  }
 }
 
 TEST(KeptPages, ALayerOfTwoMicroBatchesIsPublishedAfterBoth) {
@@ -75,7 +93,7 @@ TEST(KeptPages, AGpuPublishesEachNumberOfLayersOnce) {
   plan.cuda = true;
   std::vector<std::pair<uint64_t, int64_t>> published;
   KvPublisher gpu;
-  const auto before = KeptPages::PublishTo(memory, config, plan, &gpu);
+  const auto before = KeptPages::PublishTo(memory, memory, config, plan, &gpu);
   gpu = [&](uint64_t pass, int64_t layers) { published.emplace_back(pass, layers); };
   const auto run = [&](uint64_t pass, int micro_batches) {
     for (int layer = 0; layer < 2; ++layer)

@@ -135,7 +135,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   PhaseTimes times;
   const int64_t resident = ResidentBytes();
   const auto timeout = Milliseconds(config.dist_timeout_seconds);
-  const std::span<std::byte> kept_memory = arena->Kept(rank);
+  const std::span<std::byte> kept_memory = arena->Kept(rank), first_kept = arena->Kept(0);
   const bool keeps_weights = arena->has_epochs();
   const auto comm = RankComm::Create(std::move(arena), config.mesh, rank, {.timeout = timeout});
   times.End("joining");
@@ -160,7 +160,7 @@ void LoadAndServe(const EngineConfig& config, const EnginePlan& whole, int rank,
   options.weights = std::move(weights.model);
   KvPublisher publish;  // of a GPU
   options.before_operation =
-      KeptPages::PublishTo(kept_memory, config, plan, plan.cuda ? &publish : nullptr);
+      KeptPages::PublishTo(kept_memory, first_kept, config, plan, plan.cuda ? &publish : nullptr);
   if (kept->gpu) {
     options.weight_store = &kept->gpu->weights();
     options.cache_store = kept->gpu->cache();

@@ -12,7 +12,8 @@ import pytest
 from elastic import YARDLING, Client, bodies, finish, metric, wait_until
 from server import FIXTURES, Server, fails_to_start
 from test_cuda import FIRST_GPU, gpus
-from test_disaggregation import SIZES, Router, Worker, comparable, errors, greedy, pair, run, seeded
+from test_disaggregation import comparable, errors, greedy, run, seeded
+from workers import SIZES, Router, Worker, pair
 
 FLOAT32 = ["--dtype", "float32"]
 PLACES = ["shared", "apart"]

@@ -13,16 +13,18 @@
 #include <utility>
 
 #include "comm/host/rank_processes_impl.h"
+#include "comm/host/spawn.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace switchyard {
 
-// A process for rank `i` of this node, whose process has ended: a spare that has loaded, else a new
-// process.
+// A process for rank `i` of this node, whose process has ended: one of SpawnEarly, or a spare that
+// has loaded, else a new process.
 RankProcesses::Impl::Child RankProcesses::Impl::Replace(int i) {
   const int rank = first_rank() + i;
+  if (std::optional<Child> started = TakeEarly(rank)) return *std::move(started);
   {
     const std::lock_guard lock(mutex);
     if (auto spare = spares->Take(rank)) {
@@ -34,6 +36,62 @@ RankProcesses::Impl::Child RankProcesses::Impl::Replace(int i) {
     }
   }
   return Spawn(i);
+}
+
+// Starts the next process of rank `i`, which was killed, if it is to start before the next epoch.
+void RankProcesses::Impl::SpawnEarly(int i) {
+  {
+    const std::lock_guard lock(mutex);
+    const auto ended = std::ranges::count_if(children, &Child::ended);
+    // The descriptors of a damaged process are cleared later.
+    if (!options.keeps_descriptors || children[i].exit.signal == 0 ||
+        children[i].exit.MayHaveDamaged() || spares->ready() >= ended || killed || closing ||
+        end_expected)
+      return;
+  }
+  try {
+    Child child = Spawn(i, arena->epoch());
+    if (child.pidfd.get() < 0) {
+      const int error = errno;
+      kill(child.pid(), SIGKILL);
+      Reap(child.exit);
+      throw Resource("cannot watch rank {}: {}", child.rank(), strerror(error));
+    }
+    const std::lock_guard lock(mutex);
+    early.push_back(std::move(child));
+    if (all_killed || closing || end_expected) RetireEarly();
+  } catch (const std::exception& error) {
+    LOG_WARNING("the next process of rank {} starts with the next epoch: {}", first_rank() + i,
+                error.what());
+  }
+}
+
+// The process of SpawnEarly for this rank, if it runs.
+std::optional<RankProcesses::Impl::Child> RankProcesses::Impl::TakeEarly(int rank) {
+  const std::lock_guard lock(mutex);
+  const auto found = std::ranges::find_if(early, [rank](const Child& child) {
+    return child.rank() == rank && !child.retired && !HasEnded(child.pid());
+  });
+  if (found == early.end()) return std::nullopt;
+  Child child = std::move(*found);
+  early.erase(found);
+  return child;
+}
+
+// Reaps processes of SpawnEarly that have ended.
+void RankProcesses::Impl::StepEarly() {
+  const std::lock_guard lock(mutex);
+  const size_t reaped = std::erase_if(early, [](const Child& child) {
+    if (!HasEnded(child.pid())) return false;
+    const RankExit exit = Reap(child.exit);
+    if (!child.retired) LOG_WARNING("{} before its epoch began", exit.Describe());
+    return true;
+  });
+  if (reaped > 0) changed.notify_all();
+}
+
+void RankProcesses::Impl::RetireEarly() {
+  for (Child& child : early) Retire(child);
 }
 
 // Starts a process for each rank whose process has ended, or takes a spare. Returns these ranks.
@@ -223,7 +281,9 @@ std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint, 
 }
 
 void RankProcesses::ClearDescriptors() {
-  const std::lock_guard lock(impl_->mutex);
+  std::unique_lock lock(impl_->mutex);
+  impl_->RetireEarly();  // they may have mapped what the descriptors describe
+  impl_->changed.wait_for(lock, kReapTime, [&] { return impl_->early.empty(); });
   for (size_t i = 0; i < impl_->kept.size(); ++i) {
     if (impl_->children[i].ended) impl_->kept[i].Clear();
   }

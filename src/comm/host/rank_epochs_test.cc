@@ -101,6 +101,51 @@ TEST(RankEpochsTest, ANewProcessFindsTheDescriptorsOfTheLastOne) {
   EXPECT_TRUE(ranks.WaitEnded(kLong));
 }
 
+// The next process of a killed rank starts before the next epoch. If it ends too, another one
+// starts.
+TEST(RankEpochsTest, ANextProcessMayStartBeforeItsEpoch) {
+  RankGroup group(2, "epochs", kLong, {}, {}, {}, /*epochs=*/true, /*kept_bytes=*/4096, {}, 0,
+                  /*keeps_descriptors=*/true);
+  auto socket = std::make_unique<ControlSocket>(ControlSocket::Bind(group.endpoint()));
+  RankProcesses& ranks = group.ranks();
+  ASSERT_TRUE(ranks.WaitJoined());
+  const auto next = [](pid_t last) {
+    pid_t pid = PidOf(1);
+    while (pid < 0 || pid == last) {
+      std::this_thread::sleep_for(milliseconds(1));
+      pid = PidOf(1);
+    }
+    return pid;
+  };
+  size_t exits = 0;
+  for (const bool ends_too : {false, true, false}) {
+    const pid_t last = PidOf(1);
+    kill(last, SIGKILL);
+    EXPECT_EQ(group.Exits(++exits).size(), exits);
+    const pid_t early = next(last);
+    if (ends_too) kill(early, SIGKILL);
+    socket->Send("wake");  // the leader waits for a message
+    EXPECT_TRUE(ranks.Settle(kLong, kLong));
+    const std::string endpoint = ControlSocket::UniqueEndpoint();
+    socket->DiscardUnsent();
+    socket = std::make_unique<ControlSocket>(ControlSocket::Bind(endpoint));
+    while (ends_too && PidOf(1) == early) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_THAT(ranks.BeginEpoch(endpoint), ::testing::ElementsAre(1));
+    EXPECT_TRUE(ranks.WaitJoined());
+    EXPECT_EQ(PidOf(1) == early, !ends_too);
+    socket->Send("hello");
+    EXPECT_EQ(socket->Receive(kLong), "rank 0 heard hello");
+  }
+  // One that no epoch takes ends with the other ranks.
+  const pid_t last = PidOf(1);
+  kill(last, SIGKILL);
+  group.Exits(++exits);
+  next(last);
+  ranks.KillAll();
+  EXPECT_TRUE(ranks.Kill(kLong));
+  EXPECT_THAT(ChildrenOf(getpid()), ::testing::IsEmpty());
+}
+
 // The leader is the first active rank. An absent rank takes part once it waits.
 TEST(RankEpochsTest, AnEpochRunsWithoutRanksThatLoad) {
   RankGroup group(4, "epochs", kLong, {}, {}, {}, /*epochs=*/true);

@@ -59,12 +59,13 @@ pid_t RankProcesses::Impl::SpawnProcess(const RankSpec& rank_spec, std::vector<i
   return SpawnSelf({"switchyard", options.command}, variables, inherited);
 }
 
-RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i) {
+RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i, uint32_t last_epoch) {
   const int rank = first_rank() + i;
   RankSpec rank_spec{.rank = rank,
                      .world = options.world,
                      .spec = options.spec,
-                     .control_endpoint = options.control_endpoint};
+                     .control_endpoint = options.control_endpoint,
+                     .last_epoch = last_epoch};
   std::vector<int> inherited{arena->fd()};
   if (options.network) {
     rank_spec.network = options.network->world;
@@ -111,8 +112,10 @@ void RankProcesses::Impl::Watch() {
         fds.push_back({children[i].pidfd.get(), POLLIN, 0});
         watched.push_back(i);
       }
-      stays = (options.epochs && !closing) || (spares && !spares->empty());
-      if (spares) spares->AddTo(&fds);  // last, because `watched` has no entries of them
+      stays = (options.epochs && !closing) || (spares && !spares->empty()) || !early.empty();
+      // Last, because `watched` has no entries of them.
+      if (spares) spares->AddTo(&fds);
+      for (const Child& child : early) fds.push_back({child.pidfd.get(), POLLIN, 0});
     }
     if (watched.empty() && !stays) return;
     poll(fds.data(), fds.size(), static_cast<int>(kHeartbeatSampleTime.count()));
@@ -121,6 +124,7 @@ void RankProcesses::Impl::Watch() {
       if (fds[i + 1].revents != 0) OnEnd(watched[i]);
     }
     StepSpares();
+    StepEarly();
     if (fds[0].revents == 0) continue;
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t n = read(wake.get(), &count, sizeof count);
@@ -156,19 +160,23 @@ void RankProcesses::Impl::OnEnd(size_t child) {
     arena->Abort(exit.Describe());
     if (on_exit) on_exit(exit);
   }
-  // Notifies after the callback, because a waiter may rely on the callback having returned.
-  const std::lock_guard lock(mutex);
-  exits.push_back(exit);
-  children[child].reported = true;
-  changed.notify_all();
+  {
+    // Notifies after the callback, because a waiter may rely on the callback having returned.
+    const std::lock_guard lock(mutex);
+    exits.push_back(exit);
+    children[child].reported = true;
+    changed.notify_all();
+  }
+  if (is_news) SpawnEarly(static_cast<int>(child));
 }
 
 void RankProcesses::Impl::Kill() {
-  killed = true;
+  killed = all_killed = true;
   for (Child& child : children) {
     if (!child.ended) Retire(child);
   }
   if (spares) spares->KillAll();
+  RetireEarly();
 }
 
 void RankProcesses::Impl::Retire(Child& child) {
@@ -275,6 +283,7 @@ bool RankProcesses::WaitEnded(std::chrono::milliseconds timeout) {
     if (!child.ended && !impl_->arena->Active(child.rank())) impl_->Retire(child);
   }
   if (impl_->spares) impl_->spares->KillAll();
+  impl_->RetireEarly();
   const auto all_ended = [&] { return impl_->AllEnded(); };
   if (impl_->changed.wait_for(lock, timeout, all_ended)) return !impl_->killed;
   impl_->Kill();
@@ -297,6 +306,7 @@ std::vector<int> RankProcesses::Running() const {
   if (impl_->spares) {
     for (const pid_t pid : impl_->spares->pids()) pids.push_back(pid);
   }
+  for (const Impl::Child& child : impl_->early) pids.push_back(child.pid());
   return pids;
 }
 

@@ -99,7 +99,9 @@ class RankProcesses {
     // Ranks may wait for the next epoch instead of ending (SharedArena::WaitForEpoch).
     bool epochs = false;
     // With epochs: each rank has KeptDescriptors. They are cleared if the rank ends by a fault
-    // signal.
+    // signal. The next process of a rank that was killed starts at once, unless a spare has loaded.
+    // It can map what the descriptors describe while the other ranks end their epoch
+    // (RankSpec::last_epoch).
     bool keeps_descriptors = false;
     // With epochs: the number of further processes that have loaded what all ranks need, and take
     // the places of ranks that end (SharedArena::kMaxSpares). They start when all ranks serve, and
@@ -181,6 +183,9 @@ struct RankSpec {
   std::vector<KeptDescriptors> kept;
   // Slot of a spare, whose rank AwaitPlace of the arena returns; −1: the process is `rank`.
   int spare = -1;
+  // Not 0: the process was started in this epoch for the next one. When it has prepared, it waits
+  // for the next epoch (SharedArena::WaitForEpoch), which gives the control endpoint.
+  uint32_t last_epoch = 0;
 };
 // In the child, from `switchyard rank`: reads the inherited descriptors and requests a SIGKILL on
 // the parent's death. Error kInvalid if RankProcesses did not start this process. Call once, at

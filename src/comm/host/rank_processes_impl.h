@@ -55,8 +55,10 @@ struct RankProcesses::Impl {
   std::vector<Child> children;        // in order of rank
   std::vector<KeptDescriptors> kept;  // in the same order; empty: none
   std::vector<RankExit> exits;        // exits in this epoch, in the order in which ranks ended
+  std::vector<Child> early;           // processes for the next epoch, of ranks that have ended
   bool end_expected = false;
-  bool killed = false;
+  bool killed = false;      // exits are not reported
+  bool all_killed = false;  // by Kill: no process is started any more
   bool closing = false;
   // If set, the watcher's thread begins an epoch and fulfills the promise with the ranks that it
   // has started; nullopt: it has killed ranks instead, and the epoch can begin when they have
@@ -73,7 +75,7 @@ struct RankProcesses::Impl {
   std::jthread watcher;  // the last member, so that it is joined first
 
   void SpawnAll();
-  Child Spawn(int i);
+  Child Spawn(int i, uint32_t last_epoch = 0);
   Child Replace(int i);
   pid_t SpawnProcess(const RankSpec& rank_spec, std::vector<int> inherited);
   std::vector<int> SpawnMissing();
@@ -83,6 +85,10 @@ struct RankProcesses::Impl {
   void SampleHeartbeats();
   void OnEnd(size_t child);
   bool Serves() const;  // requires the mutex
+  void SpawnEarly(int i);
+  std::optional<Child> TakeEarly(int rank);
+  void StepEarly();
+  void RetireEarly();  // requires the mutex
   void StepSpares();
   void SpawnSpare(int slot);
   int first_rank() const { return options.network ? options.network->first_rank() : 0; }
@@ -93,7 +99,8 @@ struct RankProcesses::Impl {
   void Kill();                // requires the mutex
   void Retire(Child& child);  // requires the mutex
   bool AllEnded() const {
-    return std::ranges::all_of(children, &Child::reported) && (!spares || spares->empty());
+    return std::ranges::all_of(children, &Child::reported) && (!spares || spares->empty()) &&
+           early.empty();
   }
 };
 

@@ -114,6 +114,8 @@ void Load(const RankSpec& spec) {
 // Leaves a descriptor for the next process. The kept memory shows what the last one has left.
 void KeepDescriptor(RankSpec& spec) {
   const auto found = spec.kept.at(0).Get();
+  if (spec.last_epoch != 0)
+    spec.control_endpoint = spec.arena->WaitForEpoch(spec.rank, spec.last_epoch);
   const std::string text = found ? found->record : "nothing";
   std::ranges::copy(std::as_bytes(std::span(text)), spec.arena->Kept(spec.rank).begin());
   spec.kept.at(0).Put("left by rank " + std::to_string(spec.rank), {STDOUT_FILENO});

@@ -62,6 +62,7 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
   writer.Put(spec.rank);
   writer.Put(spec.world);
   writer.Put(spec.spare);
+  writer.Put(spec.last_epoch);
   writer.Put(spec.spec);
   writer.Put(spec.control_endpoint);
   writer.Put(spec.network ? spec.network->Encode() : std::string());
@@ -88,6 +89,7 @@ RankSpec InheritRankSpec() {
     spec.rank = reader.Get<int>();
     spec.world = reader.Get<int>();
     spec.spare = reader.Get<int>();
+    spec.last_epoch = reader.Get<uint32_t>();
     spec.spec = reader.GetString();
     spec.control_endpoint = reader.GetString();
     const std::string network = reader.GetString();

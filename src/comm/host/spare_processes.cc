@@ -30,12 +30,6 @@ std::optional<int> TryReap(pid_t pid) {
   return status;
 }
 
-bool HasEnded(pid_t pid) {
-  siginfo_t info{};
-  const auto id = static_cast<id_t>(pid);
-  return waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
-}
-
 std::string DescribeEnd(int status) {
   if (WIFSIGNALED(status)) return fmt::format("was killed by signal {}", WTERMSIG(status));
   return fmt::format("ended with exit code {}", WEXITSTATUS(status));

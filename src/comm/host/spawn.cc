@@ -32,6 +32,12 @@ bool IsStopped(pid_t pid) {
   return name_end != std::string_view::npos && stat.substr(name_end).starts_with(") T");
 }
 
+bool HasEnded(pid_t pid) {
+  siginfo_t info{};
+  const auto id = static_cast<id_t>(pid);
+  return waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
 double CpuSeconds(pid_t pid) {
   clockid_t clock{};
   timespec time{};

@@ -28,6 +28,9 @@ pid_t SpawnSelf(const std::vector<std::string>& arguments,
 // Whether the process is stopped by a signal. A process that a debugger has stopped is not.
 bool IsStopped(pid_t pid);
 
+// Whether this child process has ended. It is not reaped.
+bool HasEnded(pid_t pid);
+
 // CPU time of all threads of the process, in seconds; 0 if it has ended.
 double CpuSeconds(pid_t pid);
 

@@ -1,11 +1,13 @@
-// How many layers of its present pass a rank has computed.
+// How many layers of its present pass a rank has computed, and a bell that announces changes.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "comm/device/futex.h"
 #include "core/check.h"
 
 namespace switchyard {
@@ -41,6 +43,39 @@ class KvProgress {
   static constexpr uint64_t kLayerMask = (uint64_t{1} << kLayerBits) - 1;
 
   std::atomic<uint64_t>* value_;
+};
+
+// Wakes a process that waits for the progress of any rank. A GPU cannot ring it. All ranks and the
+// waiter use one bell, in the memory of the progress of the first rank. Borrows the memory, which
+// is initially zero.
+class KvBell {
+ public:
+  explicit KvBell(std::span<std::byte> memory)
+      : words_(reinterpret_cast<Words*>(memory.data() + kOffset)) {
+    CHECK_GE(memory.size(), kOffset + sizeof *words_);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(memory.data()) % alignof(uint64_t), 0u);
+  }
+
+  // Call after KvProgress::Publish.
+  void Ring() {
+    words_->rings.fetch_add(1);
+    if (words_->waits.load() != 0) FutexWakeAll(reinterpret_cast<uint32_t*>(&words_->rings));
+  }
+  // The number of rings so far, to be read before the progress.
+  uint32_t rings() const { return words_->rings.load(); }
+  // Sleeps until there were other than `seen` rings, at most `longest`. By one thread at a time.
+  void Wait(uint32_t seen, std::chrono::nanoseconds longest) {
+    words_->waits.store(1);
+    FutexWait(reinterpret_cast<uint32_t*>(&words_->rings), seen, longest);
+    words_->waits.store(0);
+  }
+
+ private:
+  static constexpr size_t kOffset = 64;  // the progress has a cache line of its own
+  struct Words {
+    std::atomic<uint32_t> rings, waits;
+  };
+  Words* words_;
 };
 
 }  // namespace switchyard

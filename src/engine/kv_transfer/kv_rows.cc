@@ -176,7 +176,8 @@ KvCaches::KvCaches(const EngineConfig& config, const EnginePlan& plan,
       mesh_(config.mesh),
       num_pages_(plan.num_pages),
       page_size_(config.page_size),
-      num_states_(plan.num_states) {
+      num_states_(plan.num_states),
+      bell_(KeptPages::Bell(kept.at(0))) {
   CHECK_EQ(std::ssize(kept), mesh_.world());
   for (int stage = 0; stage < mesh_.pp; ++stage)
     stage_layers_.push_back(StagePlanOf(config, plan, stage).model.num_layers());

@@ -112,6 +112,8 @@ class KvCaches {
   // later pass has computed its layers, also of a draft model: no pass of such an engine is
   // aborted.
   int64_t LayersOf(int group, uint64_t pass) const;
+  // Rings when a rank on a CPU has computed a layer of a pass.
+  KvBell bell() const { return bell_; }
   // Clears the router faults (KvStorage::router_faults) that earlier rows at these positions had.
   // `mover`: of caches on GPUs; else null.
   void ClearFaults(int group, std::span<const int32_t> pages, int64_t begin, int64_t end,
@@ -135,10 +137,11 @@ class KvCaches {
   int64_t num_pages_ = 0, page_size_ = 1, num_states_ = 0;
   std::vector<int64_t> stage_layers_;  // [pp]
   int64_t draft_layers_ = 0;
-  std::vector<KvStorage> storages_;                    // [world]
-  std::vector<KvStorage> drafts_;                      // [tp] of the draft model; empty: none
-  std::vector<StateStorage> states_;                   // [world]
-  std::vector<KvProgress> progress_;                   // [world]
+  std::vector<KvStorage> storages_;   // [world]
+  std::vector<KvStorage> drafts_;     // [tp] of the draft model; empty: none
+  std::vector<StateStorage> states_;  // [world]
+  std::vector<KvProgress> progress_;  // [world]
+  KvBell bell_;
   std::vector<std::vector<KvShard>> shards_;           // [groups · layers][attn_tp]; [0]: no rows
   std::vector<std::vector<StateShard>> state_shards_;  // [groups · layers][attn_tp]; [0]: no state
 };

@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "core/error.h"
 
@@ -203,6 +207,29 @@ TEST(KvRowsTest, NothingIsCopiedFromOrToPagesOutOfRange) {
   EXPECT_THROW(CopyKvRows(format, from.rows(), rows, 0, 5), Error);
   rows.pages = negative;
   EXPECT_THROW(CopyKvRows(format, from.rows(), rows, 0, 5), Error);
+}
+
+TEST(KvBellTest, NoRingIsLost) {
+  alignas(64) std::array<std::byte, 4096> memory{};
+  KvBell heard(memory), rung(memory);
+  const uint32_t first = heard.rings();
+  rung.Ring();
+  heard.Wait(first, std::chrono::minutes(10));  // returns at once: it has rung since
+  EXPECT_EQ(heard.rings(), first + 1);
+  std::atomic<uint32_t> count{0};
+  std::thread ringer([&] {
+    for (uint32_t i = 0; i < 1000; ++i) {
+      while (count.load() < i) std::this_thread::yield();
+      rung.Ring();
+    }
+  });
+  for (uint32_t i = 0; i < 1000; ++i) {
+    const uint32_t seen = first + 1 + i;
+    while (heard.rings() == seen) heard.Wait(seen, std::chrono::minutes(10));
+    count.store(i + 1);
+  }
+  ringer.join();
+  EXPECT_EQ(heard.rings(), first + 1001);
 }
 
 }  // namespace

@@ -15,8 +15,10 @@ using namespace std::chrono_literals;
 
 // Interval of the checks for deadlines and ended connections.
 constexpr auto kSweepInterval = 200ms;
-// Interval of the checks for new layers of a running pass.
+// Interval of the checks for new layers of a running pass, on GPUs, which cannot ring the bell.
 constexpr auto kPace = 200us;
+// The longest wait for the bell of ranks on CPUs.
+constexpr auto kLongestWait = 20ms;
 // Interval of the checks whether the server stops.
 constexpr auto kAcceptInterval = 200ms;
 constexpr size_t kMaxHello = size_t{1} << 20;
@@ -312,12 +314,18 @@ void KvSender::Pace() {
   const auto awaits = [this](const auto& entry) { return AwaitsLayers(entry.second); };
   while (!stop_) {
     changed_.wait(lock, [&] { return stop_ || std::ranges::any_of(rooms_, awaits); });
+    const std::shared_ptr<MappedCaches> of_cpus = options_.mover ? nullptr : caches_;
+    const uint32_t rings = of_cpus ? of_cpus->caches.bell().rings() : 0;
     for (auto next = rooms_.begin(); next != rooms_.end();) {
       const auto room = next++;
       if (AwaitsLayers(room->second)) Advance(room);
     }
     lock.unlock();
-    std::this_thread::sleep_for(kPace);
+    if (of_cpus) {
+      of_cpus->caches.bell().Wait(rings, kLongestWait);
+    } else {
+      std::this_thread::sleep_for(kPace);
+    }
     lock.lock();
   }
 }

@@ -119,6 +119,12 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
     kept.gpu = KeptGpuMemory::Open(job.config, job.plan, spec.rank, key, std::move(own));
     spec.kept.clear();
   }
+  if (spec.last_epoch != 0) {
+    PhaseTimes times;
+    spec.control_endpoint = spec.arena->WaitForEpoch(spec.rank, spec.last_epoch);
+    times.End("other ranks");
+    LOG_INFO("this process waited for its epoch for {}", times.Describe());
+  }
   // Before memory of other ranks is mapped: the reset of a GPU would end the access to its memory.
   if (leaving.joinable()) leaving.join();
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
