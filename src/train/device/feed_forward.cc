@@ -90,9 +90,10 @@ RouterConfig WithExperts(RouterConfig config, int64_t experts) {
 }  // namespace
 
 template <typename C>
-DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names,
+DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names, int layer,
                         const std::string& prefix, const DeviceContext<C>& on)
     : on_(on),
+      layer_(layer),
       config_(config.moe->router),
       mine_(ExpertsOf(on.ranks.groups(), config_.num_experts)),
       local_(WithExperts(config_, mine_.size())),
@@ -145,6 +146,7 @@ void DeviceMoe<C>::Route(int64_t m, const Input& in, DeviceMoeState<C>* s, int32
   s->weights = on_.template Array<float>(m * k);
   s->ids = on_.template Array<int32_t>(m * k);
   if (m == 0) return;
+  const profile::Span span = on_.ranks.Operation("route", layer_, m);
   on_.ops.RouterProject(m, experts, hidden_, in.x, on_.parameters.value(*router_),
                         s->logits.data());
   const DeviceRouting routing = RoutingOf(m, *s);
@@ -166,7 +168,10 @@ DeviceArray<float> DeviceMoe<C>::AddBalance(const DeviceRows& rows, const Input&
     on_.ops.CountTokens(config_, routing, counts.data());
     if (Collectives* const all = on_.ranks.groups().all; all != nullptr) {
       on_.ranks.Fork();
-      all->AllReduceSum(counts.data(), static_cast<size_t>(counts.size()));
+      {
+        const profile::Span message = on_.ranks.Message("sum counts", counts.bytes(), layer_);
+        all->AllReduceSum(counts.data(), static_cast<size_t>(counts.size()));
+      }
       on_.ranks.Join();
     }
   }
@@ -188,16 +193,16 @@ DeviceArray<float> DeviceMoe<C>::AddBalance(const DeviceRows& rows, const Input&
 template <typename C>
 DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in,
                                          DeviceMoeState<C>* s, float* y, int32_t* loads,
-                                         int32_t* counts) {
-  const RowExchange<C> exchange(on_, rows);
+                                         int32_t* counts, DeviceRowSums* sums) {
+  const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), k = config_.top_k;
-  if (exchange.needed()) s->all_x = exchange.Gather(in.x, hidden_);  // during routing
+  if (exchange.needed()) s->all_x = exchange.Gather("gather x", in.x, hidden_);  // during routing
   Route(m, in, s, counts);
   DeviceArray<float> losses = AddBalance(rows, in, s);
   DeviceArray<int32_t> all_ids;
   if (exchange.needed()) {
-    all_ids = exchange.Gather(s->ids.data(), k);
-    s->all_weights = exchange.Gather(s->weights.data(), k);
+    all_ids = exchange.Gather("gather experts", s->ids.data(), k);
+    s->all_weights = exchange.Gather("gather weights", s->weights.data(), k);
     on_.ranks.Join();
     on_.ops.SelectLocal(mine_, all_ids.data(), all_ids.size());
   }
@@ -208,9 +213,13 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   s->offsets = on_.template Array<int32_t>(mine_.size() + 1);
   const DeviceSlots slots = SlotsOf(n, *s);
   on_.ops.SortSlots(local_, own ? s->ids.data() : all_ids.data(), slots, loads + mine_.begin);
-  auto gathered = on_.template Array<C>(n * k * hidden_);
-  on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
-  s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
+  {
+    const profile::Span span = on_.ranks.Operation("experts", layer_, n);
+    auto gathered = on_.template Array<C>(n * k * hidden_);
+    on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
+    s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
+  }
+  const profile::Span span = on_.ranks.Operation("combine", layer_, n);
   const auto add_shared = [&] {
     if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
   };
@@ -219,24 +228,25 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
     add_shared();
     return losses;
   }
-  auto parts = on_.template Array<float>(n * hidden_), sum = on_.template Array<float>(m * hidden_);
-  on_.ops.Combine(local_, slots, s->results.data(), s->all_weights.data(), hidden_, false,
-                  parts.data());
-  exchange.Sum(parts.data(), hidden_, sum.data());
+  const auto combine = [&](const Range& tokens, float* out) {
+    const DeviceSlots some = {
+        .m = tokens.size(), .k = k, .place = slots.place + tokens.begin * k, .offsets = nullptr};
+    on_.ops.Combine(local_, some, s->results.data(), s->all_weights.data() + tokens.begin * k,
+                    hidden_, false, out);
+  };
+  exchange.SumInParts("sum outputs", hidden_, combine, sums);
   add_shared();
-  on_.ranks.Join();
-  if (m > 0) on_.ops.Add(sum.data(), y, sum.size());
   return losses;
 }
 
 template <typename C>
 void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& s, const C* dy,
                             float* dx) {
-  const RowExchange<C> exchange(on_, rows);
+  const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), experts = config_.num_experts, k = config_.top_k;
   const bool own = !exchange.needed(), adds = shared_.has_value();
   DeviceArray<C> all_dy;
-  if (!own) all_dy = exchange.Gather(dy, hidden_);  // during the next gather
+  if (!own) all_dy = exchange.Gather("gather dy", dy, hidden_);  // during the next gather
   const DeviceSlots slots = SlotsOf(n, s);
   auto gathered = on_.template Array<C>(n * k * hidden_);  // again, not saved
   if (n > 0) on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
@@ -256,11 +266,15 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
   auto sum = on_.template Array<float>(own || !adds ? 0 : m * hidden_);
   on_.ops.ScatterRows(slots, drows.data(), hidden_, own && adds, own ? dx : parts.data());
   if (!own) {
-    exchange.Sum(parts.data(), hidden_, adds ? sum.data() : dx);  // beside gradients of weights
-    exchange.Sum(all_dweights.data(), k, dweights.data());
+    // Beside gradients of weights.
+    exchange.Sum("sum dx", parts.data(), hidden_, adds ? sum.data() : dx);
+    exchange.Sum("sum dweights", all_dweights.data(), k, dweights.data());
   }
-  experts_->BackwardWeights(on_, n * k, gathered.data(), middle.data(), s.gate_up.data(),
-                            s.results.data(), s.offsets.data());
+  {
+    const profile::Span span = on_.ranks.Operation("weight gradients", layer_, n);
+    experts_->BackwardWeights(on_, n * k, gathered.data(), middle.data(), s.gate_up.data(),
+                              s.results.data(), s.offsets.data());
+  }
   if (!own) on_.ranks.Join();
   if (m == 0) return;
   if (!own && adds) on_.ops.Add(sum.data(), dx, sum.size());

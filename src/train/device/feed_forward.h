@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "model/families/family.h"
 #include "train/device/linear.h"
+#include "train/device/row_exchange.h"
 
 namespace switchyard::train {
 
@@ -74,9 +75,9 @@ struct DeviceMoeState {
 template <typename C>
 class DeviceMoe {
  public:
-  // Places the parameters; `prefix`: "model.layers.3.".
-  DeviceMoe(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
-            const DeviceContext<C>& on);
+  // Places the parameters; `layer`: index in the model; `prefix`: "model.layers.3.".
+  DeviceMoe(const ModelConfig& config, const TensorNames& names, int layer,
+            const std::string& prefix, const DeviceContext<C>& on);
 
   struct Input {
     const C* x = nullptr;            // [m, H]
@@ -85,10 +86,11 @@ class DeviceMoe {
     double step_tokens = 1;  // StepSize::tokens
   };
   // Adds the output to y [m, H], the number of slots of each expert of this rank to loads [E], and
-  // to counts [2] those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no
+  // to counts [2] those of GiveExperts. Ranks that divide the experts only start the sum of their
+  // outputs: the caller adds `sums` to y. Returns the balance losses of the tokens [m]; empty if no
   // loss has a weight. A rank without rows takes part, if other ranks have some.
   DeviceArray<float> Forward(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state,
-                             float* y, int32_t* loads, int32_t* counts);
+                             float* y, int32_t* loads, int32_t* counts, DeviceRowSums* sums);
   // dy [m, H]. Writes dx [m, H]. The state is invalid afterwards.
   void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const C* dy,
                 float* dx);
@@ -103,6 +105,7 @@ class DeviceMoe {
   DeviceArray<float> AddBalance(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state);
 
   const DeviceContext<C>& on_;
+  const int layer_;
   const RouterConfig config_;
   const Range mine_;          // experts of this rank
   const RouterConfig local_;  // the same router with these experts only

@@ -132,8 +132,10 @@ void DeviceParameters<C>::StartSums(Range slabs) {
     }
     const int64_t begin = slabs_[first].offset;
     const int64_t count = (i < slabs_.size() ? slabs_[i].offset : count_) - begin;
-    if (group != nullptr)
-      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
+    if (group == nullptr) continue;
+    const profile::Span message =
+        ranks_.Message("sum gradients", count * static_cast<int64_t>(sizeof(float)));
+    group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
   }
 }
 
@@ -175,7 +177,10 @@ void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
     ops_.Copy(at, values, size);
   });
   ranks_.Fork();
-  group.AllGatherV(mine, message.data(), bytes);
+  {
+    const profile::Span span = ranks_.Message("gather shards", message.bytes());
+    group.AllGatherV(mine, message.data(), bytes);
+  }
   ranks_.Join();
   for_shards([&](int member, const float* at, float* values, int64_t size) {
     if (member != group.rank()) ops_.Copy(values, at, size);
@@ -190,7 +195,10 @@ void DeviceParameters<C>::ClearGradients() {
 
 template <typename C>
 GradientNorm DeviceParameters<C>::Norm() {
-  ops_.SquareSums(gradients_.data(), count_, sums_.data());
+  {
+    const profile::Span span = ranks_.Operation("gradient norm");
+    ops_.SquareSums(gradients_.data(), count_, sums_.data());
+  }
   std::vector<double> sums(static_cast<size_t>(sums_.size()));
   memory_.device().CopyOut(sums.data(), sums_.data(), sums.size() * sizeof(double));
   GradientNorm out;
@@ -257,6 +265,7 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
                      .unbias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
                      .epsilon = static_cast<float>(options.epsilon)};
   const auto keep = static_cast<float>(1 - learning_rate * options.weight_decay);
+  const profile::Span span = ranks_.Operation("AdamW");
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
     update.keep = slab.decay ? keep : 1.0f;

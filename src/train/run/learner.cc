@@ -130,12 +130,27 @@ Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
   return losses;
 }
 
+// The operations of a place of passes_ have a row of the viewer.
+profile::Span Learner::SpanOf(const Operation& o) const {
+  const bool phase = o.kind == Kind::kForward || o.kind == Kind::kBackward;
+  const bool of_pass = o.micro_batch != Operation::kNone;
+  return {options_.profiler,
+          {.name = phase ? Name(o.phase) : Name(o.kind),
+           .track = of_pass ? profile::Track::kPass : profile::Track::kSteps,
+           .micro_batch = of_pass ? o.micro_batch % static_cast<int>(passes_.size())
+                                  : profile::Event::kNone,
+           .layer = o.layer == Operation::kNone ? profile::Event::kNone
+                                                : shape_.first_layer + o.layer,
+           .backend = phase ? Name(o.kind) : nullptr}};
+}
+
 void Learner::Execute(const Operation& o, std::span<const Batch> batches, const StepSize& step,
                       Losses* losses) {
   Pass<float>* pass = nullptr;
   if (o.micro_batch != Operation::kNone) {
     pass = &passes_[static_cast<size_t>(o.micro_batch) % passes_.size()];
   }
+  const profile::Span span = SpanOf(o);
   switch (o.kind) {
     case Kind::kBegin:
       return model_.Begin(batches[static_cast<size_t>(o.micro_batch)], step, pass);

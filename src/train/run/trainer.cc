@@ -155,8 +155,11 @@ StepReport Trainer::Step() {
       AppendRow(corpus_.documents(), rows[static_cast<size_t>(r)], &batches[i]);
     }
   }
-  report.losses = SumOverRanks(model_.Learn(batches, size));
-  model_.SumGradients();
+  {
+    const profile::Span span(options_.profiler, {.name = "learn", .rows = report.tokens});
+    report.losses = SumOverRanks(model_.Learn(batches, size));
+    model_.SumGradients();
+  }
   DeviceUpdate* const update = model_.update();
   const GradientNorm gradient =
       update != nullptr ? update->Norm() : NormOfGradients(catalog_, pool_);
@@ -186,7 +189,15 @@ StepReport Trainer::Step() {
   return report;
 }
 
+StepReport Trainer::RecordedStep() {
+  profile::Step recorded(options_.profiler);
+  StepReport report = Step();
+  recorded.End(profile::Stage::kTraining, report.tokens);
+  return report;
+}
+
 void Trainer::Apply(double norm, StepReport* report) {
+  const profile::Span span(options_.profiler, {.name = "update"});
   const double scale = ClipScale(norm, options_.clip);
   if (DeviceUpdate* const update = model_.update()) {
     update->Step(report->rate, scale, &adam_);
@@ -277,7 +288,7 @@ void Trainer::Run(const std::function<void(const StepReport&)>& report,
         AnyRank(static_cast<uint8_t>((stops ? kStop : 0) | (writes ? kWriting : 0)));
     if ((ranks & kWriting) == 0) WarnOfFullDisk(warn, [this] { Publish(); });
     if ((ranks & kStop) != 0) break;
-    const StepReport step = Step();
+    const StepReport step = RecordedStep();
     if (report) report(step);
     if (warn && !step.skipped.empty())
       warn(fmt::format("step {}: the update is skipped: {}", step.step, step.skipped));
