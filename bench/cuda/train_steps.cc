@@ -1,8 +1,9 @@
 // Training steps on GPUs: forward and backward passes, clipping and AdamW of a model with random
 // weights, with tokens/s of a GPU, the share of the product rate that the same run measures, and
 // the memory. With several ranks also the time of their exchange. With --profile, Chrome traces of
-// further steps, and how much of the messages is hidden. bench/train/train_torch_gpu.py measures the same steps on one GPU with PyTorch. Both derive weights and tokens from the same
-// hash, so their losses can be compared.
+// further steps, and how much of the messages is hidden. bench/train/train_torch_gpu.py measures
+// the same steps on one GPU with PyTorch. Both derive weights and tokens from the same hash, so
+// their losses can be compared.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -313,9 +314,10 @@ int main(int argc, char** argv) {
   app.Option("--length", o.length, "tokens per sequence").ShowDefault().Positive();
   app.Option("--per-pass", o.per_pass, "sequences per micro-batch").ShowDefault().Positive();
   app.Option("--steps", o.steps, "measured steps, after one warm-up step").ShowDefault().Positive();
-  app.Option("--profile", o.profile,
-             "also record steps, write a Chrome trace of each rank to this directory, and print how "
-             "much of the messages is hidden behind computation");
+  app.Option(
+      "--profile", o.profile,
+      "also record steps, write a Chrome trace of each rank to this directory, and print how "
+      "much of the messages is hidden behind computation");
   app.Option("--profile-steps", o.profile_steps, "steps of --profile").ShowDefault().Positive();
   app.Option("--gpu", o.gpu, "index of the first GPU").ShowDefault().NonNegative();
   app.Option("--threads", o.threads, "CPU threads that set the weights").ShowDefault().Positive();

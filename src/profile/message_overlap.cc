@@ -133,9 +133,8 @@ std::string Describe(const MessageOverlap& overlap) {
   };
   std::vector<std::pair<std::string, MessageOverlap::Kind>> kinds(overlap.kinds.begin(),
                                                                   overlap.kinds.end());
-  std::ranges::stable_sort(kinds, std::greater<>(), [](const auto& kind) {
-    return kind.second.time;
-  });
+  std::ranges::stable_sort(kinds, std::greater<>(),
+                           [](const auto& kind) { return kind.second.time; });
   std::string text = fmt::format("{:<20}{:>8}{:>10}{:>9}{:>9}{:>10}\n", "messages of a step",
                                  "number", "MiB", "ms", "hidden", "share");
   for (const auto& [name, kind] : kinds) text += line(name, kind);
@@ -143,8 +142,7 @@ std::string Describe(const MessageOverlap& overlap) {
   text += fmt::format(
       "a step takes {:.1f} ms on the host; the GPU computes for {:.1f} ms and waits for messages "
       "for {:.1f} ms ({} steps)\n",
-      overlap.step_time / steps, overlap.computing / steps, overlap.waiting / steps,
-      overlap.steps);
+      overlap.step_time / steps, overlap.computing / steps, overlap.waiting / steps, overlap.steps);
   return text;
 }
 

@@ -13,7 +13,7 @@ struct MessageOverlap {
   // Messages of one name. Messages of a rank run one after another.
   struct Kind {
     int64_t count = 0, bytes = 0;
-    double time = 0;    // from the start of each message to its end, including waits for other ranks
+    double time = 0;  // from the start of each message to its end, including waits for other ranks
     double hidden = 0;  // the part of it in which the GPU also ran operations
   };
   std::map<std::string, Kind> kinds;

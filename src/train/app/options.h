@@ -61,8 +61,8 @@ struct TrainingOptions {
     return {.recompute = recompute,
             .separate_weights = learner.order == schedule::Order::kZeroBubble};
   }
-  std::string resume = "auto";  // auto, never, or the directory of a checkpoint
-  bool tensorboard = false;     // event files in output/tensorboard
+  std::string resume = "auto";              // auto, never, or the directory of a checkpoint
+  bool tensorboard = false;                 // event files in output/tensorboard
   std::optional<profile::Options> profile;  // of every rank, if set
 };
 

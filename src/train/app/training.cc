@@ -328,8 +328,8 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     say(memory);
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
-  if (options.profile) profiler.Start(*options.profile);
   try {
+    if (options.profile) profiler.Start(*options.profile);
     trainer.Run(
         [&](const StepReport& report) {
           if (!first) return;

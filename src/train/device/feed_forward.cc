@@ -45,17 +45,21 @@ void DeviceFeedForward<C>::ForwardSum(const DeviceContext<C>& on, int64_t rows, 
 }
 
 template <typename C>
-DeviceArray<C> DeviceFeedForward<C>::BackwardInputs(const DeviceContext<C>& on, int64_t rows,
-                                                    DeviceArray<C>* gate_up, const C* dout,
-                                                    float* dx, bool accumulate,
-                                                    const int32_t* offsets) const {
-  const GateUpShape shape = ShapeOf(rows, offsets);
-  auto middle = on.template Array<C>(rows * down_.k);  // computed again, not saved
-  on.ops.SwiGlu(shape, gate_up->data(), middle.data());
-  const DeviceArray<C> dmiddle = down_.InputGradient(on, rows, dout, offsets);
-  on.ops.SwiGluGradient(shape, dmiddle.data(), gate_up->data());
-  gate_up_.InputGradientSum(on, rows, gate_up->data(), dx, accumulate, offsets);
+DeviceArray<C> DeviceFeedForward<C>::MiddleAgain(const DeviceContext<C>& on, int64_t rows,
+                                                 const DeviceArray<C>& gate_up,
+                                                 const int32_t* offsets) const {
+  auto middle = on.template Array<C>(rows * down_.k);
+  on.ops.SwiGlu(ShapeOf(rows, offsets), gate_up.data(), middle.data());
   return middle;
+}
+
+template <typename C>
+void DeviceFeedForward<C>::BackwardInputs(const DeviceContext<C>& on, int64_t rows,
+                                          DeviceArray<C>* gate_up, const C* dout, float* dx,
+                                          bool accumulate, const int32_t* offsets) const {
+  const DeviceArray<C> dmiddle = down_.InputGradient(on, rows, dout, offsets);
+  on.ops.SwiGluGradient(ShapeOf(rows, offsets), dmiddle.data(), gate_up->data());
+  gate_up_.InputGradientSum(on, rows, gate_up->data(), dx, accumulate, offsets);
 }
 
 template <typename C>
@@ -70,7 +74,8 @@ template <typename C>
 void DeviceFeedForward<C>::Backward(const DeviceContext<C>& on, int64_t rows, const C* x,
                                     DeviceArray<C>* gate_up, const C* dout, float* dx,
                                     bool accumulate) const {
-  const DeviceArray<C> middle = BackwardInputs(on, rows, gate_up, dout, dx, accumulate);
+  const DeviceArray<C> middle = MiddleAgain(on, rows, *gate_up);
+  BackwardInputs(on, rows, gate_up, dout, dx, accumulate);
   BackwardWeights(on, rows, x, middle.data(), gate_up->data(), dout);
 }
 
@@ -199,16 +204,23 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   if (exchange.needed()) s->all_x = exchange.Gather("gather x", in.x, hidden_);  // during routing
   Route(m, in, s, counts);
   DeviceArray<float> losses = AddBalance(rows, in, s);
+  const bool own = !exchange.needed();
   DeviceArray<int32_t> all_ids;
-  if (exchange.needed()) {
+  if (!own) {
     all_ids = exchange.Gather("gather experts", s->ids.data(), k);
     s->all_weights = exchange.Gather("gather weights", s->weights.data(), k);
+  }
+  const auto add_shared = [&] {
+    if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
+  };
+  if (m > 0) on_.ops.Copy(y, in.base, m * hidden_ * static_cast<int64_t>(sizeof(float)));
+  if (!own) {
+    add_shared();  // beside the gathers
     on_.ranks.Join();
     on_.ops.SelectLocal(mine_, all_ids.data(), all_ids.size());
   }
   if (n == 0) return losses;
 
-  const bool own = !exchange.needed();
   s->place = on_.template Array<int32_t>(n * k);
   s->offsets = on_.template Array<int32_t>(mine_.size() + 1);
   const DeviceSlots slots = SlotsOf(n, *s);
@@ -220,9 +232,6 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
     s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
   }
   const profile::Span span = on_.ranks.Operation("combine", layer_, n);
-  const auto add_shared = [&] {
-    if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
-  };
   if (own) {
     on_.ops.Combine(local_, slots, s->results.data(), s->weights.data(), hidden_, true, y);
     add_shared();
@@ -235,7 +244,6 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
                     hidden_, false, out);
   };
   exchange.SumInParts("sum outputs", hidden_, combine, sums);
-  add_shared();
   return losses;
 }
 
@@ -246,10 +254,14 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
   const int64_t m = rows.m, n = exchange.rows(), experts = config_.num_experts, k = config_.top_k;
   const bool own = !exchange.needed(), adds = shared_.has_value();
   DeviceArray<C> all_dy;
-  if (!own) all_dy = exchange.Gather("gather dy", dy, hidden_);  // during the next gather
+  if (!own) all_dy = exchange.Gather("gather dy", dy, hidden_);  // during what follows
   const DeviceSlots slots = SlotsOf(n, s);
   auto gathered = on_.template Array<C>(n * k * hidden_);  // again, not saved
-  if (n > 0) on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
+  DeviceArray<C> middle;
+  if (n > 0) {
+    on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
+    middle = experts_->MiddleAgain(on_, n * k, s.gate_up, s.offsets.data());
+  }
   if (adds && m > 0) shared_->Backward(on_, m, x, &s.shared_gate_up, dy, dx, false);
   if (!own) on_.ranks.Join();
   if (n == 0) return;
@@ -260,8 +272,8 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
                           own ? s.weights.data() : s.all_weights.data(), hidden_, s.results.data(),
                           own ? dweights.data() : all_dweights.data());
   auto drows = on_.template Array<float>(n * k * hidden_);
-  const DeviceArray<C> middle = experts_->BackwardInputs(on_, n * k, &s.gate_up, s.results.data(),
-                                                         drows.data(), false, s.offsets.data());
+  experts_->BackwardInputs(on_, n * k, &s.gate_up, s.results.data(), drows.data(), false,
+                           s.offsets.data());
   auto parts = on_.template Array<float>(own ? 0 : n * hidden_);
   auto sum = on_.template Array<float>(own || !adds ? 0 : m * hidden_);
   on_.ops.ScatterRows(slots, drows.data(), hidden_, own && adds, own ? dx : parts.data());

@@ -217,14 +217,15 @@ typename DeviceModel<C>::Hidden DeviceModel<C>::Forward(Layer& layer, const Rows
   const int64_t m = rows.view.m;
   Hidden out;
   const auto experts = [&] {
-    DeviceArray<float> balance =
-        layer.moe->Forward(rows.view,
-                           {.x = s->after_normed.data(),
-                            .given = given,
-                            .losses = host_.options().balance,
-                            .step_tokens = step_tokens},
-                           &s->moe, out.x.data(), loads_.data() + layer.loads_at, replay_.data(),
-                           &out.sums);
+    const profile::Span span = ranks_.Operation("moe", layer.index, m);
+    DeviceArray<float> balance = layer.moe->Forward(
+        rows.view,
+        {.x = s->after_normed.data(),
+         .base = s->after.data(),
+         .given = given,
+         .losses = host_.options().balance,
+         .step_tokens = step_tokens},
+        &s->moe, out.x.data(), loads_.data() + layer.loads_at, replay_.data(), &out.sums);
     if (!balance.empty())
       pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
   };
@@ -244,10 +245,10 @@ typename DeviceModel<C>::Hidden DeviceModel<C>::Forward(Layer& layer, const Rows
     layer.attention->Forward(rows.view, &s->attention, s->after.data());
     s->after_normed = Normed(s->after, *layer.post_norm);
     out.x = on_.template Array<float>(m * hidden_);
-    ops_.Copy(out.x.data(), s->after.data(), s->after.bytes());
   }
   if (layer.dense) {
     const profile::Span span = ranks_.Operation("mlp", layer.index, m);
+    ops_.Copy(out.x.data(), s->after.data(), s->after.bytes());
     layer.dense->ForwardSum(on_, m, s->after_normed.data(), &s->gate_up, out.x.data());
   } else {
     experts();
@@ -417,6 +418,7 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_o
       states[i] = {};  // releases the activations
       if (last_of_step) complete_ = layers_[i].slabs;
     }
+    if (d == 0) StartSums();
     if (empty) continue;
     const profile::Span span = ranks_.Operation("embedding backward", DeviceRanks::kNone);
     if (d == 0) {

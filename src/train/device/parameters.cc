@@ -63,6 +63,7 @@ void DeviceParameters<C>::Allocate() {
   }
   copies_ = DeviceArray<C>(memory_, count_);
   summed_.assign(slabs_.size(), false);
+  squared_.assign(slabs_.size(), false);
   sums_ = DeviceArray<double>(memory_, Shards::Blocks(count_));
 }
 
@@ -131,7 +132,7 @@ void DeviceParameters<C>::StartSums(Range slabs) {
       continue;
     }
     const int64_t begin = slabs_[first].offset;
-    const int64_t count = (i < slabs_.size() ? slabs_[i].offset : count_) - begin;
+    const int64_t count = EndOf(i - 1) - begin;
     if (group == nullptr) continue;
     const profile::Span message =
         ranks_.Message("sum gradients", count * static_cast<int64_t>(sizeof(float)));
@@ -139,11 +140,34 @@ void DeviceParameters<C>::StartSums(Range slabs) {
   }
 }
 
+// While the last sums run, the squares of the gradients that are complete already are summed.
 template <typename C>
 void DeviceParameters<C>::SumGradients() {
+  ranks_.Join();
+  std::vector<bool> complete = summed_;
+  for (size_t i = 0; i < slabs_.size(); ++i)
+    if (GroupOf(slabs_[i]) == nullptr) complete[i] = true;
   StartSums({0, slabs()});
+  squared_.assign(slabs_.size(), false);
+  SquareSums(complete);
   ranks_.Join();
   summed_.assign(slabs_.size(), false);
+}
+
+template <typename C>
+void DeviceParameters<C>::SquareSums(const std::vector<bool>& slabs) {
+  const profile::Span span = ranks_.Operation("gradient norm");
+  for (size_t i = 0; i < slabs_.size();) {
+    const size_t first = i;
+    while (i < slabs_.size() && slabs[i]) squared_[i++] = true;
+    if (i == first) {
+      ++i;
+      continue;
+    }
+    const int64_t begin = slabs_[first].offset;
+    ops_.SquareSums(gradients_.data() + begin, EndOf(i - 1) - begin,
+                    sums_.data() + begin / Shards::kBlock);
+  }
 }
 
 template <typename C>
@@ -191,14 +215,15 @@ void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
 template <typename C>
 void DeviceParameters<C>::ClearGradients() {
   ops_.Zero(gradients_.data(), gradients_.bytes());
+  squared_.assign(slabs_.size(), false);
 }
 
 template <typename C>
 GradientNorm DeviceParameters<C>::Norm() {
-  {
-    const profile::Span span = ranks_.Operation("gradient norm");
-    ops_.SquareSums(gradients_.data(), count_, sums_.data());
-  }
+  std::vector<bool> rest = squared_;
+  rest.flip();
+  SquareSums(rest);
+  squared_.assign(slabs_.size(), false);
   std::vector<double> sums(static_cast<size_t>(sums_.size()));
   memory_.device().CopyOut(sums.data(), sums_.data(), sums.size() * sizeof(double));
   GradientNorm out;
@@ -265,6 +290,7 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
                      .unbias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
                      .epsilon = static_cast<float>(options.epsilon)};
   const auto keep = static_cast<float>(1 - learning_rate * options.weight_decay);
+  squared_.assign(slabs_.size(), false);
   const profile::Span span = ranks_.Operation("AdamW");
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;

@@ -29,10 +29,10 @@ struct DeviceGroups {
 };
 
 // A device may run collectives beside its operations: a collective waits for the operations before
-// the last Fork, and operations wait for the collectives before the last Join. JoinMarked waits only
-// for those before the last Mark. So memory of a collective may neither be used nor be released
-// before Join, or JoinMarked. Owned by the rank; used by the rank's thread only. This class is that
-// of a device that runs everything at once, in order.
+// the last Fork, and operations wait for the collectives before the last Join. JoinMarked waits
+// only for those before the last Mark. So memory of a collective may neither be used nor be
+// released before Join, or JoinMarked. Owned by the rank; used by the rank's thread only. This
+// class is that of a device that runs everything at once, in order.
 class DeviceRanks {
  public:
   explicit DeviceRanks(DeviceGroups groups = {}) : groups_(std::move(groups)) {}
@@ -46,8 +46,8 @@ class DeviceRanks {
   virtual void Mark() {}
   virtual void JoinMarked() {}
 
-  // From now on, operations and messages are recorded with `profiler`, which outlives its use; null:
-  // none. The timer of the operations is another one (Profiler::SetDevice).
+  // From now on, operations and messages are recorded with `profiler`, which outlives its use;
+  // null: none. The timer of the operations is another one (Profiler::SetDevice).
   virtual void SetProfiler(profile::Profiler* profiler) { profiler_ = profiler; }
   profile::Profiler* profiler() const { return profiler_; }
   // Records operations on the device, or messages, until the result is destroyed. `layer`: index in

@@ -38,8 +38,8 @@ class CudaDevice : public kernels::Device {
 };
 
 // Times of work on a GPU's stream, by CUDA events. Marks the stream of `device`, or another stream
-// of the same GPU, whose work the stream of `device` has joined before Resolve. Keeps its events for
-// reuse.
+// of the same GPU, whose work the stream of `device` has joined before Resolve. Keeps its events
+// for reuse.
 class StreamTimer final : public kernels::DeviceTimer {
  public:
   // Maximum number of marks between two calls of Resolve: two for each operation of a step of 1000
