@@ -236,12 +236,14 @@ typename DeviceModel<C>::Hidden DeviceModel<C>::Forward(Layer& layer, const Rows
   }
   {
     const profile::Span span = ranks_.Operation("attention", layer.index, m);
+    s->after = on_.template Array<float>(m * hidden_);
     s->normed = NormedParts(&x, *layer.input_norm, [&](const Range& part, DeviceArray<C>& normed) {
+      const Range floats = part * hidden_;
+      ops_.Copy(s->after.data() + floats.begin, x.x.data() + floats.begin,
+                floats.size() * static_cast<int64_t>(sizeof(float)));
       layer.attention->Project(part, m, normed.data(), &s->attention);
     });
     s->x = std::move(x.x);
-    s->after = on_.template Array<float>(m * hidden_);
-    ops_.Copy(s->after.data(), s->x.data(), s->x.bytes());
     layer.attention->Forward(rows.view, &s->attention, s->after.data());
     s->after_normed = Normed(s->after, *layer.post_norm);
     out.x = on_.template Array<float>(m * hidden_);

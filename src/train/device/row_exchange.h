@@ -19,7 +19,7 @@ namespace switchyard::train {
 constexpr int kRowParts = 2;
 inline Range RowPart(int part, int64_t rows) {
   constexpr int64_t kTile = 128;  // rows of a tile of products
-  int64_t first = rows * 2 / 5;
+  int64_t first = rows * 3 / 8;
   if (first >= 4 * kTile) first = first / kTile * kTile;
   return part == 0 ? Range{0, first} : Range{first, rows};
 }
