@@ -38,13 +38,14 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     Parameter<float>* const p = found->second;
     host_.erase(found);
     if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front().parameter->shape.back());
-    slab.trained = !p->gradient.empty();
+    slab.trained = p->trained();
     slab.decay = p->decay;
     slab.expert = p->expert;
     slab.sharded = p->shards.partial();
     slab.parts.push_back({.parameter = p, .offset = slab.offset + slab.count, .moments = moments_});
     slab.count += std::ssize(p->value);
     moments_ += p->MyShard().size();
+    p->MoveGradientToDevice();
     if (slab.sharded) moments_ = RoundUp(moments_);
   }
   moments_ = RoundUp(moments_);
@@ -111,9 +112,11 @@ template <typename C>
 void DeviceParameters<C>::GradientsToHost() {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
-    for (const auto& [p, offset, moments] : slab.parts)
+    for (const auto& [p, offset, moments] : slab.parts) {
+      p->gradient.resize(p->value.size());
       memory_.device().CopyOut(p->gradient.data(), gradients_.data() + offset,
                                p->gradient.size() * sizeof(float));
+    }
   }
 }
 

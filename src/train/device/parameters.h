@@ -47,9 +47,9 @@ class DeviceParameters final : public DeviceUpdate {
   DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceRanks& ranks,
                    DeviceMemory& memory);
 
-  // Places parameters, before Allocate. All must have rows of the same length, be trained or not
-  // alike, and be parameters of experts or not alike. A name may be placed once. The result is
-  // valid until the object is destroyed.
+  // Places parameters, before Allocate. The host releases the memory of their gradients. All must
+  // have rows of the same length, be trained or not alike, and be parameters of experts or not
+  // alike. A name may be placed once. The result is valid until the object is destroyed.
   const Slab* Place(std::span<const std::string> names);
   const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.

@@ -93,7 +93,7 @@ std::string Trainer::MomentsText() const {
   };
   Bytes mine{.here = adam_.moment_bytes()};
   for (const Parameter<float>* p : catalog_.parameters())
-    mine.whole += static_cast<int64_t>(2 * p->gradient.size() * sizeof(float));
+    mine.whole += 2 * p->trained_count() * static_cast<int64_t>(sizeof(float));
   std::vector<Bytes> ranks(static_cast<size_t>(catalog_.size()), mine);
   if (ranks_.all != nullptr)
     ranks_.all->AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
