@@ -169,6 +169,7 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
 
 TEST_F(TrainingTest, EveryRankWritesATraceOfItsSteps) {
   TrainingOptions options = Options(4);
+  options.trainer.rows_per_step = 8;
   options.layout = {.ep = 2, .dp = 2};
   options.learner.order = schedule::Order::kOverlapped;
   options.profile = profile::Options{
