@@ -449,7 +449,7 @@ int StreamTimer::Mark() noexcept {
   } catch (const std::exception&) {
     return -1;  // no memory for an event
   }
-  if (cudaEventRecord(events_[marks_].get(), device_.stream()) != cudaSuccess) return -1;
+  if (cudaEventRecord(events_[marks_].get(), stream_) != cudaSuccess) return -1;
   return static_cast<int>(marks_++);
 }
 
@@ -463,7 +463,7 @@ std::span<const int64_t> StreamTimer::Resolve() {
   int64_t reference = 0, window = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < kReadings && window > kGoodWindow; ++i) {
     const int64_t before = SteadyNanoseconds();
-    reference_.Record(device_.stream());
+    reference_.Record(stream_);
     reference_.Wait();
     window = SteadyNanoseconds() - before;
     reference = before + window / 2;
