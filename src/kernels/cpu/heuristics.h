@@ -25,9 +25,10 @@ constexpr int64_t kPrefetchBytes = 8192;
 // minimum, rounded up to whole blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
-// Bfloat16 products of few rows of x: weight rows of at most this many bytes are multiplied four at
-// a time and without prefetches. Their lanes are then reduced together, which takes about as long
-// as the products of such a short row. Longer rows stream faster one after another.
+// Bfloat16 products of few rows of x: weight rows of at most this many bytes are multiplied several
+// at a time and without prefetches. The lanes of 16 products are then reduced together. One by one
+// this would take about as long as the products of such a short row. Longer rows stream faster one
+// after another.
 constexpr int64_t kShortRowBytes = 1024;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
