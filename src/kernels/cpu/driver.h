@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "core/parallel.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/kernel_table.h"
 #include "quant/weight_view.h"
 
@@ -48,6 +49,13 @@ int64_t PartialFloats(int64_t queries, int64_t v_width);
 template <typename Body>
 void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
   pool.Run(n, std::cref(body));
+}
+
+// RunTasks for products with `products` multiply-adds in all. Runs a few on the calling thread.
+template <typename Body>
+void RunProductTasks(ThreadPool& pool, int64_t n, int64_t products, const Body& body) {
+  if (products >= 2 * kTaskProducts) return RunTasks(pool, n, body);
+  for (int64_t i = 0; i < n; ++i) body(i);
 }
 
 // Runs body(task, next) for all tasks in [0, n), sorted from compute-bound to memory-bound. Half of
