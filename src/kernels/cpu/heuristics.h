@@ -69,9 +69,10 @@ constexpr int64_t kTilesMaxPackedRows = 64;
 // other cost.
 constexpr int64_t kInt8TilesMinRows = 8;
 
-// Multiply-adds of a task, at least. A task of this size takes about 0.2 µs, in which a core reads
-// a few cache lines of another core. Products with fewer multiply-adds run on the calling thread.
-constexpr int64_t kTaskProducts = 20'000;
+// Work of a task, at least: bytes of its weights times rows of x. A task of this size takes about
+// 0.2 µs, in which a core reads a few cache lines of another core. Products of less than two such
+// tasks run on the calling thread.
+constexpr int64_t kTaskWork = 40'000;
 
 // Columns per task of an expert's products. Many columns make long weight streams and amortise the
 // preparation of x rows: 512 against 128 saves 2 to 7 % of an int8 layer's time at 32 to 512
