@@ -39,10 +39,11 @@ constexpr int64_t kShortRowBytes = 1024;
 // it saves.
 constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
 
-// Weight rows of at most this many codes are multiplied several at a time and without prefetches,
-// as short rows of bfloat16. The reduction of a tile's lanes takes longer than the products of such
-// a row, and with one weight row per tile most of it is wasted.
-constexpr int64_t kShortInt8Row = 512;
+// Weight rows of at most kShortInt8Row codes are multiplied several at a time and without
+// prefetches, as short rows of bfloat16. The reduction of a tile's lanes takes longer than the
+// products of such a row, and with one weight row per tile most of it is wasted. With at most
+// kShortInt8Rows rows of x, AVX-512 reduces sixteen products together, one row of x after another.
+constexpr int64_t kShortInt8Row = 512, kShortInt8Rows = 4;
 
 // Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed
 // kMaxPanelBytes. With K = 2048 in int8 a panel is 128 KiB, an eighth to a half of an L2 cache.

@@ -35,9 +35,10 @@ template <int M, int N, int64_t kAhead>
                                                 __m512 (&acc)[M][N]) {
   const char* x[M];
   for (int r = 0; r < M; ++r) x[r] = InputRow(t, i + r);
-  const char* w[N];
-  for (int c = 0; c < N; ++c)
-    w[c] = simd::RowBytes<Vec>(t.w, n + (c < count ? c : count - 1), kBits);
+  const char* w[N] = {simd::RowBytes<Vec>(t.w, n, kBits)};
+  const int64_t stride = simd::RowStride<Vec>(t.w, kBits);
+#pragma GCC unroll 8
+  for (int c = 1; c < N; ++c) w[c] = c < count ? w[c - 1] + stride : w[c - 1];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) {
 #pragma GCC unroll 8
@@ -56,8 +57,7 @@ template <int M, int N, int64_t kAhead>
     }
   };
   const int64_t bytes = t.w.k * kHalf;
-  const simd::WeightPrefetch<Vec, N, kAhead> ahead(bytes, simd::RowStride<Vec>(t.w, kBits),
-                                                   t.end - n, w[0], t.next);
+  const simd::WeightPrefetch<Vec, N, kAhead> ahead(bytes, stride, t.end - n, w[0], t.next);
   simd::PrefetchLines<kAhead> lines(turns);
   int64_t j = 0;
   for (; j + kLine <= bytes; j += kLine) {
@@ -97,7 +97,7 @@ template <int M, int N, int64_t kAhead>
 // together: those of kShortCols<M> weight rows.
 constexpr int kShortRows = 4;
 template <int M>
-constexpr int kShortCols = 16 / (M == 3 ? 4 : M);
+constexpr int kShortCols = 16 / M;
 
 // Multiplies rows [i, i + M) of x with all weight rows of the task, which are short.
 template <int M>
@@ -106,10 +106,7 @@ template <int M>
   for (int64_t n = t.begin; n < t.end; n += kCols) {
     const int64_t count = t.end - n < kCols ? t.end - n : kCols;
     __m512 all[16];  // index r · kCols + c
-    if constexpr (M == 3) {
-#pragma GCC unroll 4
-      for (int s = 3 * kCols; s < 16; ++s) all[s] = _mm512_setzero_ps();
-    }
+    if constexpr (M == 3) all[15] = _mm512_setzero_ps();
 #pragma GCC unroll 2
     for (int first = 0; first < kCols; first += kTile) {
       __m512 acc[M][kTile];
