@@ -15,7 +15,7 @@
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
 #include "engine/speculative/forced_pace.h"
-#include "engine/speculative/ngram_index.h"
+#include "engine/speculative/ngram_pace.h"
 
 namespace switchyard {
 
@@ -79,8 +79,7 @@ struct Sequence {
   std::vector<int32_t> kept_rows;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // limits the drafts of GrammarDrafter
-  std::unique_ptr<NgramIndex> ngrams;  // index of NgramDrafter; null: not created yet
-  int64_t ngram_drafts = 0;            // number of drafts of NgramDrafter in the last step
+  std::unique_ptr<NgramState> ngrams;  // of NgramDrafter; null: not created yet
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;
