@@ -98,7 +98,7 @@ struct StreamWeights {
 struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
   // k, v and z, which gates the output. `gates`: one, or b and a. kKeyDelta: `low` replaces z and
-  // a. kMamba2: a only.
+  // a. kMamba2: a only. kFixed: none.
   std::vector<LinearWeight> in, gates;
   // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
   // one projection, or if the device does not stack them.
@@ -107,12 +107,14 @@ struct LinearAttentionWeights {
   // [gate_rank, H] are whole on every rank.
   std::vector<LinearWeight> low_in;
   LinearWeight low_a, low_z;
-  Tensor conv;       // float32 [conv_width, LinearLayout::mixed_width]
-  Tensor conv_bias;  // float32 [mixed_width], or undefined
-  Tensor rate;       // float32 [value heads]: −exp(A_log)
-  Tensor bias;       // float32 [value heads, decays]: dt_bias
-  Tensor skip;       // float32 [value heads], kMamba2: D
+  Tensor conv;            // float32 [conv_width, LinearLayout::mixed_width]
+  Tensor conv_bias;       // float32 [mixed_width], or undefined
+  Tensor rate;            // float32 [value heads]: −exp(A_log)
+  Tensor bias;            // float32 [value heads, decays]: dt_bias
+  Tensor skip;            // float32 [value heads], kMamba2: D
+  Tensor q_norm, k_norm;  // float32 [key_dim], or undefined (LinearAttentionConfig::qk_norm)
   // float32 [value_dim]; kMamba2: [value heads · value_dim] of this rank, normed by key head.
+  // kFixed: the same, normed by norm_groups.
   Tensor norm;
   LinearWeight o;  // [H, value heads · value_dim]: row-parallel
 };

@@ -150,6 +150,8 @@ const char* KeyWidthName(kernels::StateRule rule) {
       return "linear_attn_config.head_dim";
     case kernels::StateRule::kMamba2:
       return "ssm_state_size";
+    case kernels::StateRule::kFixed:
+      return "hidden_size / num_kv_heads_for_linear_attn";
     case kernels::StateRule::kDelta:
       break;
   }

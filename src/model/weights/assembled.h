@@ -181,11 +181,14 @@ class Assembler {
     Vectors(p + "rate", [&](const auto& w) { return layer(w).linear.rate; });
     Vectors(p + "bias", [&](const auto& w) { return layer(w).linear.bias; });
     Vectors(p + "skip", [&](const auto& w) { return layer(w).linear.skip; });
-    if (config_.linear->rule == kernels::StateRule::kMamba2) {
+    Same(p + "q_norm", [&](const auto& w) { return layer(w).linear.q_norm; });
+    Same(p + "k_norm", [&](const auto& w) { return layer(w).linear.k_norm; });
+    if (!kernels::IsDeltaRule(config_.linear->rule)) {
       Vectors(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
     } else {
       Same(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
     }
+    if (!config_.linear->convolves()) return;
     Values& conv = out_[p + "conv"];  // of q, then of k, then of v, channel by channel
     const LinearAttentionConfig& c = *config_.linear;
     const LinearLayout at(c, c.key_heads / shape_.tp);

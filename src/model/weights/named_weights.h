@@ -73,6 +73,8 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "bias", r.bias);
   to->Add(prefix + "skip", r.skip);
   to->Add(prefix + "norm", r.norm);
+  to->Add(prefix + "linear.q_norm", r.q_norm);
+  to->Add(prefix + "linear.k_norm", r.k_norm);
   to->Add(prefix + "o", r.o);
   const LatentAttentionWeights& l = layer.latent;
   to->Add(prefix + "q", l.q);
