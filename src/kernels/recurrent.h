@@ -90,6 +90,7 @@ struct GatedDeltaParams {
   StateRule rule = StateRule::kDelta;
   const float* skip = nullptr;  // [value_heads], with kMamba2
   float min_step = 0.0f;        // with kMamba2
+  float bound = 0.0f;           // with kKeyDelta: the smallest logarithm of a decay; 0: no bound
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float* states = nullptr;  // slot s at s · state_stride: S [value_heads, key_dim, value_dim]
   int64_t state_stride = 0;

@@ -1,5 +1,7 @@
 #include "kernels/recurrent.h"
 
+#include <utility>
+
 #include "kernels/recurrent_testing.h"
 
 namespace switchyard::kernels {
@@ -101,7 +103,10 @@ TEST_P(RecurrentTest, DecaysOfKeysMatchTheReference) {
   const std::vector<float> inputs = {-200.0f, -88.0f, -30.0f, -10.0f, -1.0f, -1e-3f, 0.0f,
                                      1e-3f,   0.7f,   1.0f,   5.0f,   20.0f, 90.0f,  1e4f};
   const auto n = std::ssize(inputs);
-  for (const float rate : {-1e-3f, -0.3f, -1.0f, -16.0f}) {
+  for (const auto& [rate, bound] :
+       {std::pair{-1e-3f, 0.0f}, std::pair{-0.3f, 0.0f}, std::pair{-1.0f, 0.0f},
+        std::pair{-16.0f, 0.0f}, std::pair{-1e-3f, -5.0f}, std::pair{-1.0f, -5.0f},
+        std::pair{-16.0f, -0.2f}}) {
     // One head whose keys have the inputs, with a bias that `a` cancels in part.
     std::vector<float> a(n), bias(n), q(n, 1.0f), k(n, 1.0f), states(n), gates(n + 1);
     for (int64_t i = 0; i < n; ++i) {
@@ -121,6 +126,7 @@ TEST_P(RecurrentTest, DecaysOfKeysMatchTheReference) {
                                            .rate = &rate,
                                            .bias = bias.data(),
                                            .rule = StateRule::kKeyDelta,
+                                           .bound = bound,
                                            .key_heads = 1,
                                            .value_heads = 1,
                                            .key_dim = n,
@@ -135,9 +141,11 @@ TEST_P(RecurrentTest, DecaysOfKeysMatchTheReference) {
                                            .ldo = 1});
     for (int64_t i = 0; i < n; ++i) {
       const double x = double{a[i]} + bias[i];
-      const double exponent = rate * (x > 20.0 ? x : std::log1p(std::exp(x)));
+      const double exponent = bound < 0.0f ? bound / (1.0 + std::exp(rate * x))
+                                           : rate * (x > 20.0 ? x : std::log1p(std::exp(x)));
       const double want = std::exp(exponent);
-      EXPECT_NEAR(gates[i], want, 3e-7 * (1 - exponent) * want + 1e-37) << x << ' ' << rate;
+      EXPECT_NEAR(gates[i], want, 3e-7 * (1 - exponent) * want + 1e-37)
+          << x << ' ' << rate << ' ' << bound;
     }
   }
 }

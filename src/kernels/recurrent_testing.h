@@ -80,6 +80,7 @@ struct RecurrentLayer {
       skip = random.Normal(key_heads * group);
     }
     for (float& r : rate) r = -std::exp(r);
+    if (rule == StateRule::kKeyDelta) bound = random.Pick({0.0f, -5.0f});
     gate = rule == StateRule::kFixed      ? random.Pick({OutputGate::kNone, OutputGate::kSigmoid})
            : rule == StateRule::kMamba2   ? OutputGate::kSiluBefore
            : rule == StateRule::kKeyDelta ? OutputGate::kSigmoid
@@ -161,6 +162,7 @@ struct RecurrentLayer {
                     .rule = rule,
                     .skip = a.skip,
                     .min_step = 0.3f,
+                    .bound = bound,
                     .key_heads = key_heads,
                     .value_heads = key_heads * group,
                     .key_dim = key_dim,
@@ -213,6 +215,7 @@ struct RecurrentLayer {
       slot_floats, decays, gate_floats;
   std::vector<float> x, gates, conv, rate, bias, norm;
   OutputGate gate = OutputGate::kSilu;
+  float bound = 0.0f;                  // with kKeyDelta: in half of the layers less
   bool chunked = false;                // whether spans may have chunked rows
   std::vector<float> conv_bias, skip;  // with kMamba2
 };

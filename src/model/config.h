@@ -59,7 +59,8 @@ struct AttentionConfig {
   float value_scale = 1.0f;  // grouped: factor of v
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;             // grouped: heads' output times sigmoid of a projection
+  // Heads' output times sigmoid of a projection. Latent: one gate for each head.
+  bool gate = false;
   // With `gate`: the projection of q gives for each head its query, then its gate, and there is no
   // other projection of gates.
   bool gate_in_q = false;
@@ -105,8 +106,10 @@ struct LinearAttentionConfig {
   // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
   // kDelta only: others have their own projections.
   bool separate = false;
-  // kKeyDelta: a and z are products of two projections with this many elements between them.
+  // kKeyDelta: a and z are products of two projections with this many elements between them; 0: one
+  // projection each.
   int64_t gate_rank = 0;
+  float bound = 0.0f;            // kKeyDelta: GatedDeltaParams::bound
   bool conv_bias = false;        // the convolution adds a bias
   bool projection_bias = false;  // kMamba2, kFixed: projections have biases
   float min_step = 0.0f;         // kMamba2: the smallest step

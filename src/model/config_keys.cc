@@ -36,6 +36,9 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"index_topk_freq", kOne},  // other keys of sparse attention: IsOfSparseAttention
       {"mla_use_nope", kFalse},
       {"group_norm_size", kOne},
+      {"gated_attention_proj_granularity_type", kNever},
+      {"kda_lower_bound", kNever},
+      {"kda_safe_gate", kNever},
       {"kv_lora_rank", kNever},
       {"layer_group_size", kOne},
       {"linear_attn_config", kNever},
@@ -48,10 +51,12 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"linear_rope", kTrue},
       {"linear_silu", kFalse},
       {"linear_value_head_dim", kNever},
+      {"no_kda_lora", kTrue},
       {"no_rope_layers", kEmpty},
       {"num_kv_heads_for_linear_attn", kZero},
       {"qkv_bias", kFalse},
       {"query_pre_attn_scalar", kNever},
+      {"short_conv_kernel_size", kNever},
       {"sliding_window", kZero},
       {"sliding_window_size", kZero},
       {"sliding_windows", kNever},
@@ -62,8 +67,10 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"use_bias", kFalse},
       {"use_cla", kFalse},
       {"use_gated_attention", kFalse},
+      {"use_kda_lora", kFalse},
       {"use_linear_silu", kFalse},
       {"use_mla", kFalse},
+      {"use_mla_nope", kFalse},
       {"use_qk_norm", kFalse},
       {"use_qkv_bias", kFalse},
       {"use_sliding_window", kFalse},
@@ -110,6 +117,9 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"topk_group", kOne},
       {"topk_method", {"\"greedy\""}},
       {"use_routing_bias", kTrue},
+      {"expert_swiglu_limit_list", kNever},
+      {"scale_router_input", kFalse},
+      {"share_expert_swiglu_limit_list", kNever},
       {"zero_expert_num", kZero},
       // Layers, embedding and head
       {"embedding_multiplier", kOne},
@@ -125,7 +135,10 @@ const std::map<std::string_view, Neutral, std::less<>>& RefusedKeys() {
       {"swiglu_limit", kNever},
       {"swiglu_limits", kNever},
       {"use_mixed_mlp_moe", kTrue},
+      {"up_proj_norm", kFalse},
+      {"use_nGPT", kFalse},
       {"use_rmsnorm", kTrue},
+      {"value_norm", kFalse},
   };
   return keys;
 }
@@ -183,6 +196,7 @@ constexpr std::string_view kNoEffect[] = {
     "mtp_num_speculative_steps",
     "mtp_share_layers",
     "mtp_transformer_layers",
+    "mtp_use_kda",
     "num_experts_per_tok",
     "num_key_value_heads",  // in models with MLA
     "num_labels",

@@ -61,6 +61,7 @@ struct LatentAttentionWeights {
   std::vector<WeightView> k_up;  // per head of this rank: [nope, kv_lora], a part of kv_b_proj
   std::vector<WeightView> v_up;  // per head: [v_head_dim, kv_lora]
   LinearWeight o;                // [H, heads · v]: row-parallel
+  LinearWeight gate;             // [heads, H] of this rank, with AttentionConfig::gate
   Tensor cache_scale;            // float32 [1], as GroupedAttentionWeights::k_scales
   std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
@@ -97,13 +98,13 @@ struct StreamWeights {
 // Linear attention: key heads are sharded in contiguous runs, each with its value heads.
 struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
-  // k, v and z, which gates the output. `gates`: one, or b and a. kKeyDelta: `low` replaces z and
+  // k, v and z, which gates the output. `gates`: one, or b and a. gate_rank: `low` replaces z and
   // a. kMamba2: a only. kFixed: none.
   std::vector<LinearWeight> in, gates;
   // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
   // one projection, or if the device does not stack them.
   LinearWeight stacked_in, stacked_gates;
-  // kKeyDelta: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
+  // gate_rank: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
   // [gate_rank, H] are whole on every rank.
   std::vector<LinearWeight> low_in;
   LinearWeight low_a, low_z;

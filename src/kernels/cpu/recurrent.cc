@@ -71,7 +71,7 @@ void WriteGates(const GatedDeltaParams& p, const KernelTable& kernels, int64_t r
     return;
   }
   if (p.rule == StateRule::kKeyDelta) {
-    kernels.key_decays(a, bias, p.rate[head], gates, n);
+    kernels.key_decays(a, bias, p.rate[head], p.bound, gates, n);
   } else {
     gates[0] = std::exp(p.rate[head] * SoftPlus(a[0] + bias[0]));
   }

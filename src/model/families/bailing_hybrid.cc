@@ -1,7 +1,8 @@
-// Ling 2.5 and 2.6, Ring 2.5: layers of Lightning Attention between layers of latent attention, and
-// DeepSeek-V3's experts. The settings have the names of the hub or of transformers. The tensors
-// have the names of the hub; those of transformers are renamed (weights/stored_names.h).
+// Ling 3 (Bailing MoE V3): layers of Kimi Delta Attention between layers of latent attention with a
+// gate for each head, and DeepSeek-V3's experts. The settings have the names of the hub or of
+// transformers 5.24, which saves the tensor names of the hub.
 #include "core/error.h"
+#include "kernels/recurrent.h"
 #include "model/families/common.h"
 #include "model/families/family.h"
 
@@ -9,111 +10,106 @@ namespace switchyard {
 namespace {
 
 void ReadLayers(const ConfigReader& reader, ModelConfig* config) {
-  const int64_t group = reader.IntOr({"layer_group_size"}, 8, 1, kMaxCount);
-  const int64_t layers = config->num_layers();
+  const int64_t group = reader.IntOr({"layer_group_size"}, 6, 1, kMaxCount);
   if (!ReadLinearLayerTypes(reader, config))
-    for (int64_t i = 0; i < layers; ++i) config->layers[i].linear = (i + 1) % group != 0;
+    for (int64_t i = 0; i < config->num_layers(); ++i)
+      config->layers[i].linear = (i + 1) % group != 0;
   RequireFullLayer(reader, *config);
-  for (int64_t i = 0; i < layers; ++i) {
-    if (!config->layers[i].linear) continue;
-    const double place = static_cast<double>(i - 1) / static_cast<double>(layers - 1);
-    config->layers[i].decay = static_cast<float>(1.0 - place + 1e-5);
-  }
+  // Published code gives layers after the last whole group full attention.
+  const int64_t last = config->num_layers() - 1;
+  if (config->layers[last].linear && !reader.Has("layer_types"))
+    throw Invalid("{} is {}, which does not divide the {} layers; want layer_types too",
+                  reader.Where("layer_group_size"), group, config->num_layers());
 }
 
-void ReadLightningAttention(const ConfigReader& reader, ModelConfig* config) {
-  int64_t heads = reader.IntOr({"num_kv_heads_for_linear_attn"}, 64, 0, kMaxCount);
-  if (heads == 0) heads = config->attention.heads;
-  const int64_t groups = reader.IntOr({"group_norm_size"}, 8, 1, kMaxWidth);
-  if (config->hidden % heads != 0)
-    throw Invalid("{} is {}, which does not divide hidden_size {}; want a divisor",
-                  reader.Where("num_kv_heads_for_linear_attn"), heads, config->hidden);
-  if (config->hidden % groups != 0)
-    throw Invalid("{} is {}, which does not divide hidden_size {}; want a divisor",
-                  reader.Where("group_norm_size"), groups, config->hidden);
-  for (const char* const key : {"use_linear_silu", "use_bias", "use_qkv_bias"})
+void ReadDeltaAttention(const ConfigReader& reader, ModelConfig* config) {
+  const int64_t heads = reader.IntOr({"linear_num_heads"}, config->attention.heads, 1, kMaxCount);
+  // On the hub head_dim is that of linear layers; transformers saves another head_dim beside it.
+  const int64_t width = reader.IntOr({"linear_head_dim", "head_dim"}, 128, 1, kMaxWidth);
+  const int64_t rows = reader.IntOr({"linear_conv_kernel_dim", "short_conv_kernel_size"}, 4, 1,
+                                    kernels::kMaxConvWidth);
+  const bool bounded = reader.BoolOr("kda_safe_gate", true);
+  const double bound = reader.DoubleOr({"kda_lower_bound"}, -5.0, -1e6, 1e6);
+  if (bounded && bound >= 0.0)
+    throw Invalid("{} is {}; want a negative number", reader.Where("kda_lower_bound"), bound);
+  reader.Ignore(
+      {"linear_head_dim", "head_dim", "linear_conv_kernel_dim", "short_conv_kernel_size"});
+  for (const char* const key : {"use_kda_lora", "use_mla_nope", "value_norm", "up_proj_norm",
+                                "use_bias", "use_qkv_bias", "use_nGPT", "scale_router_input"})
     RequireFalse(reader, key);
-  RequireTrue(reader, "linear_rope");
-  config->linear = LinearAttentionConfig{.rule = kernels::StateRule::kFixed,
+  for (const char* const key : {"no_kda_lora", "linear_silu", "use_qk_norm", "rope_interleave"})
+    RequireTrue(reader, key);
+  RequireString(reader, "gated_attention_proj_granularity_type", "head_wise");
+  config->linear = LinearAttentionConfig{.rule = kernels::StateRule::kKeyDelta,
                                          .key_heads = heads,
                                          .value_heads = heads,
-                                         .key_dim = config->hidden / heads,
-                                         .value_dim = config->hidden / heads,
-                                         .conv_width = 1,
-                                         .projection_bias = config->attention.qkv_bias,
-                                         .qk_norm = reader.BoolOr("use_qk_norm", true),
-                                         .norm_groups = groups,
-                                         .silu_gate = reader.BoolOr("linear_silu", false),
-                                         .heads_key = "num_kv_heads_for_linear_attn"};
+                                         .key_dim = width,
+                                         .value_dim = width,
+                                         .conv_width = rows,
+                                         .bound = bounded ? static_cast<float>(bound) : 0.0f,
+                                         .heads_key = "num_attention_heads"};
 }
 
-// Linear layers rotate a part of a head (partial_rotary_factor), in halves. Latent attention
-// rotates all of qk_rope_head_dim. Embeddings of a type other than "default" have one set of
-// frequencies for both in transformers, so they need equal numbers of rotated elements.
-void ReadRotaryEmbeddings(const ConfigReader& reader, ModelConfig* config) {
-  const int64_t rotated = config->attention.qk_rope_head_dim, head = config->linear->key_dim;
-  ReadRope(reader, 10000.0, head, config, 0.5);
-  if (config->rope.type != RopeConfig::Type::kDefault) {
-    if (config->rope.rotary_dim == head) ReadRope(reader, 10000.0, rotated, config, 0.5);
-    if (config->rope.rotary_dim != rotated || rotated > head)
-      throw Invalid(
-          "{}: linear layers would rotate {} of a head's {} elements; want as many as "
-          "qk_rope_head_dim {}, because the rotary embedding is scaled",
-          reader.Where("partial_rotary_factor"), config->rope.rotary_dim, head, rotated);
-  }
-  const int64_t stated = reader.IntOr({"rotary_dim"}, config->rope.rotary_dim, 0, kMaxWidth);
-  if (stated != config->rope.rotary_dim)
-    throw Invalid("{} is {}; want {}, as partial_rotary_factor states", reader.Where("rotary_dim"),
-                  stated, config->rope.rotary_dim);
-  config->window_rope = config->rope;
-  config->rope.rotary_dim = rotated;
-  config->rope.interleaved = reader.BoolOr("rope_interleave", true);
-  ScaleLatentScores(config);
-  if (config->has_linear()) return;
-  config->linear.reset();
-  config->window_rope.reset();
+void ReadExperts(const ConfigReader& reader, ModelConfig* config) {
+  if (!ReadMlpLayerTypes(reader, config)) MarkMoeLayersAfter(reader, 2, config);
+  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
+  RouterConfig& router = config->moe->router;
+  ReadNoAuxRouter(reader, {.scale = 2.5, .groups = 8, .topk_groups = 4}, &router);
+  router.renormalize = reader.BoolOr("moe_renormalize", router.renormalize);
+  RequireOneOf(reader, "score_function", {"sigmoid"});
+  ReadSharedExperts(reader, {"num_shared_experts", "n_shared_experts"}, 1, config);
+  const int64_t routed = config->moe->intermediate;
+  const int64_t shared =
+      reader.IntOr({"moe_shared_expert_intermediate_size"}, routed, 1, kMaxWidth);
+  if (shared != routed)
+    throw Invalid("{} is {}; want moe_intermediate_size {}",
+                  reader.Where("moe_shared_expert_intermediate_size"), shared, routed);
 }
 
 void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadCommon(reader, 1e-6, config);
   ReadDenseIntermediate(reader, config);
   ReadLatentAttention(reader, config);
+  config->attention.gate = true;
+  config->tie_embeddings = false;  // in transformers the head has its own weights in any case
+  ReadWholeRope(reader, 6e6, config->attention.qk_rope_head_dim, config);
+  config->rope.interleaved = true;
+  ScaleLatentScores(config);
   ReadLayers(reader, config);
-  ReadLightningAttention(reader, config);
-  ReadRotaryEmbeddings(reader, config);
-  MarkMoeLayersAfter(reader, 4, config);
-  config->moe = ReadMoe(reader, {"moe_intermediate_size"});
-  RequireOneOf(reader, "score_function", {"sigmoid"});
-  ReadNoAuxRouter(reader, {.scale = 2.5, .groups = 8, .topk_groups = 4}, &config->moe->router);
-  config->moe->shared_intermediate =
-      reader.IntOr({"num_shared_experts"}, 1, 0, kMaxCount) *
-      reader.IntOr({"moe_shared_expert_intermediate_size"}, 2048, 1, kMaxWidth);
+  ReadDeltaAttention(reader, config);
+  ReadExperts(reader, config);
+  if (!config->has_linear()) config->linear.reset();
 }
 
 TensorNames Names(const ModelConfig& config) {
   TensorNames names = NamesWithCorrectionBias(config);
   names.embedding = "model.word_embeddings.weight";
-  for (std::string* const name : {&names.q, &names.q_a, &names.q_a_norm, &names.q_b, &names.kv_a,
-                                  &names.kv_a_norm, &names.kv_b})
+  for (std::string* const name : {&names.q, &names.k, &names.v, &names.q_a, &names.q_a_norm,
+                                  &names.q_b, &names.kv_a, &names.kv_a_norm, &names.kv_b})
     name->replace(0, name->find('.'), "attention");
   names.o = names.linear_o = "attention.dense";
-  names.linear_qkv = "attention.query_key_value";
-  names.linear_z = "attention.g_proj";
-  names.linear_norm = "attention.g_norm";
-  names.linear_q_norm = "attention.query_layernorm";
-  names.linear_k_norm = "attention.key_layernorm";
+  names.attention_gate = names.linear_z = "attention.g_proj";
+  names.linear_a = "attention.f_proj";
+  names.linear_b = "attention.b_proj";
+  names.linear_conv = "";
+  names.linear_q_conv = "attention.q_conv1d";
+  names.linear_k_conv = "attention.k_conv1d";
+  names.linear_v_conv = "attention.v_conv1d";
+  names.linear_rate = "attention.A_log";
+  names.linear_bias = "attention.dt_bias";
+  names.linear_norm = "attention.o_norm";
   names.correction_bias_name = "gate.expert_bias";
   return names;
 }
 
 constexpr Family kFamilies[] = {
-    {.architecture = "BailingMoeV2_5ForCausalLM",
+    {.architecture = "BailingHybridForCausalLM",
      .model_type = "bailing_hybrid",
      .read_config = ReadConfig,
      .names = Names,
      .tool_parser = "qwen25",
      .reasoning_parser = "qwen3"},
-    {.architecture = "BailingHybridForCausalLM",
+    {.architecture = "BailingMoeV3ForCausalLM",
      .model_type = "bailing_hybrid",
      .read_config = ReadConfig,
      .names = Names,

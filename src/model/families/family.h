@@ -184,5 +184,6 @@ std::span<const Family> Qwen3NextFamily();
 std::span<const Family> KimiLinearFamily();
 std::span<const Family> NemotronHFamily();
 std::span<const Family> BailingHybridFamily();
+std::span<const Family> BailingMoeV25Family();
 
 }  // namespace switchyard

@@ -233,6 +233,7 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
                                      .rule = l_.rule,
                                      .skip = FloatsOrNull(w.skip),
                                      .min_step = l_.min_step,
+                                     .bound = l_.bound,
                                      .key_heads = heads_,
                                      .value_heads = heads_ * l_.group(),
                                      .key_dim = l_.key_dim,

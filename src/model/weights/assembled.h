@@ -221,6 +221,8 @@ class Assembler {
       return config_.attention.q_lora_rank ? layer(w).latent.q_b.w : layer(w).latent.q.w;
     });
     Columns(p + "o", [&](const auto& w) { return layer(w).latent.o.w; });
+    if (config_.attention.gate)
+      Rows(p + "gate", [&](const auto& w) { return layer(w).latent.gate.w; });
     for (const ModelWeights& w : ranks_) {
       const LatentAttentionWeights& latent = layer(w).latent;
       EXPECT_EQ(static_cast<int64_t>(latent.k_up.size()), config_.attention.heads / shape_.tp);

@@ -122,18 +122,6 @@ TEST(CheckpointVariants, NamesOfDeepseekV4AsTransformersSavesThem) {
                                    "\"model.layers.0.attn.wq_a.weight\""));
 }
 
-// Names of transformers, in which the kind of attention and the router's bias have other names.
-TEST(CheckpointVariants, NamesOfBailingHybridOnTheHub) {
-  ChangedCheckpoint c("bailing_hybrid", "families");
-  const Roles want = Assemble(c.Write(), c.config, {1, 1});
-  const auto saved = std::exchange(c.tensors, {});
-  for (const auto& [name, tensor] : saved)
-    c.tensors[NameOfFamily(StoredNames::kBailingHybrid, name)] = tensor;
-  EXPECT_TRUE(c.tensors.contains("model.layers.0.attention.dense.weight"));
-  EXPECT_EQ(c.CheckMessage(), "no error");
-  ExpectSame(Assemble(c.Write(), c.config, {2, 2}), want);
-}
-
 // Checkpoints of other families keep names that look like those of DeepSeek-V4.
 TEST(CheckpointVariants, NamesOfFamilies) {
   const auto of = [](StoredNames names, const char* stored) { return NameOfFamily(names, stored); };
@@ -149,15 +137,6 @@ TEST(CheckpointVariants, NamesOfFamilies) {
   EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.norm.weight"), "norm.weight");
   EXPECT_EQ(of(StoredNames::kDeepseekV4, "embed.weight"), "embed.weight");
   EXPECT_EQ(of(StoredNames::kDeepseekV4, "model.embed.weight"), "embed.weight");
-  EXPECT_EQ(of(StoredNames::kBailingHybrid, "layers.3.linear_attn.o_proj.weight"),
-            "model.layers.3.attention.dense.weight");
-  EXPECT_EQ(of(StoredNames::kBailingHybrid, "model.layers.3.self_attn.q_a_proj.weight"),
-            "model.layers.3.attention.q_a_proj.weight");
-  EXPECT_EQ(of(StoredNames::kBailingHybrid, "model.embed_tokens.weight"),
-            "model.word_embeddings.weight");
-  EXPECT_EQ(of(StoredNames::kBailingHybrid, "model.layers.3.mlp.gate.e_score_correction_bias"),
-            "model.layers.3.mlp.gate.expert_bias");
-  EXPECT_EQ(of(StoredNames::kBailingHybrid, "lm_head.weight"), "lm_head.weight");
 }
 
 }  // namespace

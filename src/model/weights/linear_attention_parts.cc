@@ -17,6 +17,8 @@ using kernels::StateRule;
 std::string_view KeysOf(const LinearAttentionConfig& c) {
   switch (c.rule) {
     case StateRule::kKeyDelta:
+      if (c.gate_rank == 0)
+        return "hidden_size, num_attention_heads, head_dim, short_conv_kernel_size";
       return "hidden_size, linear_attn_config.num_heads, linear_attn_config.head_dim, "
              "linear_attn_config.short_conv_kernel_size";
     case StateRule::kMamba2:
@@ -69,10 +71,15 @@ class Projections {
     w->in = {Rows(names_.q, keys_, 0, c_.key_dim), Rows(names_.k, keys_, 0, c_.key_dim),
              Rows(names_.v, values_, 0, of_head_)};
     w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group())};
+    const int64_t decays = c_.group() * c_.decays();  // of a key head
+    if (c_.gate_rank == 0) {
+      w->in.push_back(Rows(names_.linear_z, values_, 0, of_head_));
+      w->gates.push_back(Rows(names_.linear_a, c_.key_heads * decays, 0, decays));
+      return;
+    }
     for (const std::string* name : {&names_.linear_a_low, &names_.linear_z_low})
       w->low_in.push_back(parts_.Rows(prefix_ + *name, c_.gate_rank, parts_.config().hidden,
                                       {0, c_.gate_rank}, false, KeysOf(c_)));
-    const int64_t decays = c_.group() * c_.decays();  // of a key head
     w->low_a = OfLow(names_.linear_a, decays);
     w->low_z = OfLow(names_.linear_z, of_head_);
   }
@@ -199,7 +206,7 @@ void BuildLearned(Parts& parts, const std::string& prefix, Range heads, LinearAt
   w->rate = parts.Vector({.name = prefix + names.linear_rate,
                           .n = c.value_heads,
                           .range = values,
-                          .of_heads = c.rule == StateRule::kKeyDelta,
+                          .of_heads = c.gate_rank > 0,  // Kimi-Linear
                           .keys = KeysOf(c)});
   for (int64_t i = 0; i < values.size(); ++i) {
     float& rate = w->rate.data<float>()[i];

@@ -83,6 +83,7 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_a_norm", l.q_a_norm);
   to->Add(prefix + "kv_a", l.kv_a);
   to->Add(prefix + "kv_a_norm", l.kv_a_norm);
+  to->Add(prefix + "latent.gate", l.gate);
   to->Add(prefix + "cache_scale", l.cache_scale);
   for (size_t head = 0; head < l.k_up.size(); ++head)
     to->Add(fmt::format("{}k_up.{}", prefix, head), l.k_up[head]);

@@ -214,8 +214,8 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     for (LinearWeight* w :
          {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
           &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a, &layer.latent.q_b,
-          &layer.latent.kv_a, &layer.latent.o, &layer.linear.o, &layer.linear.low_a,
-          &layer.linear.low_z, &layer.latent_in, &layer.latent_out})
+          &layer.latent.kv_a, &layer.latent.o, &layer.latent.gate, &layer.linear.o,
+          &layer.linear.low_a, &layer.linear.low_z, &layer.latent_in, &layer.latent_out})
       Place(device, *w);
     for (LinearWeight& w : layer.linear.low_in) Place(device, w);
     if (joins) {

@@ -1,6 +1,5 @@
 #include "model/weights/stored_names.h"
 
-#include <algorithm>
 #include <cctype>
 #include <utility>
 
@@ -38,37 +37,11 @@ std::string NameOfDeepseekV4(std::string_view stored) {
   return name;
 }
 
-// Replaces the first `from` by `to`, if the name has it.
-void ReplaceFirst(std::string_view from, std::string_view to, std::string* name) {
-  if (const size_t at = name->find(from); at != std::string::npos)
-    name->replace(at, from.size(), to);
-}
-
-std::string WithModel(std::string_view stored) {
-  for (const std::string_view part : {"embed_tokens.", "layers.", "norm."})
-    if (stored.starts_with(part)) return std::string(kModel).append(stored);
-  return std::string(stored);
-}
-
-std::string NameOfBailingHybrid(std::string_view stored) {
-  std::string name = WithModel(stored);
-  ReplaceStart("model.embed_tokens.", "model.word_embeddings.", &name);
-  ReplaceFirst(".linear_attn.", ".attention.", &name);
-  ReplaceFirst(".self_attn.", ".attention.", &name);
-  ReplaceFirst(".attention.o_proj.", ".attention.dense.", &name);
-  ReplaceFirst(".gate.e_score_correction_bias", ".gate.expert_bias", &name);
-  return name;
-}
-
 }  // namespace
 
 StoredNames StoredNamesOf(const StoredTensors& tensors) {
   for (const std::string_view name : {"model.hc_head.hc_fn", "hc_head.hc_fn", "hc_head_fn"})
     if (tensors.contains(name)) return StoredNames::kDeepseekV4;
-  const auto is_gate_norm = [](const auto& item) {
-    return item.first.ends_with(".linear_attn.g_norm.weight");
-  };
-  if (std::ranges::any_of(tensors, is_gate_norm)) return StoredNames::kBailingHybrid;
   const bool bare =
       tensors.contains("embed_tokens.weight") && !tensors.contains("model.embed_tokens.weight");
   return bare ? StoredNames::kWithoutModel : StoredNames::kOfFamily;
@@ -79,11 +52,11 @@ std::string NameOfFamily(StoredNames names, std::string_view stored) {
     case StoredNames::kOfFamily:
       break;
     case StoredNames::kWithoutModel:
-      return WithModel(stored);
+      for (const std::string_view part : {"embed_tokens.", "layers.", "norm."})
+        if (stored.starts_with(part)) return std::string(kModel).append(stored);
+      break;
     case StoredNames::kDeepseekV4:
       return NameOfDeepseekV4(stored);
-    case StoredNames::kBailingHybrid:
-      return NameOfBailingHybrid(stored);
   }
   return std::string(stored);
 }

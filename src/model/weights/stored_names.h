@@ -19,9 +19,6 @@ enum class StoredNames : uint8_t {
   // "model." precedes them, the embedding is embed_tokens, the head's streams are
   // hc_head.hc_NAME, and kv_norm is norm. Saved without its head, only kv_norm differs.
   kDeepseekV4,
-  // Ling 2.5 as saved by transformers: attention is self_attn or linear_attn, its output projection
-  // is o_proj, the embedding is embed_tokens, and the router's bias is e_score_correction_bias.
-  kBailingHybrid,
 };
 
 StoredNames StoredNamesOf(const StoredTensors& tensors);

@@ -218,19 +218,17 @@ FAMILIES.update({
         moe_latent_size=20, intermediate_size=40,
         layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "linear_attention", "moe"])),
 })
-LIGHTNING = dict(**LATENT, num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16,
-                 moe_shared_expert_intermediate_size=20, intermediate_size=40, rms_norm_eps=1e-4)
+LING3 = dict(**LATENT, num_local_experts=8, moe_intermediate_size=16, intermediate_size=40, rms_norm_eps=1e-4)
 FAMILIES.update({
     "bailing_hybrid": ("BailingHybrid", dict(
-        **LIGHTNING, num_kv_heads_for_linear_attn=4, layer_group_size=2, group_norm_size=2, first_k_dense_replace=1, n_group=4,
+        **LING3, num_hidden_layers=4, num_experts_per_tok=3, head_dim=12, layer_group_size=2, first_k_dense_replace=1, n_group=4,
         topk_group=2)),
-    # Groups of the norm have one and a half heads.
     "bailing_hybrid_layers": ("BailingHybrid", dict(
-        **{**LIGHTNING, "q_lora_rank": None, "num_experts_per_tok": 2}, num_kv_heads_for_linear_attn=6, group_norm_size=4,
-        first_k_dense_replace=0, n_group=1, topk_group=1, linear_silu=True, use_qk_norm=False, attention_bias=True,
-        num_shared_experts=2, norm_topk_prob=False, routed_scaling_factor=1.6, rope_interleave=False, tie_word_embeddings=True,
-        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"], partial_rotary_factor=1.0,
-        rope_parameters=YARN_INDEX)),
+        **{**LING3, "q_lora_rank": None, "kv_lora_rank": 20}, num_hidden_layers=3, num_experts_per_tok=2, head_dim=18,
+        short_conv_kernel_size=3, kda_safe_gate=False, n_group=1, topk_group=1, n_shared_experts=2, norm_topk_prob=False,
+        routed_scaling_factor=1.6, attention_bias=True, rope_parameters=YARN_INDEX,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"])),
 })
 V4 = dict(hidden_size=32, head_dim=16, qk_rope_head_dim=8, q_lora_rank=20, n_routed_experts=8, moe_intermediate_size=24,
           o_lora_rank=12, index_n_heads=16, index_head_dim=12, hc_sinkhorn_iters=6, sliding_window=6, swiglu_limit=2.0)
@@ -354,7 +352,7 @@ def fill(model, seed):
     modules = dict(model.named_modules())
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" in name or "freqs_ci" in name or name.endswith("slope"):
+            if "inv_freq" in name or "freqs_ci" in name:
                 continue
             if name.endswith("tid2eid"):  # different experts for each token
                 order = torch.rand(len(tensor), model.config.n_routed_experts, generator=generator)

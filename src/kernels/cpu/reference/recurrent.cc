@@ -46,8 +46,11 @@ void Gates(const GatedDeltaParams& p, int64_t row, int64_t head, std::span<doubl
   }
   const double b = p.b[row * p.ld_gates + g * p.b_stride + i_group];
   *step = Sigmoid(b);
-  for (int64_t i = 0; i < n; ++i)
-    decays[static_cast<size_t>(i)] = std::exp(p.rate[head] * SoftPlus(double{a[i]} + bias[i]));
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = double{a[i]} + bias[i];
+    decays[static_cast<size_t>(i)] = std::exp(p.bound < 0.0f ? p.bound * Sigmoid(-p.rate[head] * x)
+                                                             : p.rate[head] * SoftPlus(x));
+  }
 }
 
 // One row of one head: S [key_dim, value_dim] in place.

@@ -28,9 +28,17 @@ void MultiplyBySigmoid(float* x, const float* gate, int64_t n) {
   });
 }
 
-// decays[i] = exp(rate · softplus(a[i] + bias[i]))
+// decays[i] = exp(rate · softplus(a[i] + bias[i])), or with a bound exp(bound · sigmoid(−rate ·
+// (a[i]
+// + bias[i])))
 template <class V>
-void KeyDecays(const float* a, const float* bias, float rate, float* decays, int64_t n) {
+void KeyDecays(const float* a, const float* bias, float rate, float bound, float* decays,
+               int64_t n) {
+  if (bound < 0.0f)
+    return ForVectors<V>(n, [&](int64_t i, auto load, auto store) {
+      const auto x = V::Mul(V::Set1(-rate), V::Add(load(a + i), load(bias + i)));
+      store(decays + i, Exp<V>(V::Mul(V::Set1(bound), Sigmoid<V>(x))));
+    });
   ForVectors<V>(n, [&](int64_t i, auto load, auto store) {
     const auto step = SoftPlus<V>(V::Add(load(a + i), load(bias + i)));
     store(decays + i, Exp<V>(V::Mul(V::Set1(rate), step)));

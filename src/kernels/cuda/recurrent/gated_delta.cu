@@ -31,6 +31,12 @@ using Warp = RowThreads<false>;  // the threads of one head of a row
 
 __device__ __forceinline__ float SoftPlus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
+// The decay of a key with kKeyDelta.
+__device__ __forceinline__ float KeyDecay(const GatedDeltaParams& p, int64_t head, float x) {
+  const float rate = p.rate[head];
+  return expf(p.bound < 0.0f ? p.bound / (1.0f + expf(rate * x)) : rate * SoftPlus(x));
+}
+
 // Places in GatedDeltaParams::gates: a decay and a step for each row and value head. With kKeyDelta
 // all decays [m, value_heads, key_dim], which are aligned as keys are, then all steps.
 template <StateRule kRule>
@@ -70,7 +76,7 @@ __global__ void __launch_bounds__(kNormThreads) PrepareKernel(const GatedDeltaPa
       for (int64_t head = g * group; head < (g + 1) * group; ++head, a += p.key_dim) {
         float* decays = Gates<kRule>::Decays(p, row, head);
         for (int64_t i = Warp::Rank(); i < p.key_dim; i += Warp::kSize)
-          decays[i] = expf(p.rate[head] * SoftPlus(a[i] + p.bias[head * p.key_dim + i]));
+          decays[i] = KeyDecay(p, head, a[i] + p.bias[head * p.key_dim + i]);
       }
     }
     return;
