@@ -234,7 +234,7 @@ V4 = dict(hidden_size=32, head_dim=16, qk_rope_head_dim=8, q_lora_rank=20, n_rou
           o_lora_rank=12, index_n_heads=16, index_head_dim=12, hc_sinkhorn_iters=6, sliding_window=6, swiglu_limit=2.0)
 FAMILIES.update({
     "deepseek_v4": ("DeepseekV4", dict(
-        **V4, num_hidden_layers=4, num_experts_per_tok=3, o_groups=2, index_topk=3, num_hash_layers=2,
+        **{**V4, "moe_intermediate_size": 8}, num_hidden_layers=4, num_experts_per_tok=3, o_groups=2, index_topk=3, num_hash_layers=2,
         layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
                      "compressed_sparse_attention"],
         compress_rates=dict(compressed_sparse_attention=2, heavily_compressed_attention=8), rope_parameters=dict(
