@@ -141,6 +141,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"../families/qwen3_next", {.pp = 4}},
                       Case{"../families/qwen3_5_moe", {.pp = 4}},
                       Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
+                      Case{"../families/bailing_hybrid", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
                       Case{"../families/nemotron_h_latent", {.pp = 3}}));
 
 // With several residual streams. One layer per stage: the second stage routes by token ids, the

@@ -221,6 +221,9 @@ class Gpu final : public CudaDevice,
   void MultiplyBySigmoid(float* x, const float* gate, int64_t count) override {
     Check(ops::MultiplyBySigmoid(x, gate, count, stream_.get()), "MultiplyBySigmoid");
   }
+  void MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n) override {
+    Check(ops::MultiplyRowsBySigmoid(x, gate, rows, n, stream_.get()), "MultiplyRowsBySigmoid");
+  }
   void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                     int64_t count) override {
     Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");
