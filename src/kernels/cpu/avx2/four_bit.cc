@@ -15,8 +15,7 @@ struct FourBitLanes {
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
-  static constexpr int kWidePanels = 0;
-  static constexpr bool kPermutes = false;
+  static constexpr int kDirectPanelRows = 1, kWidePanels = 0;
   static constexpr int Chains(int) {
     return 1;
   }  // one chain is enough: each product has only one addition that depends on the previous one

@@ -14,6 +14,7 @@ struct FourBitLanes {
   using I = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
+  static constexpr int kDirectPanelRows = 4;
   static constexpr int kWidePanels = 2, kWideRows = 6, kWideLeastRows = 4;
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
@@ -59,16 +60,6 @@ struct FourBitLanes {
     return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...));
   }
   static I Lookup(I table, I nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
-#ifdef TRY_VBMI
-  static constexpr bool kPermutes = true;
-#else
-  static constexpr bool kPermutes = false;
-#endif
-  static I Permute(I table, I bytes) {
-    I out;
-    asm("vpermb %1, %2, %0" : "=v"(out) : "v"(table), "v"(bytes));
-    return out;
-  }
   static I Widen(const void* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   }

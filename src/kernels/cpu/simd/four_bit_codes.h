@@ -61,8 +61,8 @@ struct E2M1Codes : NibbleCodes<D, E2M1Codes<D>> {
   static I Numbers() {  // operand of each code: twice its value, plus 12
     return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   }
-  static I Low(I bytes, I table) { return D::LookupLow(table, bytes); }
-  static I High(I bytes, I table) { return D::LookupHigh(table, bytes); }
+  static I Low(I bytes, I table) { return D::Lookup(table, D::LowNibbles(bytes)); }
+  static I High(I bytes, I table) { return D::Lookup(table, D::HighNibbles(bytes)); }
 };
 
 // kNonLinear4 of quant/formats.h, as bytes of value + 128.
@@ -73,8 +73,8 @@ struct IQ4Codes : NibbleCodes<D, IQ4Codes<D>> {
   static I Numbers() {
     return D::Table(1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241);
   }
-  static I Low(I bytes, I table) { return D::LookupLow(table, bytes); }
-  static I High(I bytes, I table) { return D::LookupHigh(table, bytes); }
+  static I Low(I bytes, I table) { return D::Lookup(table, D::LowNibbles(bytes)); }
+  static I High(I bytes, I table) { return D::Lookup(table, D::HighNibbles(bytes)); }
 };
 
 template <class D>

@@ -9,7 +9,6 @@
 //     ShiftRightSigned<n>: of int32 lanes
 //   ReplaceEqual(x, code, bits, other): lanes of `bits`, or of `other` where x equals the code
 //   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
-//   kPermutes: whether Permute exists, which is Lookup with the low nibbles of bytes
 //   AddBytes: adds each byte
 //   Widen, WidenSigned: kLanes bytes at an address, as int32 lanes
 //   AddProducts(a, b, low, high, x): multiplies low with the four codes at x, and high with the
@@ -44,22 +43,6 @@ struct FourBitOps : L {
   static I HighNibbles(I x) { return LowNibbles(L::template ShiftRight<4>(x)); }
   static I HighNibblesInPlace(I x) {  // times 16
     return L::And(x, L::Set1(static_cast<int32_t>(0xf0f0f0f0)));
-  }
-
-  // The table's bytes at the low and high nibbles of bytes.
-  static I LookupLow(I table, I bytes) {
-    if constexpr (L::kPermutes) {
-      return L::Permute(table, bytes);
-    } else {
-      return L::Lookup(table, LowNibbles(bytes));
-    }
-  }
-  static I LookupHigh(I table, I bytes) {
-    if constexpr (L::kPermutes) {
-      return L::Permute(table, L::template ShiftRight<4>(bytes));
-    } else {
-      return L::Lookup(table, HighNibbles(bytes));
-    }
   }
 
   // Moves bit b of each byte to bit 4 and clears the others. If `mask` has bits 4 and 5, moves bits

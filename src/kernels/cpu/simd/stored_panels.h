@@ -1,6 +1,8 @@
 // Products of int8 rows with weights that are stored as panels (quant/panels.h). The tiles of
 // four_bit.h read codes in place. Scales of a panel are converted to float32 once per task, or
-// within the product if there is one row of x.
+// within the product if there are few rows of x.
+// D also defines kDirectPanelRows, the most rows of x for which scales are converted within the
+// product.
 #pragma once
 
 #include "kernels/cpu/heuristics.h"
@@ -206,23 +208,39 @@ class PanelProduct {
     FourBitPanel<D> panel = Memory(1);
     panel.codes = CodesOf(n);
     const FourBitOutputs<D> o = {t_, panel, Bias(n, count, bias), n, count, chunks_};
+    const int64_t lines = (bytes_ + parts_ * kLine - 1) / (parts_ * kLine);
     // Every pass over this panel prefetches an equal share of the next panel. Passes: conversion of
     // numbers, and the tiles of x.
     const char* next = NextPanel(n - lane + kStoredRows);
-    const int64_t lines = (bytes_ + parts_ * kLine - 1) / (parts_ * kLine);
-    const bool direct = t_.m == 1;
+    const bool direct = t_.m <= D::kDirectPanelRows;
     const int64_t each = direct ? 1 : 1 + tiles, passes = kParts * each;
     int64_t pass = lane / D::kLanes * each;
     const auto ahead = [&]() -> FourBitAhead<D> {
       const int64_t begin = lines * pass / passes;
       return {nullptr, begin, lines * ++pass / passes, next, lines * kLine};
     };
-    if (direct) return FourBitTile<Codes, kBlocks, 1>(o, 0, ahead(), NumbersOf(n));
+    if (direct) {
+      // If one pass reads the whole panel, memory is one stream, which is prefetched at a constant
+      // distance.
+      const int64_t distance = t_.w.panel_scales + kStreamPrefetchBytes;
+      const FourBitAhead<D> stream = {nullptr, 0, lines, PanelOf(n) + distance, lines * kLine};
+      return RunDirectPanel<D::kDirectPanelRows>(o, kParts == 1 ? stream : ahead(), NumbersOf(n));
+    }
     UnpackNumbers<Codes, kBlocks>(NumbersOf(n), chunks_, panel, ahead());
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = t_.m * tile / tiles;
       RunFourBitTile<Codes, kBlocks>(o, i, t_.m * (tile + 1) / tiles - i, ahead());
     }
+  }
+
+  // Multiplies at most M rows of x, and converts numbers within the product.
+  template <int M>
+  void RunDirectPanel(const FourBitOutputs<D>& o, const FourBitAhead<D>& ahead,
+                      const Numbers& numbers) const {
+    if constexpr (M > 1) {
+      if (t_.m < M) return RunDirectPanel<M - 1>(o, ahead, numbers);
+    }
+    FourBitTile<Codes, kBlocks, M>(o, 0, ahead, numbers);
   }
 
   // Multiplies all rows of `rows` with the panels of outputs [n, n + kWidePanels · kLanes).
