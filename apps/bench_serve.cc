@@ -11,6 +11,7 @@
 
 #include "apps/commands.h"
 #include "bench/serve/client.h"
+#include "bench/serve/drafts.h"
 #include "bench/serve/replay.h"
 #include "core/command_line.h"
 #include "core/error.h"
@@ -110,6 +111,15 @@ void StartProfile(const ServeOptions& options) {
   bench::Ask(options, "POST", "/start_profile", body.dump());
 }
 
+// Servers without /get_server_info have no counts of drafts.
+bench::DraftFigures DraftsNow(const ServeOptions& options) {
+  try {
+    return bench::DraftsOf(bench::Ask(options, "GET", "/get_server_info"));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 // Stops the server's profile. Returns the trace files, ordered by rank.
 std::vector<std::string> StopProfile(const ServeOptions& options) {
   const auto answer = nlohmann::json::parse(bench::Ask(options, "POST", "/stop_profile"));
@@ -149,10 +159,12 @@ int RunBenchServe(const std::vector<std::string>& args) {
   if (options.flush_cache) bench::Ask(options, "POST", "/flush_cache");
 
   if (options.profile) StartProfile(options);
+  const bench::DraftFigures before = DraftsNow(options);
   const auto run = bench::RunLoad(options, plan, Progress(options.num_prompts));
   const std::vector<std::string> traces =
       options.profile ? StopProfile(options) : std::vector<std::string>();
-  const bench::ServeSummary summary = bench::Summarize(run.records, run.seconds);
+  bench::ServeSummary summary = bench::Summarize(run.records, run.seconds);
+  summary.drafts = DraftsNow(options) - before;
   fmt::print("{}", bench::Table(summary, options));
   for (const std::string& file : traces) fmt::print("trace: {}\n", file);
   if (json.is_open()) json << bench::Json(summary, options) << '\n';

@@ -110,6 +110,11 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.timeout = std::chrono::milliseconds(static_cast<int64_t>(args.timeout_seconds * 1e3));
   o.resume = args.resume;
   o.tensorboard = args.tensorboard;
+  if (!args.profile.empty())
+    o.profile = profile::Options{.dir = args.profile,
+                                 .name = "train",
+                                 .start_step = args.profile_start_step,
+                                 .num_steps = args.profile_steps};
   return o;
 }
 

@@ -27,6 +27,7 @@
 
 #include "bench/cuda/delay.h"
 #include "bench/cuda/gpu_benches.h"
+#include "bench/cuda/layer_device.h"
 #include "bench/model_shapes.h"
 #include "bench/timing.h"
 #include "comm/device/communicator.h"
@@ -155,15 +156,6 @@ class Alone : public Collectives {
   void ReduceScatterV(const float*, float*, std::span<const size_t>) override { CHECK(false); }
 };
 
-void MarkEvent(const Event& event, cudaStream_t stream) {
-  cudaStreamCaptureStatus status;
-  Check(cudaStreamIsCapturing(stream, &status), "capture status");
-  Check(cudaEventRecordWithFlags(event.get(), stream,
-                                 status == cudaStreamCaptureStatusNone ? cudaEventRecordDefault
-                                                                       : cudaEventRecordExternal),
-        "event");
-}
-
 bool IsMarked(int layer) {
   constexpr int kEach = kPassLayers / kMarkedLayers;
   return layer % kEach == kEach - 1;
@@ -186,11 +178,7 @@ struct GpuResults {
 
 void RunGpuRank(const HostCase& c, RankComm& comm, GpuResults* results) {
   const MoeShape shape = c.Shape();
-  const auto owner = kernels::MakeCudaDevice({.index = 0,
-                                              .dtype = DType::kBF16,
-                                              .max_tokens = shape.max_tokens,
-                                              .max_sequences = 1,
-                                              .max_pages = 1});
+  const auto owner = LayerDevice(0, shape);
   CudaDevice& device = CudaDevice::From(*owner);
   cuda::HostLink link(*comm.memory, std::chrono::seconds(20));
   device.AddCheck([&link] { link.CheckTimeouts(); });
@@ -207,14 +195,9 @@ void RunGpuRank(const HostCase& c, RankComm& comm, GpuResults* results) {
   const MoeLayer layer(c.Layer(), weights.layer(), backend);
   const auto state = layer.MakeState();
 
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  std::vector<float> hidden(kPassLayers * c.tokens * c.model.hidden);
-  for (float& v : hidden) v = normal(random);
-  const auto x = owner->Allocate(hidden.size() * sizeof(float));
-  const auto y = owner->Allocate(c.tokens * c.model.hidden * sizeof(float));
-  device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
-  device.Synchronize();
+  const int64_t elements = c.tokens * c.model.hidden;
+  const auto x = RandomRows(device, kPassLayers * elements, 3);
+  const auto y = owner->Allocate(elements * sizeof(float));
 
   const cudaStream_t stream = device.stream();
   const std::vector<int64_t> counts = c.Counts();
@@ -228,7 +211,7 @@ void RunGpuRank(const HostCase& c, RankComm& comm, GpuResults* results) {
         if (marks_layer) MarkEvent(marks[measured][part], stream);
       };
       mark(0);
-      layer.Start(*state, static_cast<float*>(x.get()) + i * c.tokens * c.model.hidden, counts,
+      layer.Start(*state, static_cast<float*>(x.get()) + i * elements, counts,
                   /*decode=*/true, static_cast<float*>(y.get()));
       while (state->NextRound()) {
         layer.Route(*state);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bench/cuda/gpu_benches.h"
+#include "bench/cuda/layer_device.h"
 #include "bench/model_shapes.h"
 #include "bench/timing.h"
 #include "comm/device/cuda/collectives.h"
@@ -29,10 +30,8 @@
 namespace switchyard::bench {
 namespace {
 
-using cuda::Check;
 using cuda::CudaDevice;
 using cuda::DeviceCount;
-using cuda::DeviceMemory;
 using cuda::Event;
 using cuda::PeerMemory;
 
@@ -83,16 +82,6 @@ struct HostExpert {
   std::vector<float> scales;
 };
 
-// Records an event, also during graph capture.
-void Mark(const Event& event, cudaStream_t stream) {
-  cudaStreamCaptureStatus status;
-  Check(cudaStreamIsCapturing(stream, &status), "capture status");
-  Check(cudaEventRecordWithFlags(event.get(), stream,
-                                 status == cudaStreamCaptureStatusNone ? cudaEventRecordDefault
-                                                                       : cudaEventRecordExternal),
-        "event");
-}
-
 struct Setup {
   const ModelShape& model;
   int ranks, experts_per_rank;
@@ -134,9 +123,9 @@ void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState
   const auto pass = [&] {
     const auto stage = [&](int i, auto run) {
       run();
-      Mark(marks[i + 1], stream);
+      MarkEvent(marks[i + 1], stream);
     };
-    Mark(marks[0], stream);
+    MarkEvent(marks[0], stream);
     stage(0, [&] { layer.Start(state, x, counts, decode, y); });
     while (state.NextRound()) {
       stage(1, [&] { layer.Route(state); });
@@ -201,11 +190,7 @@ void RunCase(const Setup& setup, int64_t tokens, const MoeLayer& layer, MoeState
 
 void RunRank(const Setup& setup, RankComm& comm) {
   const MoeShape shape = setup.Shape();
-  const auto owner = kernels::MakeCudaDevice({.index = comm.mesh.rank() % DeviceCount(),
-                                              .dtype = DType::kBF16,
-                                              .max_tokens = shape.max_tokens,
-                                              .max_sequences = 1,
-                                              .max_pages = 1});
+  const auto owner = LayerDevice(comm.mesh.rank() % DeviceCount(), shape);
   CudaDevice& device = CudaDevice::From(*owner);
   PeerMemory peers(comm, setup.PeerBytes(), std::chrono::seconds(20));
   device.AddCheck([&] { peers.CheckTimeouts(); });
@@ -235,13 +220,8 @@ void RunRank(const Setup& setup, RankComm& comm) {
   const MoeLayer layer(config, weights, backend);
   const auto state = layer.MakeState();
 
-  std::mt19937 own_random(100 + comm.mesh.rank());
-  std::vector<float> hidden(shape.max_tokens * shape.hidden);
-  for (float& v : hidden) v = normal(own_random);
-  const auto x = device.Allocate(hidden.size() * sizeof(float));
-  const auto y = device.Allocate(hidden.size() * sizeof(float));
-  device.CopyIn(x.get(), hidden.data(), hidden.size() * sizeof(float));
-  device.Synchronize();
+  const auto x = RandomRows(device, shape.max_tokens * shape.hidden, 100 + comm.mesh.rank());
+  const auto y = device.Allocate(shape.max_tokens * shape.hidden * sizeof(float));
   for (const int64_t tokens : setup.tokens) {
     if (comm.mesh.rank() == 0) setup.report.Start(kName, setup.Describe(tokens));
     comm.tp->Barrier("before a case");

@@ -1,8 +1,9 @@
 // Training steps on GPUs: forward and backward passes, clipping and AdamW of a model with random
 // weights, with tokens/s of a GPU, the share of the product rate that the same run measures, and
-// the memory. With several ranks also the time of their exchange. bench/train/train_torch_gpu.py
-// measures the same steps on one GPU with PyTorch. Both derive weights and tokens from the same
-// hash, so their losses can be compared.
+// the memory. With several ranks also the time of their exchange. With --profile, Chrome traces of
+// further steps, and how much of the messages is hidden. bench/train/train_torch_gpu.py measures
+// the same steps on one GPU with PyTorch. Both derive weights and tokens from the same hash, so
+// their losses can be compared.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -26,6 +27,8 @@
 #include "core/cuda/runtime.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "profile/message_overlap.h"
+#include "profile/profiler.h"
 #include "train/device/cuda_ops.h"
 #include "train/device/learner.h"
 #include "train/device/ranks.h"
@@ -43,7 +46,8 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string config;
   int gpu = 0, threads = 16, layers = 0, sequences = 4, length = 4096, per_pass = 1, steps = 8;
-  int ranks = 1, ep = 1, zero_stage = 0;
+  int ranks = 1, ep = 1, zero_stage = 0, profile_steps = 2;
+  std::string profile;  // directory of traces; empty: none
 
   Layout layout() const { return {.ep = ep, .dp = ranks}; }
 };
@@ -159,6 +163,14 @@ MessageTimes MeasureMessages(const Options& o, const ModelConfig& config, RankOp
   return times;
 }
 
+void PrintProfile(profile::Profiler& profiler, const std::string& title) {
+  const profile::Result result = profiler.Stop().value();
+  if (!result.error.empty()) throw Resource("--profile: {}", result.error);
+  fmt::print("{}: {} ({} events were dropped)\n{}", title, result.files.at(0), result.dropped,
+             profile::Describe(profile::ReadMessageOverlap(result.files.at(0))));
+  std::fflush(stdout);
+}
+
 void RunRank(const Options& options, int index, const std::shared_ptr<SharedArena>& arena) {
   const bool first = index == 0;
   const Layout layout = options.layout();
@@ -187,7 +199,8 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
   }
   experts *= options.ep;  // of all ranks
   RankOps rank = MakeCudaRankOps(options.gpu + index, *ranks);
-  DeviceLearner<BF16> learner(model, {}, *rank.ops, *rank.ranks);
+  profile::Profiler profiler(index, ranks->place.Title());
+  DeviceLearner<BF16> learner(model, {.profiler = &profiler}, *rank.ops, *rank.ranks);
   AdamW adam(model.parameters(), {});
   learner.update()->FromHost(&adam);
 
@@ -195,10 +208,15 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
   const auto all_tokens = static_cast<double>(tokens * options.ranks);
   const StepSize size{.targets = all_tokens, .tokens = all_tokens};
   std::vector<double> seconds;
-  for (int step = 0; step <= options.steps; ++step) {
+  // Recorded steps come last, since marks of the streams take time.
+  const int profiled = options.profile.empty() ? 0 : options.profile_steps;
+  for (int step = 0; step <= options.steps + profiled; ++step) {
+    if (step == options.steps + 1)
+      profiler.Start({.dir = options.profile, .name = "train", .num_steps = profiled});
     const std::vector<Batch> batches = StepBatches(options, step, index, config.vocab_size);
     ranks->world->Barrier("step");
     const Clock::time_point begin = Clock::now();
+    profile::Step recorded(&profiler);
     Losses losses = learner.Learn(batches, size);
     learner.SumGradients();
     const GradientNorm norm = learner.update()->Norm();
@@ -206,6 +224,7 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
     learner.GatherShards();
     learner.AfterStep(1.0);
     cuda::Check(cudaDeviceSynchronize(), "waiting for a step");
+    recorded.End(profile::Stage::kTraining, tokens);
     ranks->world->Barrier("step");
     const double took = std::chrono::duration<double>(Clock::now() - begin).count();
     auto loss = static_cast<float>(losses.main);
@@ -213,12 +232,17 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
     if (first)
       fmt::print("step {}: loss {:.5f}, gradient norm {:.5f}, {:.1f} ms\n", step + 1, loss,
                  norm.norm, took * 1e3);
-    if (step > 0) seconds.push_back(took);  // the first one allocates
+    // The first one allocates.
+    if (step > 0 && step <= options.steps) seconds.push_back(took);
   }
   size_t free = 0, total = 0;
   cuda::Check(cudaMemGetInfo(&free, &total), "reading the memory in use");
   const MessageTimes messages =
       options.ranks > 1 ? MeasureMessages(options, config, rank, learner) : MessageTimes();
+  for (int turn = 0; turn < options.ranks && profiled > 0; ++turn) {
+    if (turn == index) PrintProfile(profiler, ranks->place.Title());
+    ranks->world->Barrier("profile");
+  }
   if (!first) return;
   std::ranges::sort(seconds);
   const double median = seconds[seconds.size() / 2];
@@ -290,6 +314,11 @@ int main(int argc, char** argv) {
   app.Option("--length", o.length, "tokens per sequence").ShowDefault().Positive();
   app.Option("--per-pass", o.per_pass, "sequences per micro-batch").ShowDefault().Positive();
   app.Option("--steps", o.steps, "measured steps, after one warm-up step").ShowDefault().Positive();
+  app.Option(
+      "--profile", o.profile,
+      "also record steps, write a Chrome trace of each rank to this directory, and print how "
+      "much of the messages is hidden behind computation");
+  app.Option("--profile-steps", o.profile_steps, "steps of --profile").ShowDefault().Positive();
   app.Option("--gpu", o.gpu, "index of the first GPU").ShowDefault().NonNegative();
   app.Option("--threads", o.threads, "CPU threads that set the weights").ShowDefault().Positive();
   if (const auto code = app.ParseMain(argc, argv)) return *code;

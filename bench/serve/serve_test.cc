@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/serve/answer_stream.h"
+#include "bench/serve/drafts.h"
 #include "bench/serve/load.h"
 #include "bench/serve/replay.h"
 #include "bench/serve/summary.h"
@@ -165,6 +166,27 @@ TEST(SummaryTest, FiguresOfTwoRequests) {
   EXPECT_EQ(json["output_throughput"], 2.5);
   EXPECT_EQ(json["median_itl_ms"], 500);
   EXPECT_EQ(json["request_rate"], "inf");
+}
+
+TEST(DraftFiguresTest, CountsOfAllGroupsAreAdded) {
+  const DraftFigures after = DraftsOf(
+      R"({"internal_states": [{"verify_steps": 8, "draft_tokens": 20, "accepted_draft_tokens": 10},
+                              {"verify_steps": 4, "draft_tokens": 10, "accepted_draft_tokens": 8}]})");
+  const DraftFigures drafts = after - DraftFigures{.steps = 2, .drafted = 5, .accepted = 3};
+  EXPECT_EQ(drafts.steps, 10);
+  EXPECT_DOUBLE_EQ(drafts.accept_length(), 2.5);
+  EXPECT_DOUBLE_EQ(drafts.accept_rate(), 15.0 / 25);
+  ServeSummary summary;
+  EXPECT_FALSE(nlohmann::json::parse(Json(summary, {})).contains("accept_length"));
+  summary.drafts = drafts;
+  EXPECT_EQ(nlohmann::json::parse(Json(summary, {}))["accept_length"], 2.5);
+  EXPECT_THAT(Table(summary, {}), HasSubstr("15 of 25"));
+}
+
+TEST(DraftFiguresTest, OtherServersHaveNone) {
+  for (const char* info : {"", "[]", "{}", R"({"internal_states": [{}]})",
+                           R"({"internal_states": [{"verify_steps": "many"}]})", "<html>"})
+    EXPECT_EQ(DraftsOf(info).steps, 0) << info;
 }
 
 }  // namespace

@@ -99,6 +99,10 @@ std::string Table(const ServeSummary& s, const ServeOptions& options) {
   line("Total token throughput (tok/s)",
        figure(PerSecond(static_cast<double>(s.prompt_tokens + s.output_tokens), s)));
   line("Concurrency", figure(s.concurrency));
+  if (s.drafts.steps > 0) {
+    line("Accept length", figure(s.drafts.accept_length()));
+    line("Accepted drafts", fmt::format("{} of {}", s.drafts.accepted, s.drafts.drafted));
+  }
   for (const auto& [title, key, p] : Latencies(s)) {
     out += fmt::format("{:-^56}\n", fmt::format(" {} (ms) ", title));
     line("Mean", figure(p.mean));
@@ -129,6 +133,13 @@ std::string Json(const ServeSummary& s, const ServeOptions& o) {
       {"input_throughput", PerSecond(static_cast<double>(s.prompt_tokens), s)},
       {"output_throughput", PerSecond(static_cast<double>(s.output_tokens), s)},
       {"concurrency", s.concurrency}};
+  if (s.drafts.steps > 0) {
+    json["accept_length"] = s.drafts.accept_length();
+    json["accept_rate"] = s.drafts.accept_rate();
+    json["verify_steps"] = s.drafts.steps;
+    json["draft_tokens"] = s.drafts.drafted;
+    json["accepted_draft_tokens"] = s.drafts.accepted;
+  }
   for (const auto& [title, key, p] : Latencies(s)) {
     const std::string name = key;
     json["mean_" + name + "_ms"] = p.mean;

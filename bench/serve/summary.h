@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/serve/drafts.h"
 #include "bench/serve/load.h"
 
 namespace switchyard::bench {
@@ -31,8 +32,10 @@ struct ServeSummary {
   // Milliseconds: end to end, to the first token, between tokens, and per output token after the
   // first.
   Percentiles e2e, ttft, itl, tpot;
+  DraftFigures drafts;  // without steps: the server has drafted nothing, or does not report it
 };
 
+// Summarizes the records of a load. The caller sets `drafts`.
 ServeSummary Summarize(const std::vector<RequestRecord>& records, double seconds);
 
 // A table in the format of sglang.bench_serving.

@@ -13,6 +13,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/rounding.h"
 
 namespace switchyard {
 namespace {
@@ -21,8 +22,6 @@ constexpr uint64_t kRecordMagic = 0x31444c4548535457;  // "WTSHELD1"
 constexpr size_t kAlignment = 256;
 constexpr size_t kLeastChunk = size_t{32} << 20, kMostChunk = size_t{4} << 30;
 constexpr uint64_t kFreed = ~uint64_t{0};  // offset of an allocation that was freed before Finish
-
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -63,8 +62,8 @@ void DeviceStore::State::Grow(size_t needed) {
   while (mapped < needed) {
     const size_t want = std::max(expected, needed) - mapped;
     const size_t bytes =
-        std::min(RoundUp(std::clamp(want, kLeastChunk, kMostChunk), chunks->unit()),
-                 chunks->capacity() - mapped);
+        std::min<size_t>(RoundUp(std::clamp(want, kLeastChunk, kMostChunk), chunks->unit()),
+                         chunks->capacity() - mapped);
     fds.push_back(chunks->Create(mapped, bytes));
     chunk_bytes.push_back(bytes);
     mapped += bytes;

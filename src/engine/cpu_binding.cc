@@ -6,10 +6,11 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
+#include <string>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/log.h"
 
 namespace switchyard {
@@ -28,7 +29,7 @@ std::string MachineName() {
 }
 
 uint64_t KeyOf(const CpuList& allowed) {
-  return std::hash<std::string>()(MachineName() + "/" + FormatCpuList(allowed));
+  return HashOf(MachineName() + "/" + FormatCpuList(allowed));
 }
 
 CpuBinding BindToList(CpuList cpus, const CpuList& allowed, int32_t threads_per_rank) {

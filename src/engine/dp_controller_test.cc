@@ -63,7 +63,8 @@ TEST(DpController, PinsOnlyToGroupsThatExist) {
 
 TEST(DpController, NeverChoosesAnAbsentGroup) {
   std::mt19937 random(9);
-  for (const Method method : {Method::kRoundRobin, Method::kTotalRequests, Method::kTotalTokens}) {
+  for (const Method method :
+       {Method::kRoundRobin, Method::kTotalRequests, Method::kTotalTokens, Method::kCacheAware}) {
     for (int round = 0; round < 50; ++round) {
       const int groups = 2 + static_cast<int>(random() % 7);
       DpController controller(groups, method);
@@ -92,12 +93,112 @@ TEST(DpController, NeverChoosesAnAbsentGroup) {
   }
 }
 
+// A prompt of `size` random tokens.
+std::vector<int32_t> RandomPrompt(std::mt19937& random, size_t size) {
+  std::vector<int32_t> ids(size);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % 150'000);
+  return ids;
+}
+
+// Opens a request without a pinned group.
+int OpenPrompt(DpController& controller, const std::vector<int32_t>& ids,
+               std::string_view salt = "") {
+  return controller.Open(std::nullopt, std::ssize(ids), {.ids = ids, .cache_salt = salt});
+}
+
+// Opens a request and ends it at once.
+int RunPrompt(DpController& controller, const std::vector<int32_t>& ids,
+              std::string_view salt = "") {
+  const int group = OpenPrompt(controller, ids, salt);
+  controller.Close(group, std::ssize(ids));
+  return group;
+}
+
+TEST(DpController, CacheAwareRepeatsAPromptInItsGroup) {
+  std::mt19937 random(3);
+  DpController controller(4, Method::kCacheAware);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<int> groups, requests(4);
+  for (int i = 0; i < 80; ++i) {
+    prompts.push_back(RandomPrompt(random, 100));
+    groups.push_back(RunPrompt(controller, prompts.back()));
+    ++requests[groups.back()];
+  }
+  for (const int n : requests) EXPECT_EQ(n, 20);  // prompts of equal length
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(RunPrompt(controller, prompts[i]), groups[i]);
+    const std::vector<int32_t> more = RandomPrompt(random, 150);  // the conversation continues
+    prompts[i].insert(prompts[i].end(), more.begin(), more.end());
+    EXPECT_EQ(RunPrompt(controller, prompts[i]), groups[i]);
+  }
+  // A pinned request takes its prompt to another group.
+  const int other = (groups[0] + 1) % 4;
+  controller.Close(controller.Open(other, 250, {.ids = prompts[0]}), 250);
+  EXPECT_EQ(RunPrompt(controller, prompts[0]), other);
+}
+
+TEST(DpController, CacheAwareBalancesACommonPrefix) {
+  std::mt19937 random(4);
+  for (const int groups : {2, 3, 8}) {
+    DpController controller(groups, Method::kCacheAware);
+    const std::vector<int32_t> common = RandomPrompt(random, 300);
+    for (int i = 0; i < 40 * groups; ++i) {
+      std::vector<int32_t> ids = common;
+      const std::vector<int32_t> own = RandomPrompt(random, 20);
+      ids.insert(ids.end(), own.begin(), own.end());
+      OpenPrompt(controller, ids);
+      const auto [least, most] =
+          std::ranges::minmax(controller.loads(), {}, &DpController::Load::requests);
+      EXPECT_LE(most.requests - least.requests, 5);
+    }
+  }
+}
+
+TEST(DpController, CacheAwareSharesNoPrefixesBetweenSalts) {
+  std::mt19937 random(5);
+  DpController controller(2, Method::kCacheAware);
+  const std::vector<int32_t> ids = RandomPrompt(random, 10);
+  EXPECT_EQ(RunPrompt(controller, ids, "a tenant"), 0);
+  EXPECT_EQ(RunPrompt(controller, ids, "another tenant"), 1);
+  EXPECT_EQ(RunPrompt(controller, ids, "a tenant"), 0);
+  EXPECT_EQ(RunPrompt(controller, ids, "another tenant"), 1);
+}
+
+TEST(DpController, CacheAwareForgetsCachesThatAreGone) {
+  std::mt19937 random(6);
+  DpController controller(2, Method::kCacheAware);
+  const std::vector<int32_t> first = RandomPrompt(random, 50), second = RandomPrompt(random, 50);
+  EXPECT_EQ(RunPrompt(controller, first), 0);
+  EXPECT_EQ(RunPrompt(controller, second), 1);
+  controller.ForgetPrompts();
+  EXPECT_EQ(RunPrompt(controller, second), 0);
+  EXPECT_EQ(RunPrompt(controller, first), 1);
+
+  const std::vector<int> absent = {0};
+  controller.SetAbsent(absent);
+  EXPECT_EQ(RunPrompt(controller, second), 1);
+  controller.SetAbsent({});
+  EXPECT_EQ(RunPrompt(controller, first), 1);  // group 1 has kept its prompts
+  EXPECT_EQ(RunPrompt(controller, second), 1);
+
+  controller.Reset(1);
+  EXPECT_EQ(RunPrompt(controller, second), 0);
+  controller.Reset(2);
+  EXPECT_EQ(RunPrompt(controller, second), 0);
+  EXPECT_EQ(RunPrompt(controller, first), 1);
+}
+
 TEST(DpController, NamesAreThoseOfTheFlag) {
-  EXPECT_EQ(ParseLoadBalanceMethod("auto"), Method::kRoundRobin);
-  EXPECT_EQ(ParseLoadBalanceMethod("round_robin"), Method::kRoundRobin);
-  EXPECT_EQ(ParseLoadBalanceMethod("total_requests"), Method::kTotalRequests);
-  EXPECT_EQ(ParseLoadBalanceMethod("total_tokens"), Method::kTotalTokens);
-  EXPECT_THROW(ParseLoadBalanceMethod("fastest"), Error);
+  for (const bool caches : {false, true}) {
+    EXPECT_EQ(ParseLoadBalanceMethod("round_robin", caches), Method::kRoundRobin);
+    EXPECT_EQ(ParseLoadBalanceMethod("total_requests", caches), Method::kTotalRequests);
+    EXPECT_EQ(ParseLoadBalanceMethod("total_tokens", caches), Method::kTotalTokens);
+    EXPECT_THROW(ParseLoadBalanceMethod("fastest", caches), Error);
+  }
+  EXPECT_EQ(ParseLoadBalanceMethod("auto", true), Method::kCacheAware);
+  EXPECT_EQ(ParseLoadBalanceMethod("auto", false), Method::kRoundRobin);
+  EXPECT_EQ(ParseLoadBalanceMethod("cache_aware", true), Method::kCacheAware);
+  EXPECT_THROW(ParseLoadBalanceMethod("cache_aware", false), Error);
 }
 
 }  // namespace

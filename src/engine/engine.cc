@@ -25,9 +25,7 @@ struct Engine::Impl {
             config.mesh.world(), plan.symmetric_bytes_per_rank,
             [this, config](int rank, const std::shared_ptr<SharedArena>& arena,
                            const RankLoopIo& io) { RunRankLoop(config, plan, rank, arena, io); },
-            std::move(progress),
-            DpController(config.mesh.attention_groups(),
-                         ParseLoadBalanceMethod(config.load_balance_method))) {}
+            std::move(progress), MakeDpController(config)) {}
 
   const EnginePlan plan;
   ThreadEngine ranks;

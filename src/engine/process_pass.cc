@@ -249,7 +249,7 @@ void RankEngine::Impl::FailNotFinite(Sequence& sequence) {
 }
 
 void RankEngine::Impl::Finish(Sequence& sequence, const Part& part, const Rows& own) {
-  const Sequence::RowRange rows = sequence.LogitRows(part.rows);
+  const Range rows = sequence.LogitRows(part.rows);
   if (!part.decoding) counters.prefill_tokens += part.rows;
   if (!own.finite()) return FailNotFinite(sequence);
   if (sequence.pooled()) {
@@ -310,12 +310,12 @@ void RankEngine::Impl::AppendLogprobs(const Sequence& sequence, std::span<const 
     to.push_back(LogprobsAt(logits.last(vocab), token, sequence.request.logprob));
 }
 
-void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
+void RankEngine::Impl::AppendInputLogprobs(Sequence& sequence, Range rows,
                                            std::span<const float> logits) {
-  for (int64_t row = rows.first; row < rows.end && sequence.logprobs_pending(); ++row) {
+  for (int64_t row = rows.begin; row < rows.end && sequence.logprobs_pending(); ++row) {
     const int64_t position = sequence.next_logprob++;
     CHECK_EQ(position, row + 1);
-    AppendLogprobs(sequence, logits.subspan((row - rows.first) * vocab, vocab),
+    AppendLogprobs(sequence, logits.subspan((row - rows.begin) * vocab, vocab),
                    sequence.tokens[position], sequence.input_logprobs);
   }
 }

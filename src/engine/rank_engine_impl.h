@@ -87,10 +87,10 @@ struct RankEngine::Impl {
     bool decoding = false;
     size_t drafts = 0;  // the last `drafts` of the rows are drafts
     // The members below are used by passes of pipeline stages only.
-    Sequence::RowRange range;  // the rows with logits
-    bool last = false;         // no row of the sequence is pending after this part
-    bool samples = false;      // the pass gives a token
-    uint64_t admission = 0;    // Sequence::admissions
+    Range range;             // the rows with logits
+    bool last = false;       // no row of the sequence is pending after this part
+    bool samples = false;    // the pass gives a token
+    uint64_t admission = 0;  // Sequence::admissions
     // With results_have_drafts: pages are allocated for so many tokens after the known ones.
     int64_t draft_slots = 0;
   };
@@ -199,8 +199,7 @@ struct RankEngine::Impl {
   // and this rank sends them.
   void AppendLogprobs(const Sequence& sequence, std::span<const float> logits, int32_t token,
                       std::vector<PositionLogprobs>& to) const;
-  void AppendInputLogprobs(Sequence& sequence, Sequence::RowRange rows,
-                           std::span<const float> logits);
+  void AppendInputLogprobs(Sequence& sequence, Range rows, std::span<const float> logits);
   // Adds rows of a pooled sequence to its sum. `own` [rows, width].
   void AddPooled(Sequence& sequence, std::span<const float> own) const;
   std::vector<float> PooledOf(const Sequence& sequence) const;

@@ -57,6 +57,10 @@ struct ThreadEngine::Impl {
     } else if (const auto* stats = std::get_if<StatsReport>(&message)) {
       Answer(pending_stats, stats->ticket, stats->groups);
     } else if (const auto* flush = std::get_if<FlushResult>(&message)) {
+      if (flush->done) {
+        const std::lock_guard lock(mutex);
+        controller.ForgetPrompts();
+      }
       Answer(pending_flushes, flush->ticket, flush->done);
     } else if (std::holds_alternative<RankReady>(message)) {
       const std::lock_guard lock(mutex);
@@ -181,7 +185,8 @@ uint64_t ThreadEngine::Submit(EngineRequest request, Engine::Callback on_output)
   const std::lock_guard lock(impl_->mutex);
   if (impl_->ended) throw impl_->Ended();
   const auto tokens = std::ssize(request.input_ids);
-  request.group = impl_->controller.Open(request.group, tokens);
+  request.group =
+      impl_->controller.Open(request.group, tokens, {request.input_ids, request.cache_salt});
   request.id = ++impl_->last_id;
   impl_->open.emplace(request.id, Impl::Open{std::move(on_output), *request.group, tokens});
   impl_->Tell(std::move(request));

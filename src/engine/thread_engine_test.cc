@@ -155,6 +155,24 @@ TEST(ThreadEngine, ArrivalsAbortsAndFlushesChangeNoTokens) {
   }
 }
 
+// A repeated prompt goes to the attention group that has it in its cache.
+TEST(ThreadEngine, RepeatedPromptsReuseTheCache) {
+  for (const int dp : {2, 4}) {
+    ThreadEngine engine(4, kArenaBytes, FakeRanks(4, dp), {},
+                        DpController(dp, LoadBalanceMethod::kCacheAware));
+    const auto run = [&](int32_t first) {
+      Collector collector;
+      engine.Submit(Request(first, 20, 2), collector.Callback());
+      return collector.Wait().cached_tokens;
+    };
+    for (int32_t first = 0; first < 8; ++first) EXPECT_EQ(run(7 * first), 0);
+    for (int32_t first = 0; first < 8; ++first) EXPECT_GE(run(7 * first), 16) << first;
+    for (const EngineStats& group : engine.Stats()) EXPECT_GT(group.decode_tokens, 0);
+    EXPECT_TRUE(engine.FlushCache());
+    EXPECT_EQ(run(0), 0);
+  }
+}
+
 TEST(ThreadEngine, AnUnknownGroupIsRefused) {
   ThreadEngine engine(2, kArenaBytes, FakeRanks(2, 2), {},
                       DpController(2, LoadBalanceMethod::kRoundRobin));

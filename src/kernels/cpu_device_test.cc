@@ -55,6 +55,20 @@ TEST(CpuDeviceTest, MultiplyBySigmoidActsOnEachElement) {
   }
 }
 
+TEST(CpuDeviceTest, MultiplyRowsBySigmoidHasOneGateForARow) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Device> device = MakeCpuDevice(pool);
+  Random random(5);
+  using Size = std::pair<int64_t, int64_t>;
+  for (const auto& [rows, n] : {Size{0, 4}, Size{1, 1}, Size{37, 12}, Size{3, 700}}) {
+    const std::vector<float> x = random.Normal(rows * n), gate = random.Normal(rows, 3.0f);
+    std::vector<float> gated = x;
+    device->MultiplyRowsBySigmoid(gated.data(), gate.data(), rows, n);
+    for (int64_t i = 0; i < rows * n; ++i)
+      EXPECT_NEAR(gated[i], x[i] / (1.0 + std::exp(-double{gate[i / n]})), 1e-6);
+  }
+}
+
 TEST(CpuDeviceTest, ClearEntriesClearsListedOnes) {
   ThreadPool pool(2);
   const std::unique_ptr<Device> device = MakeCpuDevice(pool);

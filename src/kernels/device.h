@@ -139,6 +139,8 @@ class Device {
   virtual void Clamp(float* x, int64_t count, float limit) = 0;
   // x[i] = x[i] · sigmoid(gate[i])
   virtual void MultiplyBySigmoid(float* x, const float* gate, int64_t count) = 0;
+  // x[r · n + i] = x[r · n + i] · sigmoid(gate[r]) for all i < n
+  virtual void MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n) = 0;
   // ids[i] = tokens[rows[i]] where rows[i] is not negative. A token of −1 becomes 0.
   virtual void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                             int64_t count) = 0;

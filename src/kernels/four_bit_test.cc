@@ -322,8 +322,8 @@ TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
   for (int round = 0; round < FewerIfSanitized(220, 4); ++round) {
     const Kind& kind = kKinds[round % std::size(kKinds)];
     const int64_t m = random.Pick<int64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20});
-    const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000});
-    const int64_t n = random.Pick<int64_t>({1, 5, 16, 31, 40});
+    const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000, 1400});
+    const int64_t n = random.Pick<int64_t>({1, 5, 16, 31, 40, 70});
     const WeightView w =
         HasPanels(kind.format)
             ? MakeWeight(random, kind, n, k, 16 * random.Below(3), 1, 128)
@@ -368,6 +368,46 @@ TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
         Linear(p, three);
         ASSERT_TRUE(SameBits(some.data(), &all[first * kColumns], m * kColumns))
             << What(kind, m, kColumns, kDepth, 0) << " first " << first;
+      }
+    }
+  }
+}
+
+// Many rows use wide tiles of several panels, in batches, and parts of columns. Rows are gathered.
+TEST_P(FourBitTest, ManyGatheredRowsHaveTheBitsOfRowsAlone) {
+  if (!HasFourBitProducts(GetParam())) GTEST_SKIP() << "rounded rows are multiplied in float32";
+  Random random(4);
+  ThreadPool one(1), three(3);
+  // 11 parts of columns, and 7 panels, the last of which has 4 rows.
+  constexpr int64_t kHidden = 1300, kWidth = 100, kTokens = 70;
+  for (const Kind& kind : kKinds) {
+    if (!HasPanels(kind.format)) continue;
+    const std::vector<ExpertWeights> experts = {
+        {.gate = MakeWeight(random, kind, kWidth, kHidden),
+         .up = MakeWeight(random, kind, kWidth, kHidden),
+         .down = MakeWeight(random, kind, kHidden, kWidth)}};
+    const std::vector<float> x = random.Normal(kTokens * kHidden);
+    for (const int32_t rows : {12, 13, 19, FewerIfSanitized(197, 8)}) {
+      std::vector<int32_t> ids(rows);
+      for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kTokens));
+      const std::vector<int32_t> offsets = {0, rows}, single = {0, 1};
+      std::vector<float> scratch(rows * kWidth), all(rows * kHidden), alone(kHidden);
+      GroupedMlpParams p = {.x = x.data(),
+                            .ldx = kHidden,
+                            .row_ids = ids.data(),
+                            .experts = experts,
+                            .offsets = offsets,
+                            .scratch = scratch.data(),
+                            .out = all.data(),
+                            .ldo = kHidden};
+      GroupedMlp(p, three);
+      p.offsets = single;
+      p.out = alone.data();
+      for (int32_t i = 0; i < rows; i += rows < 20 ? 1 : 7) {
+        p.row_ids = &ids[i];
+        GroupedMlp(p, one);
+        ASSERT_TRUE(SameBits(alone.data(), &all[i * kHidden], kHidden))
+            << What(kind, rows, kWidth, kHidden, 0) << " row " << i;
       }
     }
   }
@@ -432,6 +472,49 @@ TEST_P(FourBitTest, BlockExponentsKeepTheirValues) {
     EXPECT_NEAR(y[j], want, 1e-4 * want) << int{exponents[j]};
   }
   EXPECT_TRUE(std::isnan(y[kColumns - 1]));
+}
+
+// The same exponents in panels. The first part of each row has an ordinary exponent.
+TEST_P(FourBitTest, BlockExponentsOfPanelsKeepTheirValues) {
+  ThreadPool pool(1);
+  constexpr int64_t kDepth = 2 * kPanelColumns;
+  const uint8_t exponents[] = {0, 1, 2, 60, 127, 200, 254, 255};
+  constexpr int64_t kColumns = std::size(exponents);
+  std::vector<uint8_t> panels(PanelMatrixBytes(WeightFormat::kMxfp4Panels, 128, kColumns, kDepth));
+  for (int64_t j = 0; j < kColumns; ++j) {
+    for (int64_t part = 0; part < 2; ++part) {
+      PanelRow row{};
+      std::fill(std::begin(row.codes), std::end(row.codes), uint8_t{2});  // 1
+      std::fill_n(row.scales, 4, part == 0 ? uint8_t{100} : exponents[j]);
+      PutPanelRow(WeightFormat::kMxfp4Panels, 128, kDepth, j, part, row, panels.data());
+    }
+  }
+  for (const int64_t m : {1, 2, 4, 8, 9, 13}) {
+    const std::vector<float> x(m * kDepth, 127.0f / 1024);
+    std::vector<float> y(m * kColumns);
+    Linear({.x = x.data(),
+            .ldx = kDepth,
+            .w = {.format = WeightFormat::kMxfp4Panels,
+                  .data = panels.data(),
+                  .group_size = 128,
+                  .activation = ActivationFormat::kInt8Group,
+                  .stored_k = kDepth,
+                  .n = kColumns,
+                  .k = kDepth},
+            .y = y.data(),
+            .ldy = kColumns,
+            .m = m},
+           pool);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j + 1 < kColumns; ++j) {
+        const double want =
+            kPanelColumns * 127.0 / 1024 * (FromE8M0(100) + double{FromE8M0(exponents[j])});
+        if (want > 3.4e38) continue;
+        EXPECT_NEAR(y[i * kColumns + j], want, 1e-4 * want) << int{exponents[j]} << " rows " << m;
+      }
+      EXPECT_TRUE(std::isnan(y[i * kColumns + kColumns - 1])) << "rows " << m;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, FourBitTest, EveryIsa(), IsaName);

@@ -4,6 +4,8 @@
 //   Kimi Delta Attention  Kimi Team, "Kimi Linear: An Expressive, Efficient Attention
 //                         Architecture", https://arxiv.org/abs/2510.26692
 //   Mamba-2               Dao and Gu, "Transformers are SSMs", https://arxiv.org/abs/2405.21060
+//   Lightning Attention   Qin et al., "Various Lengths, Constant Speed: Efficient Language Modeling
+//                         with Lightning Attention", https://arxiv.org/abs/2405.17381 (kFixed)
 //
 // The rows of a sequence are computed one after another, in the order of positions. So the bits of
 // a row and of a state depend only on the tokens before them: not on chunks, on the batch, on the
@@ -80,13 +82,15 @@ struct GatedDeltaParams {
   float *q = nullptr, *k = nullptr;  // row stride ld; normalised in place
   const float* v = nullptr;          // row stride ld
   int64_t ld = 0, q_stride = 0, k_stride = 0, v_stride = 0;
-  const float *a = nullptr, *b = nullptr;  // row stride ld_gates; `b` is null with kMamba2
+  // Row stride ld_gates. `b`: the delta rules only; `a`, `bias` and `skip` are null with kFixed.
+  const float *a = nullptr, *b = nullptr;
   int64_t ld_gates = 0, a_stride = 0, b_stride = 0;
   const float *rate = nullptr,
               *bias = nullptr;  // [value_heads], [value_heads, decays()]; rates < 0
   StateRule rule = StateRule::kDelta;
   const float* skip = nullptr;  // [value_heads], with kMamba2
   float min_step = 0.0f;        // with kMamba2
+  float bound = 0.0f;           // with kKeyDelta: the smallest logarithm of a decay; 0: no bound
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float* states = nullptr;  // slot s at s · state_stride: S [value_heads, key_dim, value_dim]
   int64_t state_stride = 0;
@@ -117,10 +121,11 @@ constexpr float kDeltaNormEps = 1e-6f;  // added to the squared norms of q and k
 constexpr int64_t kMaxGpuKeyDim = 256;
 
 // The gate of an output, by an activation of z:
+//   kNone        x = norm(x)
 //   kSilu        x = norm(x) · silu(z)
 //   kSigmoid     x = norm(x) · sigmoid(z)
 //   kSiluBefore  x = norm(x · silu(z))
-enum class OutputGate : uint8_t { kSilu, kSigmoid, kSiluBefore };
+enum class OutputGate : uint8_t { kNone, kSilu, kSigmoid, kSiluBefore };
 
 // Norms and gates each head in place: norm(x[t, h]) = x[t, h] / sqrt(mean(x[t, h]²) + eps) ·
 // weight.
@@ -129,7 +134,7 @@ struct GatedNormParams {
   int64_t ldx = 0;
   const float* weight = nullptr;  // [n] of head h at h · weight_stride
   int64_t weight_stride = 0;      // 0: all heads have the same weight
-  // z of head h at (h / group) · z_stride + (h % group) · n, row stride ldz.
+  // z of head h at (h / group) · z_stride + (h % group) · n, row stride ldz. Null with kNone.
   const float* z = nullptr;
   int64_t ldz = 0, z_stride = 0, group = 1;
   OutputGate gate = OutputGate::kSilu;

@@ -1,5 +1,7 @@
 #include "kernels/recurrent.h"
 
+#include <utility>
+
 #include "kernels/recurrent_testing.h"
 
 namespace switchyard::kernels {
@@ -7,21 +9,22 @@ namespace {
 
 class RecurrentTest : public IsaTest {};
 
-constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2};
+constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2,
+                                StateRule::kFixed};
 
 TEST_P(RecurrentTest, OpsMatchTheReference) {
   Random random(3);
   ThreadPool pool(3);
   const auto ops = MakeCpuRecurrentOps(pool);
   ReferenceRecurrentOps reference;
-  for (int round = 0; round < 24; ++round) {
+  for (int round = 0; round < 32; ++round) {
     const int64_t value_dims[] = {1, 7, 16, 32, 64, 100, 128, 130};
     const RecurrentLayer layer(random, {.rows = 23,
                                         .key_dim = random.Pick({1, 5, 16, 32}),
-                                        .value_dim = value_dims[round / 3],
+                                        .value_dim = value_dims[round / 4],
                                         .width = random.Pick({1, 2, 4}),
-                                        .rule = kRules[round % 3]});
-    SCOPED_TRACE(::testing::Message() << "rule " << round % 3 << " value_dim " << layer.value_dim);
+                                        .rule = kRules[round % 4]});
+    SCOPED_TRACE(::testing::Message() << "rule " << round % 4 << " value_dim " << layer.value_dim);
     // The second sequence continues from slot 3, which the first one has not written yet.
     const StateSpan spans[] = {
         {.row_begin = 0, .rows = 14, .to = 0, .copies = {{.rows = 1, .slot = 4}, {9, 5}}},
@@ -45,14 +48,14 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
   Random random(8);
   ThreadPool one(1), three(3);
   const auto alone = MakeCpuRecurrentOps(one), ops = MakeCpuRecurrentOps(three);
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 16; ++round) {
     constexpr int64_t kRows = 37, kValueDims[] = {5, 32, 64, 129};
-    const int64_t value_dim = kValueDims[round / 3];
+    const int64_t value_dim = kValueDims[round / 4];
     const RecurrentLayer layer(random, {.rows = kRows,
                                         .key_dim = random.Pick({3, 32}),
                                         .value_dim = value_dim,
                                         .width = random.Pick({1, 2, 4}),
-                                        .rule = kRules[round % 3]});
+                                        .rule = kRules[round % 4]});
     std::vector<float> whole = layer.States();
     const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 20, .slot = 1}}}};
     const std::vector<float> want = layer.Run(*alone, all, whole);
@@ -69,7 +72,7 @@ TEST_P(RecurrentTest, ChunksDoNotChangeResults) {
         EXPECT_TRUE(SameBits(layer.Slot(states, to), layer.Slot(whole, 1))) << value_dim;
       }
     }
-    EXPECT_TRUE(SameBits(got, want)) << value_dim << " rule " << round % 3;
+    EXPECT_TRUE(SameBits(got, want)) << value_dim << " rule " << round % 4;
     EXPECT_TRUE(SameBits(layer.Slot(states, from), layer.Slot(whole, 0))) << value_dim;
   }
 }
@@ -90,6 +93,60 @@ TEST_P(RecurrentTest, StatesAfterEachRowAreThoseOfSingleRows) {
     }
     EXPECT_TRUE(SameBits(got, want));
     EXPECT_TRUE(SameBits(states, whole));
+  }
+}
+
+// Decays of Kimi Delta Attention for inputs of any size. GatedDelta leaves them in `gates`.
+TEST_P(RecurrentTest, DecaysOfKeysMatchTheReference) {
+  if (GetParam() == Isa::kReference) GTEST_SKIP() << "keeps decays in double";
+  ThreadPool pool(1);
+  const std::vector<float> inputs = {-200.0f, -88.0f, -30.0f, -10.0f, -1.0f, -1e-3f, 0.0f,
+                                     1e-3f,   0.7f,   1.0f,   5.0f,   20.0f, 90.0f,  1e4f};
+  const auto n = std::ssize(inputs);
+  for (const auto& [rate, bound] :
+       {std::pair{-1e-3f, 0.0f}, std::pair{-0.3f, 0.0f}, std::pair{-1.0f, 0.0f},
+        std::pair{-16.0f, 0.0f}, std::pair{-1e-3f, -5.0f}, std::pair{-1.0f, -5.0f},
+        std::pair{-16.0f, -0.2f}}) {
+    // One head whose keys have the inputs, with a bias that `a` cancels in part.
+    std::vector<float> a(n), bias(n), q(n, 1.0f), k(n, 1.0f), states(n), gates(n + 1);
+    for (int64_t i = 0; i < n; ++i) {
+      bias[i] = i % 2 == 0 ? 0.0f : 0.25f;
+      a[i] = inputs[i] - bias[i];
+    }
+    const float v = 1.0f, b = 0.0f;
+    float out = 0.0f;
+    const StateSpan span = {.rows = 1, .to = 0};
+    MakeCpuRecurrentOps(pool)->GatedDelta({.q = q.data(),
+                                           .k = k.data(),
+                                           .v = &v,
+                                           .ld = n,
+                                           .a = a.data(),
+                                           .b = &b,
+                                           .ld_gates = n,
+                                           .rate = &rate,
+                                           .bias = bias.data(),
+                                           .rule = StateRule::kKeyDelta,
+                                           .bound = bound,
+                                           .key_heads = 1,
+                                           .value_heads = 1,
+                                           .key_dim = n,
+                                           .value_dim = 1,
+                                           .states = states.data(),
+                                           .state_stride = n,
+                                           .sequences = &span,
+                                           .num_sequences = 1,
+                                           .m = 1,
+                                           .gates = gates.data(),
+                                           .out = &out,
+                                           .ldo = 1});
+    for (int64_t i = 0; i < n; ++i) {
+      const double x = double{a[i]} + bias[i];
+      const double exponent = bound < 0.0f ? bound / (1.0 + std::exp(rate * x))
+                                           : rate * (x > 20.0 ? x : std::log1p(std::exp(x)));
+      const double want = std::exp(exponent);
+      EXPECT_NEAR(gates[i], want, 3e-7 * (1 - exponent) * want + 1e-37)
+          << x << ' ' << rate << ' ' << bound;
+    }
   }
 }
 

@@ -75,11 +75,16 @@ struct RecurrentLayer {
         rate(random.Normal(key_heads * group)),
         bias(random.Normal(key_heads * group * decays)),
         norm(random.Normal(sums() ? key_heads * group * value_dim : value_dim)) {
-    if (sums()) {
+    if (rule == StateRule::kMamba2) {
       conv_bias = random.Normal(key_heads * channels);
       skip = random.Normal(key_heads * group);
     }
     for (float& r : rate) r = -std::exp(r);
+    if (rule == StateRule::kKeyDelta) bound = random.Pick({0.0f, -5.0f});
+    gate = rule == StateRule::kFixed      ? random.Pick({OutputGate::kNone, OutputGate::kSigmoid})
+           : rule == StateRule::kMamba2   ? OutputGate::kSiluBefore
+           : rule == StateRule::kKeyDelta ? OutputGate::kSigmoid
+                                          : OutputGate::kSilu;
   }
 
   // Runs the ops of `device`, or `ops` with host memory if it is null, on the rows of `spans`,
@@ -110,10 +115,10 @@ struct RecurrentLayer {
     return {.input = copies.Of(x) + first * key_heads * head_floats,
             .ba = copies.Of(gates) + first * key_heads * gate_floats,
             .conv = copies.Of(conv),
-            .conv_bias = sums() ? copies.Of(conv_bias) : nullptr,
+            .conv_bias = conv_bias.empty() ? nullptr : copies.Of(conv_bias),
             .rate = copies.Of(rate),
-            .bias = copies.Of(bias),
-            .skip = sums() ? copies.Of(skip) : nullptr,
+            .bias = rule == StateRule::kFixed ? nullptr : copies.Of(bias),
+            .skip = skip.empty() ? nullptr : copies.Of(skip),
             .norm = copies.Of(norm),
             .y = zeros(m * key_heads * channels),
             .scratch = zeros(m * key_heads * gate_floats),
@@ -147,8 +152,8 @@ struct RecurrentLayer {
                     .q_stride = channels,
                     .k_stride = channels,
                     .v_stride = channels,
-                    .a = a.ba + group,
-                    .b = a.ba,
+                    .a = rule == StateRule::kFixed ? nullptr : a.ba + group,
+                    .b = sums() ? nullptr : a.ba,
                     .ld_gates = key_heads * gate_floats,
                     .a_stride = gate_floats,
                     .b_stride = gate_floats,
@@ -157,6 +162,7 @@ struct RecurrentLayer {
                     .rule = rule,
                     .skip = a.skip,
                     .min_step = 0.3f,
+                    .bound = bound,
                     .key_heads = key_heads,
                     .value_heads = key_heads * group,
                     .key_dim = key_dim,
@@ -176,13 +182,11 @@ struct RecurrentLayer {
                    .ldx = values,
                    .weight = a.norm,
                    .weight_stride = sums() ? n : 0,
-                   .z = a.input + channels,
+                   .z = gate == OutputGate::kNone ? nullptr : a.input + channels,
                    .ldz = key_heads * head_floats,
                    .z_stride = head_floats,
                    .group = of_group,
-                   .gate = sums()                         ? OutputGate::kSiluBefore
-                           : rule == StateRule::kKeyDelta ? OutputGate::kSigmoid
-                                                          : OutputGate::kSilu,
+                   .gate = gate,
                    .m = m,
                    .heads = key_heads * of_group,
                    .n = n,
@@ -202,12 +206,16 @@ struct RecurrentLayer {
     return span;
   }
 
-  bool sums() const { return rule == StateRule::kMamba2; }
+  // Whether rows are added to the state without the delta rule. Then the heads of a key head are
+  // normed together.
+  bool sums() const { return !IsDeltaRule(rule); }
 
   StateRule rule;
   int64_t rows, key_heads, group, key_dim, value_dim, width, channels, head_floats, conv_floats,
       slot_floats, decays, gate_floats;
   std::vector<float> x, gates, conv, rate, bias, norm;
+  OutputGate gate = OutputGate::kSilu;
+  float bound = 0.0f;                  // with kKeyDelta: in half of the layers less
   bool chunked = false;                // whether spans may have chunked rows
   std::vector<float> conv_bias, skip;  // with kMamba2
 };

@@ -59,7 +59,8 @@ struct AttentionConfig {
   float value_scale = 1.0f;  // grouped: factor of v
   float clip_qkv = 0.0f;  // grouped: q, k and v are clamped to [-clip_qkv, clip_qkv]; 0: no clamp
   bool norm_after_rope = false;  // grouped: norms of q and k follow the rotary embedding
-  bool gate = false;             // grouped: heads' output times sigmoid of a projection
+  // Heads' output times sigmoid of a projection. Latent: one gate for each head.
+  bool gate = false;
   // With `gate`: the projection of q gives for each head its query, then its gate, and there is no
   // other projection of gates.
   bool gate_in_q = false;
@@ -96,22 +97,30 @@ struct AttentionConfig {
 // value heads.
 struct LinearAttentionConfig {
   // kDelta: gated DeltaNet. kKeyDelta: Kimi Delta Attention. kMamba2: q, k and v are C, B and x.
+  // kFixed: Lightning Attention, whose heads are key heads with one value head each.
   kernels::StateRule rule = kernels::StateRule::kDelta;
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_dim = 0, value_dim = 0;  // of a head
-  int64_t conv_width = 0;              // rows that the short convolution reads
+  int64_t conv_width = 0;  // rows that the short convolution reads; 1 without one (convolves)
   // Whether the checkpoint has a projection for q, k and v, one for z, b and a each, with rows by
   // head. Else one has q, k, v and z of each key head, and one b and a of each (LinearLayout).
   // kDelta only: others have their own projections.
   bool separate = false;
-  // kKeyDelta: a and z are products of two projections with this many elements between them.
+  // kKeyDelta: a and z are products of two projections with this many elements between them; 0: one
+  // projection each.
   int64_t gate_rank = 0;
-  bool conv_bias = false;                               // the convolution adds a bias
-  bool projection_bias = false;                         // kMamba2: the projections have biases
-  float min_step = 0.0f;                                // kMamba2: the smallest step
+  float bound = 0.0f;            // kKeyDelta: GatedDeltaParams::bound
+  bool conv_bias = false;        // the convolution adds a bias
+  bool projection_bias = false;  // kMamba2, kFixed: projections have biases
+  float min_step = 0.0f;         // kMamba2: the smallest step
+  bool qk_norm = false;          // kFixed: each head of q and k is normed
+  int64_t norm_groups = 0;       // kFixed: groups of adjacent elements of the output, each normed
+  bool silu_gate = false;        // kFixed: the output's gate is SiLU, else sigmoid
   std::string_view heads_key = "linear_num_key_heads";  // key of config.json, for messages
 
   int64_t group() const { return value_heads / key_heads; }
+  // Whether a short convolution precedes the rule. With kFixed, norms and the rotary embedding do.
+  bool convolves() const { return rule != kernels::StateRule::kFixed; }
   // Decays of a value head, as GatedDeltaParams::decays.
   int64_t decays() const { return rule == kernels::StateRule::kKeyDelta ? key_dim : 1; }
 };
@@ -134,6 +143,7 @@ struct LayerConfig {
   // Linear attention instead of AttentionConfig. Its recurrent states replace keys and values
   // (model/state_storage.h).
   bool linear = false;
+  float decay = 0.0f;  // with StateRule::kFixed: the factor of the rates of the layer's heads
   // A MoE layer of LongCat-Flash. A dense feed-forward reads the same rows as the
   // router, and its output is added before the next layer. The output of the experts is added after
   // the next layer, which is dense and in the same pipeline stage.
@@ -221,7 +231,8 @@ struct ModelConfig {
   std::optional<LinearAttentionConfig> linear;  // if any layer has linear attention
   std::optional<StreamsConfig> streams;         // unset: the residual of a token is one row
   RopeConfig rope;
-  // Of layers with a sliding window, without compressed entries; unset: `rope`.
+  // Of layers with a sliding window, without compressed entries, and of linear attention; unset:
+  // `rope`.
   std::optional<RopeConfig> window_rope;
   kernels::Activation activation = kernels::Activation::kSwiGlu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
@@ -307,7 +318,8 @@ struct ModelConfig {
     return attention.index_topk > 0 && !layers[layer].shared_index;
   }
   bool uses_window_rope(int64_t layer) const {
-    return window_rope && layers[layer].window > 0 && layers[layer].compress == 0;
+    const LayerConfig& of = layers[layer];
+    return window_rope && (of.linear || (of.window > 0 && of.compress == 0));
   }
   const RopeConfig& rope_of(int64_t layer) const {
     return uses_window_rope(layer) ? *window_rope : rope;

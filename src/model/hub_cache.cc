@@ -76,7 +76,7 @@ fs::path ResolveCheckpoint(const fs::path& path, const std::string& revision,
         path.string(), hub.string());
   }
   const bool plain = !revision.empty() && revision.find("..") == std::string::npos;
-  const fs::path snapshot = model / "snapshots" / CommitOf(model, revision);
+  fs::path snapshot = model / "snapshots" / CommitOf(model, revision);
   if (!plain || !fs::is_directory(snapshot, error)) {
     throw NotFound(
         "{0}: the hub's cache {1} has no snapshot of revision {2} (--revision); download it with: "

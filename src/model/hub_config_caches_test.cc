@@ -206,6 +206,129 @@ TEST(HubConfig, KimiLinear) {
               HasSubstr("linear_attn_config.gate is 1"));
 }
 
+constexpr std::string_view kLing3 = R"({
+    "architectures": ["BailingMoeV3ForCausalLM"], "attention_dropout": 0.0,
+    "embedding_dropout": 0.0, "eos_token_id": 156895, "expert_swiglu_limit_list": null,
+    "first_k_dense_replace": 1, "gated_attention_proj_granularity_type": "head_wise",
+    "group_norm_size": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1536,
+    "initializer_range": 0.02, "intermediate_size": 4608, "kda_lower_bound": -5,
+    "kda_safe_gate": true, "kv_lora_rank": 512, "layer_group_size": 4, "linear_silu": true,
+    "max_position_embeddings": 131072, "max_window_layers": 20, "model_type": "bailing_hybrid",
+    "moe_intermediate_size": 512, "moe_router_enable_expert_bias": true,
+    "moe_shared_expert_intermediate_size": 512, "mtp_loss_scaling_factor": 0,
+    "mtp_use_kda": false, "n_group": 8, "no_kda_lora": true, "norm_topk_prob": true,
+    "num_attention_heads": 16, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 24, "num_key_value_heads": 16, "num_kv_heads_for_linear_attn": 0,
+    "num_nextn_predict_layers": 0, "num_shared_experts": 1, "output_dropout": 0.0,
+    "pad_token_id": 156892, "partial_rotary_factor": 0.5, "q_lora_rank": 256,
+    "qk_head_dim": 192, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_interleave": true, "rope_scaling": null, "rope_theta": 6000000,
+    "routed_scaling_factor": 2.5, "router_dtype": "fp32", "scale_router_input": false,
+    "score_function": "sigmoid", "share_expert_swiglu_limit_list": null,
+    "short_conv_kernel_size": 4, "tie_word_embeddings": false, "topk_group": 4,
+    "use_bias": false, "use_kda_lora": false, "use_mla_nope": false, "use_qk_norm": true,
+    "use_qkv_bias": false, "v_head_dim": 128, "value_norm": false, "vocab_size": 157184})";
+
+TEST(HubConfig, Ling3) {
+  const ModelConfig c = ParseModelConfig(kLing3);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  for (int64_t i = 0; i < 24; ++i) {
+    EXPECT_EQ(c.layers[i].linear, i % 4 != 3) << i;
+    EXPECT_EQ(c.layers[i].moe, i > 0) << i;
+  }
+  EXPECT_EQ(c.linear->rule, kernels::StateRule::kKeyDelta);
+  EXPECT_EQ(c.linear->key_heads, 16);
+  EXPECT_EQ(c.linear->key_dim, 128);
+  EXPECT_EQ(c.linear->gate_rank, 0);
+  EXPECT_EQ(c.linear->bound, -5.0f);
+  EXPECT_TRUE(c.attention.gate);
+  EXPECT_EQ(c.rope.rotary_dim, 64);
+  EXPECT_TRUE(c.rope.interleaved);
+  EXPECT_EQ(c.moe->shared_intermediate, 512);
+  EXPECT_EQ(c.moe->router.num_groups, 8);
+
+  const auto error_with = [](std::string_view setting, std::string_view other) {
+    return ErrorWith(kLing3, setting, other);
+  };
+  EXPECT_THAT(error_with(R"("kda_lower_bound": -5)", R"("kda_lower_bound": 0)"),
+              HasSubstr("kda_lower_bound is 0; want a negative number"));
+  EXPECT_THAT(error_with(R"("layer_group_size": 4)", R"("layer_group_size": 5)"),
+              HasSubstr("layer_group_size is 5, which does not divide the 24 layers"));
+  EXPECT_THAT(error_with(R"("use_mla_nope": false)", R"("use_mla_nope": true)"),
+              HasSubstr("use_mla_nope is true"));
+  EXPECT_THAT(
+      error_with(R"("expert_swiglu_limit_list": null)", R"("expert_swiglu_limit_list": [4])"),
+      HasSubstr("expert_swiglu_limit_list is [4]"));
+  EXPECT_THAT(
+      error_with(R"("rope_scaling": null)", R"("rope_scaling": {"type": "linear", "factor": 2.0})"),
+      HasSubstr("want 1 with a scaled rotary embedding"));
+}
+
+constexpr std::string_view kLing25 = R"({
+    "architectures": ["BailingMoeV2_5ForCausalLM"], "attention_dropout": 0.0,
+    "embedding_dropout": 0.0, "eos_token_id": 156895, "first_k_dense_replace": 1,
+    "group_norm_size": 8, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 9216, "kv_lora_rank": 512,
+    "layer_group_size": 8, "linear_silu": false, "max_position_embeddings": 131072,
+    "max_window_layers": 20, "model_type": "bailing_hybrid", "moe_intermediate_size": 1024,
+    "moe_router_enable_expert_bias": true, "moe_shared_expert_intermediate_size": 1024,
+    "n_group": 8, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 256,
+    "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "num_kv_heads_for_linear_attn": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1,
+    "output_dropout": 0.0, "pad_token_id": 156892, "partial_rotary_factor": 0.5,
+    "q_lora_rank": 1536, "qk_head_dim": 192, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_interleave": true, "rope_scaling": null,
+    "rope_theta": 6000000, "rotary_dim": 64, "routed_scaling_factor": 2.5,
+    "router_dtype": "fp32", "score_function": "sigmoid", "tie_word_embeddings": false,
+    "topk_group": 4, "topk_method": "noaux_tc", "use_bias": false, "use_qk_norm": true,
+    "use_qkv_bias": false, "v_head_dim": 128, "vocab_size": 157184})";
+
+TEST(HubConfig, Ling25) {
+  const ModelConfig c = ParseModelConfig(kLing25);
+  EXPECT_EQ(c.unknown_keys, std::vector<std::string>());
+  for (int64_t i = 0; i < 32; ++i) {
+    EXPECT_EQ(c.layers[i].linear, i % 8 != 7) << i;
+    EXPECT_EQ(c.layers[i].moe, i > 0) << i;
+    if (c.layers[i].linear) {
+      EXPECT_FLOAT_EQ(c.layers[i].decay, 1.0f - static_cast<float>(i - 1) / 31.0f + 1e-5f) << i;
+    }
+  }
+  EXPECT_EQ(c.linear->rule, kernels::StateRule::kFixed);
+  EXPECT_EQ(c.linear->key_heads, 32);
+  EXPECT_EQ(c.linear->key_dim, 128);
+  EXPECT_EQ(c.linear->norm_groups, 8);
+  EXPECT_TRUE(c.linear->qk_norm);
+  EXPECT_FALSE(c.linear->silu_gate);
+  EXPECT_EQ(c.rope_of(0).rotary_dim, 64);
+  EXPECT_FALSE(c.rope_of(0).interleaved);
+  EXPECT_EQ(c.rope_of(7).rotary_dim, 64);
+  EXPECT_TRUE(c.rope_of(7).interleaved);
+  EXPECT_EQ(c.rope_of(7).theta, 6e6);
+  EXPECT_EQ(c.attention.head_dim, 192);
+  EXPECT_EQ(c.moe->shared_intermediate, 1024);
+  EXPECT_EQ(NamesOf(c).q_b, "attention.q_b_proj");
+
+  EXPECT_THAT(ErrorWith(kLing25, R"("group_norm_size": 8)", R"("group_norm_size": 7)"),
+              HasSubstr("group_norm_size is 7, which does not divide hidden_size 4096"));
+  EXPECT_THAT(ErrorWith(kLing25, R"("rotary_dim": 64)", R"("rotary_dim": 32)"),
+              HasSubstr("rotary_dim is 32; want 64, as partial_rotary_factor states"));
+  EXPECT_THAT(ErrorWith(kLing25, R"("use_bias": false)", R"("use_bias": true)"),
+              HasSubstr("use_bias is true"));
+  EXPECT_THAT(ErrorWith(kLing25, R"("num_kv_heads_for_linear_attn": 32)",
+                        R"("num_kv_heads_for_linear_attn": 3)"),
+              HasSubstr("num_kv_heads_for_linear_attn is 3, which does not divide"));
+  // Scaled embeddings rotate as many elements in both kinds of layers.
+  const std::string yarn = R"("rope_scaling": {"type": "yarn", "factor": 2.0,
+      "original_max_position_embeddings": 65536})";
+  std::string scaled(kLing25);
+  scaled.replace(scaled.find(R"("rope_scaling": null)"), 20, yarn);
+  EXPECT_EQ(ParseModelConfig(scaled).rope_of(0).rotary_dim, 64);
+  EXPECT_THAT(
+      ErrorWith(scaled, R"("partial_rotary_factor": 0.5)", R"("partial_rotary_factor": 0.25)"),
+      HasSubstr("linear layers would rotate 32 of a head's 128 elements; want as many as "
+                "qk_rope_head_dim 64"));
+}
+
 // time_step_limit is written as by Python, with a number that JSON does not have.
 constexpr std::string_view kNemotron = R"({
     "architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,

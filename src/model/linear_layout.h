@@ -9,8 +9,9 @@
 namespace switchyard {
 
 // A row of the projections has q, k, v and z of all key heads of the rank. The convolution reads q,
-// k and v, and writes rows that have only these ("mixed"). A row of gates has b and a; Mamba-2 has
-// no b.
+// k and v, and writes rows that have only these ("mixed"). Without a convolution, q, k and v stay
+// in their places in the row. A row of gates has b and a; Mamba-2 has no b, Lightning Attention
+// neither.
 struct LinearLayout {
   // Where the part of key head h begins: first + h · stride.
   struct Part {
@@ -22,15 +23,16 @@ struct LinearLayout {
     const int64_t keys = c.key_dim, own = 2 * keys + values, group = c.group();
     const bool by_head = c.rule == kernels::StateRule::kDelta && !c.separate;
     if (!by_head) {
-      const int64_t steps = c.rule == kernels::StateRule::kMamba2 ? 0 : group;  // b of a key head
+      const int64_t steps = kernels::IsDeltaRule(c.rule) ? group : 0;  // b of a key head
+      const int64_t decays = c.rule == kernels::StateRule::kFixed ? 0 : group * c.decays();
       channels = group_stride = mixed_width;
       q = {0, keys};
       k = {heads * keys, keys};
       v = {2 * heads * keys, values};
       z = {heads * own, values};
       b = {0, steps};
-      a = {heads * steps, group * c.decays()};
-      gates_width = heads * (steps + group * c.decays());
+      a = {heads * steps, decays};
+      gates_width = heads * (steps + decays);
     } else {
       groups = heads;
       channels = own;

@@ -31,7 +31,7 @@ ExpertPlacement Somewhere(int experts, uint32_t seed) {
   kernels::Random random(seed);
   std::vector<int32_t> map = random.Shuffled(experts);
   for (int i = 0; i < kRedundant; ++i) map.push_back(static_cast<int32_t>(random.Below(experts)));
-  std::ranges::rotate(map, map.begin() + random.Below(experts));
+  std::rotate(map.begin(), map.begin() + random.Below(experts), map.end());
   return {experts, map};
 }
 

@@ -268,7 +268,8 @@ class PassSizes {
           {rows_ * a.q_lora_rank, rows_ * heads * (a.qk_nope_head_dim + a.qk_rope_head_dim),
            rows_ * latent, rows_ * heads * latent, rows_ * heads * a.kv_lora_rank,
            rows_ * heads * a.v_head_dim, rows_ * a.index_head_dim,
-           rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads});
+           rows_ * a.index_heads * a.index_head_dim, rows_ * a.index_heads,
+           a.gate ? rows_ * heads : 0});
     }
     if (c_.has_linear())
       attention = std::max(

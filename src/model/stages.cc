@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <ranges>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -144,14 +143,14 @@ std::vector<int> SizesByCost(const ModelConfig& model, int stages) {
       }
     }
   }
-  if (best[stages - 1][layers].last == 0)
+  if (best[stages - 1][layers].last == 0) {
+    int needed = 0;
+    for (int layer = 1; layer < layers; ++layer) needed += NeedsLayerBefore(model, layer) ? 1 : 0;
     throw Invalid(
         "--pp-size {}: {} of the {} layers need the same stage as the next one, so there are fewer "
         "stages",
-        stages,
-        std::ranges::count_if(std::views::iota(1, layers),
-                              [&](int layer) { return NeedsLayerBefore(model, layer); }),
-        layers);
+        stages, needed, layers);
+  }
   std::vector<int> sizes(stages);
   int left = layers;
   for (int s = stages - 1; s >= 0; --s) {

@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 
 std::vector<int> SizesOf(const std::vector<schedule::LayerRange>& ranges) {
   std::vector<int> sizes;
+  sizes.reserve(ranges.size());
   for (const schedule::LayerRange& range : ranges) sizes.push_back(range.size());
   return sizes;
 }

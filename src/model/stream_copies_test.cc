@@ -19,8 +19,6 @@
 namespace switchyard {
 namespace {
 
-using testing::FixtureDir;
-
 // What the layers were asked to keep.
 struct Copies {
   std::vector<std::atomic<int>> of_expert;

@@ -61,6 +61,7 @@ struct LatentAttentionWeights {
   std::vector<WeightView> k_up;  // per head of this rank: [nope, kv_lora], a part of kv_b_proj
   std::vector<WeightView> v_up;  // per head: [v_head_dim, kv_lora]
   LinearWeight o;                // [H, heads · v]: row-parallel
+  LinearWeight gate;             // [heads, H] of this rank, with AttentionConfig::gate
   Tensor cache_scale;            // float32 [1], as GroupedAttentionWeights::k_scales
   std::optional<IndexWeights> index;  // with index_topk, in layers that select keys
 };
@@ -97,22 +98,24 @@ struct StreamWeights {
 // Linear attention: key heads are sharded in contiguous runs, each with its value heads.
 struct LinearAttentionWeights {
   // Projections of this rank. The concatenated outputs are rows of LinearLayout. `in`: one, or q,
-  // k, v and z, which gates the output. `gates`: one, or b and a. kKeyDelta: `low` replaces z and
-  // a. kMamba2: a only.
+  // k, v and z, which gates the output. `gates`: one, or b and a. gate_rank: `low` replaces z and
+  // a. kMamba2: a only. kFixed: none.
   std::vector<LinearWeight> in, gates;
   // On GPUs: the rows of all of `in`, or of `gates`, for one product. Undefined if there is only
   // one projection, or if the device does not stack them.
   LinearWeight stacked_in, stacked_gates;
-  // kKeyDelta: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
+  // gate_rank: a = low_a · (low_in[0] · x), z = low_z · (low_in[1] · x). The inner projections
   // [gate_rank, H] are whole on every rank.
   std::vector<LinearWeight> low_in;
   LinearWeight low_a, low_z;
-  Tensor conv;       // float32 [conv_width, LinearLayout::mixed_width]
-  Tensor conv_bias;  // float32 [mixed_width], or undefined
-  Tensor rate;       // float32 [value heads]: −exp(A_log)
-  Tensor bias;       // float32 [value heads, decays]: dt_bias
-  Tensor skip;       // float32 [value heads], kMamba2: D
+  Tensor conv;            // float32 [conv_width, LinearLayout::mixed_width]
+  Tensor conv_bias;       // float32 [mixed_width], or undefined
+  Tensor rate;            // float32 [value heads]: −exp(A_log)
+  Tensor bias;            // float32 [value heads, decays]: dt_bias
+  Tensor skip;            // float32 [value heads], kMamba2: D
+  Tensor q_norm, k_norm;  // float32 [key_dim], or undefined (LinearAttentionConfig::qk_norm)
   // float32 [value_dim]; kMamba2: [value heads · value_dim] of this rank, normed by key head.
+  // kFixed: the same, normed by norm_groups.
   Tensor norm;
   LinearWeight o;  // [H, value heads · value_dim]: row-parallel
 };

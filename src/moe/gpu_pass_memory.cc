@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kBlockRows = 128, kTileSlots = 4096;
 constexpr int64_t kFp8Group = 128, kInt = 4, kFloat = 4;
 
-int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
-
 // Bytes of the rows of both products (CudaMoeBackend::BytesOf).
 struct Products {
   int64_t a = 0, a_scales = 0, gate_up = 0, middle = 0, middle_scales = 0;

@@ -19,9 +19,9 @@ using kernels::SameBits;
 // Random values of all magnitudes, and the neighbors of every boundary of the formats.
 std::vector<float> Values() {
   kernels::Random random(1);
-  std::vector<float> x;
-  for (int i = 0; i < 5000; ++i)
-    x.push_back(std::bit_cast<float>(static_cast<uint32_t>(random.Below(int64_t{1} << 32))));
+  std::vector<float> x(5000);
+  for (float& value : x)
+    value = std::bit_cast<float>(static_cast<uint32_t>(random.Below(int64_t{1} << 32)));
   for (const float value :
        {0.0f, 1.0f, 0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1p-126f, 0x1p-149f, 65504.0f, 65520.0f,
         65536.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::infinity(),

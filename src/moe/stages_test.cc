@@ -11,7 +11,6 @@ namespace switchyard {
 namespace {
 
 using kernels::SameBits;
-using ::testing::ElementsAre;
 
 using CallLog = std::vector<std::string>;
 

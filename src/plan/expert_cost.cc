@@ -11,7 +11,7 @@ namespace switchyard::plan {
 namespace {
 
 // The rows that the kernels of packed 4-bit experts compute for `rows` rows of an expert on a GPU
-// (TokensOfTile in gemm_few_rows_tiles.cuh).
+// (TokensOfTile in gemm_few_rows.cuh).
 double RowsOfTiles(double rows) {
   for (const double tile : {16.0, 32.0, 64.0})
     if (rows <= tile) return tile;

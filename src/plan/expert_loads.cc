@@ -94,6 +94,7 @@ ExpertLoads::ExpertLoads(const ExpertLoadOptions& options, const ModelConfig& mo
   }
   const double exponent = zipf ? ExponentOf(options.source) : 0;
   std::vector<double> weights;
+  weights.reserve(experts_);
   for (int i = 0; i < experts_; ++i) weights.push_back(std::pow(i + 1.0, -exponent));
   of_rank_ = Inclusion(weights, top_k_);
 }

@@ -31,9 +31,10 @@ ModelConfig GptOss120b() {
   return ParseModelConfig(config.dump(), {}, {});
 }
 
-HeatQuestion QuestionOf(ModelConfig model, const std::string& card, double gpu_gib, double gib) {
+HeatQuestion QuestionOf(const ModelConfig& model, const std::string& card, double gpu_gib,
+                        double gib) {
   HeatQuestion q{.model = model,
-                 .cpu_model = std::move(model),
+                 .cpu_model = model,
                  .gpu = ShippedTable(card),
                  .cpu = CpuDefaults(16),
                  .packs_experts = card.starts_with("h"),

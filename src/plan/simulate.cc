@@ -133,6 +133,7 @@ void RunStagedEngines(const Question& q, const Evaluation& layout, QueueLimits l
   out->stage_busy.assign(stages, 0);
   for (int engine = 0; engine < layout.replicas; ++engine) {
     std::vector<std::unique_ptr<RequestQueue>> groups;
+    groups.reserve(layout.layout.mesh.dp);
     for (int g = 0; g < layout.layout.mesh.dp; ++g)
       groups.push_back(std::make_unique<RequestQueue>(arrivals, limits, latencies));
     StagedRun run(std::move(groups), clocks, limits.passes, out);

@@ -173,10 +173,11 @@ TEST(Arrivals, ReadsTracesOfMooncakeAndAzureAndNamesWrongLines) {
   const auto later = read("2024-05-31 23:59:59.5+00:00,7,2\n2024-06-01 00:00:00.5+00:00,8,3\n");
   ASSERT_EQ(later.size(), 2u);
   EXPECT_DOUBLE_EQ(later[1].seconds, 1.0);
-  for (const char* wrong : {"{\"timestamp\": 1}\n", "x,y,z\n", "1,0,5\n", "", "nan,1,1\n",
-                            "2024-13-01 00:00:00,1,1\n", "TIMESTAMP,GeneratedTokens\n1,1,1\n",
-                            "{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, "
-                            "\"hash_ids\": [-1]}\n"}) {
+  const char* const negative =
+      "{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-1]}\n";
+  for (const char* wrong :
+       {"{\"timestamp\": 1}\n", "x,y,z\n", "1,0,5\n", "", "nan,1,1\n", "2024-13-01 00:00:00,1,1\n",
+        "TIMESTAMP,GeneratedTokens\n1,1,1\n", negative}) {
     try {
       read(wrong);
       FAIL() << wrong;

@@ -33,6 +33,7 @@ namespace {
 
 Event EventOf(const SpanInfo& info, int64_t step) {
   return {.name = info.name,
+          .bytes = info.bytes,
           .backend = info.backend,
           .step = static_cast<int32_t>(step),
           .layer = info.layer,
@@ -46,7 +47,8 @@ Event EventOf(const SpanInfo& info, int64_t step) {
 std::string Suffix(Stage stage) { return stage == Stage::kPrefill ? "-EXTEND" : "-DECODE"; }
 
 const char* StepName(Stage stage) {
-  return stage == Stage::kPrefill ? "prefill step" : "decode step";
+  constexpr const char* kNames[kStages] = {"prefill step", "decode step", "training step"};
+  return kNames[static_cast<int>(stage)];
 }
 
 }  // namespace
@@ -62,7 +64,9 @@ void Profiler::Start(const Options& options) {
   generations_.clear();
   finished_.reset();
   buffer_.emplace(max_events_);
-  if (timer_ != nullptr) timer_->Resolve();  // removes marks of a cancelled profile from the timer
+  // Removes marks of a cancelled profile.
+  for (kernels::DeviceTimer* const timer : {timer_, messages_})
+    if (timer != nullptr) timer->Resolve();
 }
 
 void Profiler::Cancel() {
@@ -75,23 +79,32 @@ std::optional<Result> Profiler::Stop() {
   return std::exchange(finished_, std::nullopt);
 }
 
+kernels::DeviceTimer* Profiler::TimerOf(Track track) const {
+  if (!options_.device) return nullptr;
+  return track == Track::kPass ? timer_ : track == Track::kMessages ? messages_ : nullptr;
+}
+
 Profiler::Open Profiler::OpenSpan(const SpanInfo& info) {
   Open open;
   Event event = EventOf(info, steps_ + 1);
-  if (options_.host) {
+  kernels::DeviceTimer* const timer = TimerOf(info.track);
+  if (options_.host && (timer == nullptr || info.track == Track::kPass)) {
     event.begin = event.end = SteadyNanoseconds();
     open.host = buffer_->Add(event);
   }
-  if (options_.device && timer_ != nullptr && info.track == Track::kPass) {
-    event.track = Track::kDevice;
+  if (timer != nullptr) {
+    if (info.track == Track::kPass) event.track = Track::kDevice;
     open.device = std::ssize(on_device_);
-    on_device_.push_back({.event = event, .begin = timer_->Mark()});
+    on_device_.push_back({.event = event, .timer = timer, .begin = timer->Mark()});
   }
   return open;
 }
 
 void Profiler::CloseSpan(const Open& open) noexcept {
-  if (open.device >= 0) on_device_[open.device].end = timer_->Mark();
+  if (open.device >= 0) {
+    DeviceSpan& span = on_device_[open.device];
+    span.end = span.timer->Mark();
+  }
   if (open.host != EventBuffer::kFull) (*buffer_)[open.host].end = SteadyNanoseconds();
 }
 
@@ -143,12 +156,15 @@ void Profiler::EndStep(Stage stage, int64_t rows, std::vector<uint64_t> generati
 
 void Profiler::ResolveDevice() {
   if (on_device_.empty()) return;
-  const std::span<const int64_t> times = timer_->Resolve();
+  std::span<const int64_t> of_passes, of_messages;
+  if (timer_ != nullptr) of_passes = timer_->Resolve();
+  if (messages_ != nullptr) of_messages = messages_->Resolve();
   for (DeviceSpan& span : on_device_) {
     if (span.begin < 0 || span.end < 0) {
       buffer_->Drop();
       continue;
     }
+    const std::span<const int64_t> times = span.timer == timer_ ? of_passes : of_messages;
     span.event.begin = times[span.begin];
     span.event.end = times[span.end];
     buffer_->Add(span.event);
@@ -158,8 +174,8 @@ void Profiler::ResolveDevice() {
 
 bool Profiler::AllStepsRecorded() const {
   if (options_.num_steps == 0) return false;
-  const auto [prefill, decode] = recorded_;
-  if (!options_.by_stage) return prefill + decode == options_.num_steps;
+  const auto [prefill, decode, training] = recorded_;
+  if (!options_.by_stage) return prefill + decode + training == options_.num_steps;
   return prefill == options_.num_steps && decode == options_.num_steps;
 }
 

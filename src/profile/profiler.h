@@ -17,11 +17,14 @@ namespace switchyard::profile {
 // Name and properties of a span in the trace viewer; see Event.
 struct SpanInfo {
   const char* name = "";
-  Track track = Track::kSteps;  // with kPass, a rank on a GPU also records its stream
+  // With kPass, a rank on a GPU also records its stream. With kMessages, it records the stream of
+  // messages instead of the host.
+  Track track = Track::kSteps;
   int micro_batch = Event::kNone;
   int layer = Event::kNone;
   int64_t rows = Event::kNone, columns = Event::kNone;
   const char* backend = nullptr;  // backend that runs the operation; outlives the profile
+  int64_t bytes = Event::kNone;   // of a message
 };
 
 // One per rank. Must outlive the model and the engine that record with it. Used by the rank's
@@ -33,7 +36,7 @@ struct SpanInfo {
 // and at the end of a profile.
 class Profiler {
  public:
-  // Maximum number of events in one profile, 56 bytes each. Further events are dropped; the file
+  // Maximum number of events in one profile, 64 bytes each. Further events are dropped; the file
   // has their number.
   static constexpr size_t kMaxEvents = size_t{1} << 18;
   // Number of spans on the device after which a step ends with a wait for their times.
@@ -45,6 +48,8 @@ class Profiler {
   // Sets the timer of the rank's device. Null: only times on the host are recorded. The timer must
   // outlive its use by the profiler.
   void SetDevice(kernels::DeviceTimer* timer) { timer_ = timer; }
+  // The same for the stream of messages, if the device has one.
+  void SetMessages(kernels::DeviceTimer* timer) { messages_ = timer; }
 
   // Starts a profile; none may be active. Error kInvalid if the directory cannot be written to.
   // Steps are recorded from Options::start_step on.
@@ -71,6 +76,7 @@ class Profiler {
   };
   struct DeviceSpan {
     Event event;
+    kernels::DeviceTimer* timer = nullptr;
     int begin = -1, end = -1;  // indices of marks in the timer
   };
 
@@ -80,6 +86,7 @@ class Profiler {
   void BeginStep();
   void EndStep(Stage stage, int64_t rows, std::vector<uint64_t> generations);
   void CancelStep() noexcept;
+  kernels::DeviceTimer* TimerOf(Track track) const;
   void ResolveDevice();
   bool AllStepsRecorded() const;
   void Finish();
@@ -87,12 +94,12 @@ class Profiler {
   const int rank_;
   const std::string title_;
   const size_t max_events_;
-  kernels::DeviceTimer* timer_ = nullptr;
+  kernels::DeviceTimer *timer_ = nullptr, *messages_ = nullptr;
   int64_t steps_ = 0;  // number of steps that have ended since the server started
 
   Options options_;                                 // options of the active profile
   std::optional<EventBuffer> buffer_;               // while a profile is active
-  std::array<int64_t, 2> recorded_{};               // number of recorded steps of each stage
+  std::array<int64_t, kStages> recorded_{};         // number of recorded steps of each stage
   std::vector<std::vector<uint64_t>> generations_;  // of each recorded step
   std::optional<Result> finished_;  // result of a profile that ended because of num_steps
 

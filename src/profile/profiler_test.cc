@@ -259,6 +259,38 @@ TEST_F(ProfilerTest, TimesOperationsOnTheDevice) {
   EXPECT_EQ(result.dropped, 1);
 }
 
+// A training step with a message that an operation waits for.
+void RunMessages(Profiler& profiler) {
+  Step step(&profiler);
+  {
+    const Span experts(&profiler, {.name = "experts", .track = Track::kPass, .micro_batch = 0});
+    { const Span message(&profiler, {.name = "sum", .track = Track::kMessages, .bytes = 12}); }
+    const Span wait(&profiler, {.name = kWait, .track = Track::kPass, .micro_batch = 0});
+  }
+  step.End(Stage::kTraining, 5);
+}
+
+TEST_F(ProfilerTest, MessagesHaveTheirOwnThread) {
+  FakeTimer timer, messages;
+  Profiler profiler(0, "DP0");
+  profiler.Start(To("cpu"));
+  RunMessages(profiler);
+  const std::vector<json> on_host = Spans(Read(profiler.Stop()->files.at(0)));
+  EXPECT_THAT(Names(on_host), ElementsAre("training step", "experts", "sum", kWait));
+  EXPECT_EQ(on_host[2]["cat"], "message");
+  EXPECT_EQ(on_host[2]["args"], json({{"step", 1}, {"bytes", 12}}));
+
+  profiler.SetDevice(&timer);
+  profiler.SetMessages(&messages);
+  profiler.Start(To("gpu"));
+  RunMessages(profiler);
+  const std::vector<json> both = Spans(Read(profiler.Stop()->files.at(0)));
+  EXPECT_THAT(Names(both), ElementsAre("training step", "experts", kWait, "experts", "sum", kWait));
+  EXPECT_EQ(both[4]["cat"], "message");
+  EXPECT_GE(both[4]["ts"].get<double>(), both[1]["ts"].get<double>() + FakeTimer::kDelay / 1e3);
+  EXPECT_NE(both[4]["tid"], both[3]["tid"]);
+}
+
 TEST_F(ProfilerTest, RecordsShapesOnRequest) {
   Profiler profiler(0, "TP0");
   Options options = To("a");

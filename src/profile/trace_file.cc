@@ -18,7 +18,7 @@ namespace {
 
 // Thread ids in the viewer; Perfetto reserves thread 0. The index of the micro-batch is added to
 // the ids of passes; it is far below 100.
-constexpr int kSteps = 1, kFirstPass = 2, kFirstDevice = 102;
+constexpr int kSteps = 1, kFirstPass = 2, kFirstDevice = 102, kMessages = 202;
 
 int ThreadOf(const Event& e) {
   switch (e.track) {
@@ -28,18 +28,21 @@ int ThreadOf(const Event& e) {
       return kFirstPass + e.micro_batch;
     case Track::kDevice:
       return kFirstDevice + e.micro_batch;
+    case Track::kMessages:
+      return kMessages;
   }
   return kSteps;
 }
 
 std::string ThreadName(int thread) {
   if (thread == kSteps) return "steps";
+  if (thread == kMessages) return "messages";
   if (thread < kFirstDevice) return fmt::format("pass {}", thread - kFirstPass);
   return fmt::format("pass {} on the GPU", thread - kFirstDevice);
 }
 
 const char* Category(Track track) {
-  constexpr const char* kNames[] = {"step", "operation", "gpu_operation"};
+  constexpr const char* kNames[] = {"step", "operation", "gpu_operation", "message"};
   return kNames[static_cast<int>(track)];
 }
 
@@ -79,12 +82,13 @@ void AppendEvent(const TraceFile& file, const Event& e, std::string& to) {
       R"({{"name":"{}","cat":"{}","ph":"X","ts":{},"dur":{},"pid":{},"tid":{},"args":{{"step":{})",
       e.name, Category(e.track), Microseconds(e.begin),
       Microseconds(std::max<int64_t>(0, e.end - e.begin)), file.rank, ThreadOf(e), e.step);
-  const auto add = [&](const char* name, int value) {
+  const auto add = [&](const char* name, int64_t value) {
     if (value != Event::kNone) fmt::format_to(std::back_inserter(to), R"(,"{}":{})", name, value);
   };
   add("layer", e.layer);
   add("micro_batch", e.micro_batch);
   add("rows", e.rows);
+  add("bytes", e.bytes);
   if (e.generations != Event::kNone)
     fmt::format_to(std::back_inserter(to), R"(,"generations":[{}])",
                    fmt::join(file.generations[e.generations], ","));

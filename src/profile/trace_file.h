@@ -13,20 +13,28 @@ namespace switchyard::profile {
 
 // Buffer of fixed size for the events of a profile.
 
-enum class Stage : uint8_t { kPrefill, kDecode };
+enum class Stage : uint8_t { kPrefill, kDecode, kTraining };
+constexpr int kStages = 3;
 
 // Rows of the trace viewer. Two events of one track are either nested or disjoint.
 enum class Track : uint8_t {
   kSteps,   // the rank engine: steps and their parts
   kPass,    // a pass on the host: one track for each micro-batch
   kDevice,  // a pass on the stream of a GPU: one track for each micro-batch
+  // Messages to other ranks: on the stream of messages of a GPU, which runs beside that of the
+  // passes; else on the host.
+  kMessages,
 };
+
+// An operation of kDevice in which the stream waits for messages and computes nothing.
+constexpr const char* kWait = "wait for messages";
 
 struct Event {
   static constexpr int kNone = -1;
 
   const char* name = "";          // in static storage; has no characters that JSON escapes
   int64_t begin = 0, end = 0;     // nanoseconds of steady_clock
+  int64_t bytes = kNone;          // of a message
   const char* backend = nullptr;  // same requirements as `name`; null: no backend
   int32_t step = 0;             // number of the forward pass, counted from the start of the server
   int32_t layer = kNone;        // index in the model

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/rounding.h"
+
 namespace switchyard {
 
 // Storage of W [N, K], row-major along K. Except for kInt4Group and panels, each layout is that of
@@ -76,8 +78,6 @@ constexpr int64_t kInt8GroupSize = 128;  // columns of a row of kInt8Group that 
 constexpr int64_t kMxfp4BlockSize = 32;  // columns that share an exponent
 constexpr int64_t kNvfp4BlockSize = 16;  // columns that share a scale
 constexpr int kInt4Zero = 8;             // zero point of kInt4Group if none is stored
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The sixteen values of e2m1 (sign, two exponent bits, one mantissa bit).
 constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,

@@ -168,7 +168,7 @@ PanelLayout PanelLayoutOf(WeightFormat format, int64_t group_size) {
 int64_t PanelScaleBytes(WeightFormat format, int64_t group_size, int64_t k) {
   constexpr int64_t kLine = 64;
   const int64_t bytes = CeilDiv(k, kPanelColumns) * PanelLayoutOf(format, group_size).scale_bytes;
-  return CeilDiv(bytes, kLine) * kLine;
+  return RoundUp(bytes, kLine);
 }
 
 int64_t PanelBytes(WeightFormat format, int64_t group_size, int64_t k) {

@@ -289,8 +289,7 @@ int RunServe(const ServerArgs& given) {
     Supervisor* ranks = nullptr;
   } link;
   Front front(link, *model.tokenizer, FrontLimits(args, plan, kQueuedPerRunning),
-              DpController(args.engine.mesh.attention_groups(),
-                           ParseLoadBalanceMethod(args.engine.load_balance_method)));
+              MakeDpController(args.engine));
   front.SetWeightVersion(args.weight_version);
   Disaggregation transfers(args, plan, launch, front);
   const std::unique_ptr<Grammars> grammars = MakeGrammars(args, model);

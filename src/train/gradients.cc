@@ -26,7 +26,7 @@ std::vector<size_t> ForEachShard(const Bucket& bucket, int members, const Visit&
   size_t at = 0;
   for (int member = 0; member < members; ++member) {
     for (Parameter<float>* p : bucket) {
-      const Range shard = p->shards.Of(member, static_cast<int64_t>(p->gradient.size()));
+      const Range shard = p->shards.Of(member, p->trained_count());
       visit(*p, member, shard, at);
       at += static_cast<size_t>(shard.size());
       counts[static_cast<size_t>(member)] += static_cast<size_t>(shard.size());
@@ -149,7 +149,7 @@ void ShardMoments(std::span<Parameter<float>* const> parameters, const GradientG
   std::map<const Collectives*, int64_t> given;  // blocks of each group so far
   for (Parameter<float>* p : parameters) {
     const Collectives* group = groups.Of(*p);
-    if (group == nullptr || group->size() == 1 || p->gradient.empty()) continue;
+    if (group == nullptr || group->size() == 1 || !p->trained()) continue;
     CHECK(!p->shards.partial());
     int64_t& blocks = given[group];
     // The two stages sum their shards of an embedding on two stages, which must be the same. They
@@ -158,7 +158,7 @@ void ShardMoments(std::span<Parameter<float>* const> parameters, const GradientG
     p->shards = {.members = group->size(),
                  .member = group->rank(),
                  .first = static_cast<int>(blocks % group->size())};
-    blocks += Shards::Blocks(static_cast<int64_t>(p->gradient.size()));
+    blocks += Shards::Blocks(p->trained_count());
   }
 }
 

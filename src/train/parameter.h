@@ -59,8 +59,10 @@ struct Parameter {
                                // for a slice, the shape of the part
   std::vector<T> value;        // master weights
   // Gradient of the step's total loss, accumulated over micro-batches; empty if the parameter is
-  // not trained by gradients (selection biases, frozen parameters).
+  // not trained by gradients (selection biases, frozen parameters), and if the gradient is in the
+  // memory of a device.
   std::vector<T> gradient;
+  bool gradient_on_device = false;
   // Whether this is a weight of an expert. Only the ranks that own the expert hold the weight. Its
   // gradient needs no sum over EP ranks, because these ranks receive all rows of the expert. The
   // global norm counts the weight once.
@@ -81,8 +83,18 @@ struct Parameter {
 
   const std::vector<int64_t>& whole_shape() const { return slice.partial() ? slice.whole : shape; }
   T* gradient_data() { return gradient.empty() ? nullptr : gradient.data(); }
+  bool trained() const { return gradient_on_device || !gradient.empty(); }
+  // The number of elements of the gradient; 0: not trained.
+  int64_t trained_count() const {
+    return static_cast<int64_t>(gradient_on_device ? value.size() : gradient.size());
+  }
+  // Releases the host's memory of the gradient.
+  void MoveGradientToDevice() {
+    gradient_on_device = trained();
+    std::vector<T>().swap(gradient);
+  }
   // The elements that this rank's optimizer updates; empty without gradient.
-  Range MyShard() const { return shards.Of(shards.member, static_cast<int64_t>(gradient.size())); }
+  Range MyShard() const { return shards.Of(shards.member, trained_count()); }
 };
 
 }  // namespace switchyard::train

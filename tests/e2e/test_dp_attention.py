@@ -98,6 +98,34 @@ def test_prefixes_are_those_of_a_group(server):
     assert first["output_ids"] == again["output_ids"] == elsewhere["output_ids"]
 
 
+def test_repeated_prompts_reuse_the_cache_of_their_group():
+    layout = LAYOUTS["tp4-dp2-ep4"][:-2]  # without --load-balance-method
+    prompts = [list(range(10 + 40 * i, 90 + 40 * i)) for i in range(4)]
+
+    def cached(server, prompt, **body):
+        return generate(server, input_ids=prompt, sampling_params=GREEDY, **body)["meta_info"]["cached_tokens"]
+
+    with Server(MODEL, *layout, *COMMON) as server:
+        assert [cached(server, prompt) for prompt in prompts] == [0] * 4
+        assert all(state["prefill_tokens"] >= 160 for state in server.states())  # two prompts for each group
+        assert [cached(server, prompt) for prompt in reversed(prompts)] == [64] * 4
+        assert cached(server, prompts[0] + list(range(400, 440))) == 80  # the conversation continues
+        assert cached(server, prompts[0], cache_salt="another tenant") == 0
+        status, answer = server.request("/v1/completions", {"prompt": prompts[1], "max_tokens": 2, "ignore_eos": True})
+        assert status == 200 and answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 64, answer
+        # A burst of one prompt uses both groups.
+        before = [state["decode_tokens"] for state in server.states()]
+        generate(server, input_ids=[prompts[2]] * 16, sampling_params=GREEDY)
+        assert all(b > a for a, b in zip(before, [state["decode_tokens"] for state in server.states()]))
+        assert server.request("/flush_cache", method="POST")[0] == 200
+        assert cached(server, prompts[0]) == 0
+        assert server.stop() == 0
+    with Server(MODEL, *layout, "--load-balance-method", "round_robin", *COMMON) as server:
+        assert [cached(server, prompts[0]) for _ in range(4)] == [0, 0, 64, 64]
+    code, said = fails_to_start("--model-path", MODEL, *layout, "--load-balance-method", "cache_aware", "--disable-radix-cache")
+    assert code == 2 and "--load-balance-method cache_aware needs the prefix cache" in said
+
+
 def test_aborts_reach_every_group(server):
     answers = []
     threads = [threading.Thread(target=lambda g=group: answers.append(generate(
@@ -137,8 +165,10 @@ def test_routed_experts_do_not_depend_on_layout_chunks_or_reuse(server):
     body = dict(input_ids=list(range(20, 90)), sampling_params=GREEDY, return_routed_experts=True)
     with Server(MODEL, "--chunked-prefill-size", 16, *COMMON) as one:
         want = generate(one, **body)
-    generate(server, **{**body, "return_routed_experts": False})  # leaves a cached prefix in one of the groups
-    for _ in range(server.groups):
+    for group in range(server.groups):  # leaves a cached prefix in each group
+        generate(server, **{**body, "return_routed_experts": False, "data_parallel_rank": group})
+    for group in range(server.groups):
+        body["data_parallel_rank"] = group
         got = generate(server, **body)
         assert routed(got) == routed(want)
         assert got["output_ids"] == want["output_ids"] and got["meta_info"]["cached_tokens"] == 0

@@ -166,6 +166,10 @@ def test_a_response_counts_its_drafts():
         assert meta["spec_verify_ct"] > 0
         assert 0 < meta["spec_accept_token_num"] <= meta["spec_draft_token_num"] <= 3 * meta["spec_verify_ct"]
         assert meta["spec_accept_length"] == pytest.approx(1 + meta["spec_accept_token_num"] / meta["spec_verify_ct"])
+        body = {"prompt": PROMPTS[0], "max_tokens": 50, "temperature": 0, "ignore_eos": True}
+        details = server.request("/v1/completions", body)[1]["usage"]["completion_tokens_details"]
+        assert 0 < details["accepted_prediction_tokens"] < 50
+        assert 0 <= details["rejected_prediction_tokens"] < 3 * 50
 
 
 @pytest.mark.parametrize("flags, words", [

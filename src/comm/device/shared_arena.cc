@@ -17,6 +17,7 @@
 #include "comm/device/futex.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/rounding.h"
 
 namespace switchyard {
 namespace {
@@ -25,7 +26,6 @@ constexpr size_t kPageBytes = 4096;
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 size_t RoundUpToPage(size_t bytes) { return RoundUp(bytes, kPageBytes); }
 
 }  // namespace

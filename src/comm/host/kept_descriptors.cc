@@ -1,7 +1,6 @@
 #include "comm/host/kept_descriptors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -20,33 +19,6 @@ constexpr size_t kControlBytes = CMSG_SPACE((KeptDescriptors::kMost + 1) * sizeo
 
 Error CannotKeep(const char* what) {
   return Resource("cannot keep descriptors of a rank: {}: {}", what, std::strerror(errno));
-}
-
-// The record goes into a file of its own, because a message of sockets is limited in size.
-FileDescriptor WriteFile(std::string_view record) {
-  FileDescriptor file(memfd_create("switchyard-kept-record", MFD_CLOEXEC));
-  if (file.get() < 0) throw CannotKeep("no file for the record");
-  for (size_t done = 0; done < record.size();) {
-    const ssize_t n = write(file.get(), record.data() + done, record.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw CannotKeep("writing the record");
-    done += static_cast<size_t>(n);
-  }
-  return file;
-}
-
-std::string ReadFile(int fd) {
-  struct stat status {};
-  if (fstat(fd, &status) != 0) throw CannotKeep("reading the record");
-  std::string record(static_cast<size_t>(status.st_size), '\0');
-  for (size_t done = 0; done < record.size();) {
-    const ssize_t n =
-        pread(fd, record.data() + done, record.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw CannotKeep("reading the record");
-    done += static_cast<size_t>(n);
-  }
-  return record;
 }
 
 }  // namespace
@@ -74,7 +46,9 @@ void KeptDescriptors::Put(std::string_view record, const std::vector<int>& descr
   if (std::ssize(descriptors) > kMost)
     throw Resource("cannot keep {} descriptors of a rank: want at most {}", descriptors.size(),
                    kMost);
-  const FileDescriptor file = WriteFile(record);
+  // The record goes into a file of its own, because a message of sockets is limited in size.
+  const FileDescriptor file = WriteMemoryFile("switchyard-kept-record", record);
+  if (file.get() < 0) throw CannotKeep("writing the record");
   std::vector<int> all = {file.get()};
   all.insert(all.end(), descriptors.begin(), descriptors.end());
   char byte = 0;  // a message is not empty
@@ -133,7 +107,9 @@ std::optional<KeptDescriptors::Kept> KeptDescriptors::Get() const {
   // The kernel duplicates the descriptors of a message that is read with MSG_PEEK.
   std::optional<std::vector<FileDescriptor>> all = Peek();
   if (!all || all->empty()) return std::nullopt;
-  Kept kept{.record = ReadFile(all->front().get())};
+  std::optional<std::string> record = ReadMemoryFile(all->front().get());
+  if (!record) throw CannotKeep("reading the record");
+  Kept kept{.record = std::move(*record)};
   all->erase(all->begin());
   kept.descriptors = std::move(*all);
   return kept;

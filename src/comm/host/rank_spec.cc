@@ -1,18 +1,19 @@
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/host/spawn.h"
+#include "comm/net/file_descriptor.h"
 #include "core/error.h"
 #include "core/wire.h"
 
@@ -48,22 +49,6 @@ std::vector<int> ParseFds(std::string_view text) {
   return fds;
 }
 
-std::string ReadAll(int fd) {
-  struct stat status {};
-  if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw NotStartedByFront("its spec is missing");
-  }
-  std::string bytes(static_cast<size_t>(status.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw NotStartedByFront("its spec cannot be read");
-    done += static_cast<size_t>(n);
-  }
-  return bytes;
-}
-
 }  // namespace
 
 std::string RankFdsEntry(const std::vector<int>& fds) {
@@ -83,20 +68,9 @@ int WriteRankSpec(const RankSpec& spec, int parent_pid) {
   writer.Put(spec.network ? spec.network->Encode() : std::string());
   const std::string bytes = writer.Take();
 
-  const int fd = memfd_create("switchyard-rank-spec", MFD_CLOEXEC);
-  if (fd < 0) throw Resource("cannot create the spec of a rank: {}", std::strerror(errno));
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = errno;
-      close(fd);
-      throw Resource("cannot write the spec of a rank: {}", std::strerror(error));
-    }
-    done += static_cast<size_t>(n);
-  }
-  return fd;
+  FileDescriptor file = WriteMemoryFile("switchyard-rank-spec", bytes);
+  if (file.get() < 0) throw Resource("cannot create the spec of a rank: {}", std::strerror(errno));
+  return file.Release();
 }
 
 RankSpec InheritRankSpec() {
@@ -104,11 +78,12 @@ RankSpec InheritRankSpec() {
   if (variable == nullptr) throw NotStartedByFront(fmt::format("no {}", kRankFdsVariable));
   const std::vector<int> fds = ParseFds(variable);
   const int spec_fd = fds[0], arena_fd = fds[1];
-  const std::string bytes = ReadAll(spec_fd);
+  const std::optional<std::string> bytes = ReadMemoryFile(spec_fd);
+  if (!bytes) throw NotStartedByFront("its spec is missing or cannot be read");
   RankSpec spec;
   int parent_pid = 0;
   try {
-    WireReader reader(bytes);
+    WireReader reader(*bytes);
     if (reader.Get<uint64_t>() != kSpecMagic) throw Invalid("not a rank spec");
     parent_pid = reader.Get<int>();
     spec.rank = reader.Get<int>();

@@ -1,7 +1,11 @@
+// File descriptors with an owner, and files without a name.
 #pragma once
 
 #include <unistd.h>
 
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace switchyard {
@@ -26,5 +30,13 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+// Files in memory, with which a process leaves bytes for another one that has the descriptor.
+
+// A new file that holds `bytes`, closed on exec. /proc shows `name`. If the kernel refuses, the
+// descriptor is −1 and errno has the reason.
+FileDescriptor WriteMemoryFile(const char* name, std::string_view bytes);
+// The contents of a regular file; nullopt: it is none, or cannot be read, and errno has the reason.
+std::optional<std::string> ReadMemoryFile(int fd);
 
 }  // namespace switchyard

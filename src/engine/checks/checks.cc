@@ -144,12 +144,14 @@ void CheckPooling(const EngineConfig& c, const ModelConfig& model) {
 }
 
 // The key of config.json that gives LinearAttentionConfig::key_dim.
-const char* KeyWidthName(kernels::StateRule rule) {
-  switch (rule) {
+const char* KeyWidthName(const LinearAttentionConfig& linear) {
+  switch (linear.rule) {
     case kernels::StateRule::kKeyDelta:
-      return "linear_attn_config.head_dim";
+      return linear.gate_rank > 0 ? "linear_attn_config.head_dim" : "head_dim";
     case kernels::StateRule::kMamba2:
       return "ssm_state_size";
+    case kernels::StateRule::kFixed:
+      return "hidden_size / num_kv_heads_for_linear_attn";
     case kernels::StateRule::kDelta:
       break;
   }
@@ -226,7 +228,7 @@ void CheckStates(const EngineConfig& c, const ModelConfig& model, bool gpus) {
   }
   if (gpus && model.linear->key_dim > kernels::kMaxGpuKeyDim)
     throw Invalid("{}={} exceeds the CUDA limit of {}; use --device cpu",
-                  KeyWidthName(model.linear->rule), model.linear->key_dim, kernels::kMaxGpuKeyDim);
+                  KeyWidthName(*model.linear), model.linear->key_dim, kernels::kMaxGpuKeyDim);
 }
 
 // Chunks of equal time have equal numbers of rows if the cost of a row does not grow with its

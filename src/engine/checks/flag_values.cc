@@ -106,7 +106,7 @@ void CheckTimeLimits(const EngineConfig& c) {
 
 void CheckFlagValues(const EngineConfig& c) {
   [[maybe_unused]] const Mesh mesh(c.mesh, 0);  // throws if the sizes do not divide each other
-  ParseLoadBalanceMethod(c.load_balance_method);
+  ParseLoadBalanceMethod(c.load_balance_method, !c.disable_radix_cache);
   if (c.elastic_ep_backend != "none" && c.elastic_ep_backend != "mooncake")
     throw Invalid("--elastic-ep-backend {}: want none or mooncake", c.elastic_ep_backend);
   if (c.spare_ranks < 0 || c.spare_ranks > SharedArena::kMaxSpares / 2)

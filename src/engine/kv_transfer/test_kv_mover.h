@@ -38,6 +38,7 @@ class FakeMover : public KvMover {
     for (const std::span<std::byte> part : memory) std::ranges::fill(part, std::byte{0});
   }
   std::shared_ptr<std::byte> Buffer(size_t bytes) override {
+    if (full) throw Resource("page-locked memory is full");
     ++buffers;
     return TransferBuffer(nullptr, bytes);
   }
@@ -49,6 +50,7 @@ class FakeMover : public KvMover {
   }
 
   std::atomic<int64_t> mapped{0}, copies{0}, buffers{0};
+  std::atomic<bool> full{false};  // Buffer fails
 
  private:
   std::mutex mutex_;

@@ -113,22 +113,35 @@ TEST_P(PipelineDrafts, DoNotChangeOutputs) {
   EXPECT_TRUE(engine.FlushCache());
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, PipelineEngine,
-                         ::testing::Values(Case{"mixtral", {.pp = 2}}, Case{"qwen2_moe", {.pp = 3}},
-                                           Case{"qwen3_moe", {.pp = 2}}, Case{"olmoe", {.pp = 2}},
-                                           Case{"deepseek_v2", {.pp = 3}},
-                                           Case{"deepseek_v3", {.pp = 2}},
-                                           Case{"deepseek_v3_fp8", {.pp = 2}},
-                                           Case{"gpt_oss", {.pp = 2}},
-                                           Case{"gpt_oss", {.pp = 4}, "none", "auto", "bfloat16"},
-                                           Case{"glm4_moe", {.pp = 3}}, Case{"llama", {.pp = 2}},
-                                           Case{"qwen3", {.pp = 2}}));
+// Two stages of all fixtures, and one layer for each stage. Most fixtures have two or three layers.
+INSTANTIATE_TEST_SUITE_P(
+    Fixtures, PipelineEngine,
+    ::testing::Values(Case{"mixtral", {.pp = 2}}, Case{"olmoe", {.pp = 2}},
+                      Case{"llama", {.pp = 2}}, Case{"qwen3", {.pp = 2}},
+                      Case{"deepseek_v3_fp8", {.pp = 2}}, Case{"qwen2_moe", {.pp = 2}},
+                      Case{"qwen2_moe", {.pp = 3}}, Case{"qwen3_moe", {.pp = 2}},
+                      Case{"qwen3_moe", {.pp = 3}}, Case{"deepseek_v2", {.pp = 2}},
+                      Case{"deepseek_v2", {.pp = 3}}, Case{"deepseek_v3", {.pp = 2}},
+                      Case{"deepseek_v3", {.pp = 3}}, Case{"glm4_moe", {.pp = 2}},
+                      Case{"glm4_moe", {.pp = 3}}, Case{"gpt_oss", {.pp = 2}},
+                      Case{"gpt_oss", {.pp = 4}, "none", "auto", "bfloat16"}));
+
+// Models with four layers. Each stage has one of them.
+INSTANTIATE_TEST_SUITE_P(FourStages, PipelineEngine,
+                         ::testing::Values(Case{"yardling", {.pp = 4}},
+                                           Case{"../families/afmoe", {.pp = 4}},
+                                           Case{"../families/exaone_moe", {.pp = 4}},
+                                           Case{"../families/ernie4_5_moe_sparse", {.pp = 4}},
+                                           Case{"../families/mimo_v2_flash", {.pp = 4}},
+                                           Case{"../families/llama4_text", {.pp = 4}}));
 
 // With recurrent states. Some stages have no layer with states, others none with keys.
 INSTANTIATE_TEST_SUITE_P(
     States, PipelineEngine,
     ::testing::Values(Case{"../families/qwen3_next", {.pp = 4}},
+                      Case{"../families/qwen3_5_moe", {.pp = 4}},
                       Case{"../families/kimi_linear", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
+                      Case{"../families/bailing_hybrid", {.tp = 2, .ep = 2, .pp = 2}, "deepep"},
                       Case{"../families/nemotron_h_latent", {.pp = 3}}));
 
 // With several residual streams. One layer per stage: the second stage routes by token ids, the

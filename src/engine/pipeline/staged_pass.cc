@@ -255,7 +255,7 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
   if (sequence.pooled()) {
     // Sums in the order of passes. After a retraction, rows in the sum may be computed again.
     const int64_t known =
-        std::clamp<int64_t>(sequence.pooled_end - part.range.first, 0, part.range.size());
+        std::clamp<int64_t>(sequence.pooled_end - part.range.begin, 0, part.range.size());
     AddPooled(sequence, own.logits.subspan(static_cast<size_t>(known * width)));
     sequence.pooled_end = std::max(sequence.pooled_end, part.range.end);
     if (part.last) result.pooled = PooledOf(sequence);
@@ -264,7 +264,7 @@ RequestOutput RankEngine::Impl::ResultOf(Sequence& sequence, const Part& part, c
   // Earlier chunks may be in flight, so next_logprob may be behind.
   for (int64_t i = 0; i < PromptLogprobs(sequence, part); ++i)
     AppendLogprobs(sequence, own.logits.subspan(i * vocab, vocab),
-                   sequence.tokens[part.range.first + i + 1], result.input_logprobs);
+                   sequence.tokens[part.range.begin + i + 1], result.input_logprobs);
   if (!part.samples) return result;
   const std::optional<int32_t> token = Draw(sequence, own);
   if (!token) {
@@ -313,7 +313,7 @@ void RankEngine::Impl::AdvanceStaged() {
 int64_t RankEngine::Impl::PromptLogprobs(const Sequence& sequence, const Part& part) {
   if (!sequence.logprobs_pending()) return 0;
   const int64_t end = std::min(part.range.end, sequence.prompt_length - 1);
-  return std::max<int64_t>(0, end - part.range.first);
+  return std::max<int64_t>(0, end - part.range.begin);
 }
 
 void RankEngine::Impl::ReceiveResults(StagedPass& pass) {

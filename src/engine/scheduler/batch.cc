@@ -72,8 +72,8 @@ void AddRows(const ScheduledRows& part, int32_t page_size, ForwardBatch& batch) 
     batch.states.push_back(KvCache::SpanOf(sequence.cache, sequence.computed, row_begin,
                                            static_cast<int32_t>(part.rows)));
   batch.request_ids.push_back(sequence.request.id);
-  const Sequence::RowRange wanted = sequence.LogitRows(part.rows);
-  for (int64_t position = wanted.first; position < wanted.end; ++position)
+  const Range wanted = sequence.LogitRows(part.rows);
+  for (int64_t position = wanted.begin; position < wanted.end; ++position)
     batch.logit_rows.push_back(row_begin + static_cast<int32_t>(position - sequence.computed));
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "engine/scheduler/new_token_estimate.h"
 
 namespace switchyard {
 namespace {

@@ -36,7 +36,7 @@ int64_t RowsInBudget(const Sequence& sequence, const PrefillBudget& budget) {
   // fit.
   if (!sequence.needs_many_rows()) return rows - 1;
   // Rows before the first logit row do not count against the budget.
-  return sequence.LogitRows(rows).first - sequence.computed + budget.logit_rows;
+  return sequence.LogitRows(rows).begin - sequence.computed + budget.logit_rows;
 }
 
 }  // namespace

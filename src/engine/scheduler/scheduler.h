@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "engine/kv_cache/kv_cache.h"
-#include "engine/scheduler/new_token_estimate.h"
 #include "engine/scheduler/policy.h"
 #include "engine/scheduler/prefill.h"
 #include "engine/scheduler/sequence.h"

@@ -42,7 +42,7 @@ int64_t Sequence::max_reusable() const {
   return logprobs_pending() ? std::min(reusable, next_logprob - 1) : reusable;
 }
 
-Sequence::RowRange Sequence::LogitRows(int64_t rows) const {
+Range Sequence::LogitRows(int64_t rows) const {
   const int64_t end = computed + rows;
   const bool gives_token = end >= length();
   if (request.pooling == Pooling::kMean)

@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "engine/kv_cache/kv_cache.h"
 #include "engine/rank_grammars.h"
 #include "engine/request.h"
 #include "engine/speculative/forced_pace.h"
-#include "engine/speculative/ngram_index.h"
+#include "engine/speculative/ngram_pace.h"
 
 namespace switchyard {
 
@@ -78,8 +79,7 @@ struct Sequence {
   std::vector<int32_t> kept_rows;
   bool drafts_forced = false;          // the drafts are those of GrammarDrafter
   ForcedPace forced_pace;              // limits the drafts of GrammarDrafter
-  std::unique_ptr<NgramIndex> ngrams;  // index of NgramDrafter; null: not created yet
-  int64_t ngram_drafts = 0;            // number of drafts of NgramDrafter in the last step
+  std::unique_ptr<NgramState> ngrams;  // of NgramDrafter; null: not created yet
   // Number of leading rows that are in the draft model's cache. After a reuse of cached prefixes
   // their rows are assumed to be there; a wrong row gives worse drafts only.
   int64_t draft_computed = 0;
@@ -151,13 +151,9 @@ struct Sequence {
   // is also computed if it is needed for pending logprobs (row p − 1 gives those of position p),
   // for pending routed experts, or for the mean of a pooled sequence.
   int64_t max_reusable() const;
-  // The range [first, end) of rows whose logits are needed, among the `rows` that follow
-  // `computed`. Rows beyond the length belong to drafts.
-  struct RowRange {
-    int64_t first = 0, end = 0;
-    int64_t size() const { return end - first; }
-  };
-  RowRange LogitRows(int64_t rows) const;
+  // The rows whose logits are needed, among the `rows` that follow `computed`. Rows beyond the
+  // length belong to drafts.
+  Range LogitRows(int64_t rows) const;
 
  private:
   void Resume();  // enters request.output_ids

@@ -12,17 +12,9 @@ constexpr int32_t kFirstPause = 4, kLongestPause = 32;  // steps between trials
 
 }  // namespace
 
-// The cost of a draft: the time of one more row divided by the time of a step per sequence, in
-// units of 1 / kOne. Measured with models/yardling on two cores: 0.17 for one sequence, 0.75 for
-// 32. Larger models read more weights in a step, so the cost is smaller.
-int32_t ForcedAcceptance::CostOf(int64_t sequences) {
-  const auto more = static_cast<int32_t>(std::min<int64_t>(sequences, 31) - 1);
-  return kOne / 5 + more * kOne / 50;
-}
-
 void ForcedAcceptance::Observe(int32_t drafted, int32_t accepted, ForcedPace& pace) {
   for (int32_t i = 0; i < std::min(accepted + 1, drafted); ++i) {
-    const int32_t outcome = i < accepted ? kOne : 0;
+    const int32_t outcome = i < accepted ? kDraftUnit : 0;
     pace.acceptance += (outcome - pace.acceptance) / kNewest;
     acceptance_ += (outcome - acceptance_) / kNewestOfAll;
   }
@@ -39,9 +31,9 @@ int32_t ForcedAcceptance::Limit(const DraftCounts& so_far, int64_t sequences, in
   const bool new_outcome = so_far.steps > pace.seen.steps;
   pace.seen = so_far;
   int32_t limit = 0;
-  for (int32_t probability = pace.acceptance; limit < most && probability > CostOf(sequences);
+  for (int32_t probability = pace.acceptance; limit < most && probability > CostOfDraft(sequences);
        ++limit)
-    probability = probability * pace.acceptance / kOne;
+    probability = probability * pace.acceptance / kDraftUnit;
   if (limit > 0) {
     pace.pause = kFirstPause;
     pace.paused = 0;

@@ -4,14 +4,15 @@
 #include <cstdint>
 
 #include "engine/request.h"
+#include "engine/speculative/draft_cost.h"
 
 namespace switchyard {
 
-// The state of one sequence. Fractions are integers, so that they are equal on all ranks.
+// The state of one sequence.
 struct ForcedPace {
   DraftCounts seen;  // outcomes that `acceptance` already includes
-  // Decayed acceptance, in units of 1 / kOne, of drafts whose predecessors were right; −1: no draft
-  // yet.
+  // Decayed acceptance, in units of 1 / kDraftUnit, of drafts whose predecessors were right; −1: no
+  // draft yet.
   int32_t acceptance = -1;
   int32_t pause = 0;   // steps without drafts after the next trial
   int32_t paused = 0;  // remaining steps of the current pause
@@ -28,13 +29,11 @@ class ForcedAcceptance {
   int32_t Limit(const DraftCounts& so_far, int64_t sequences, int32_t most, ForcedPace& pace);
 
  private:
-  static constexpr int32_t kOne = 1 << 14;
-  static int32_t CostOf(int64_t sequences);
   void Observe(int32_t drafted, int32_t accepted, ForcedPace& pace);
 
   // Mean acceptance over all sequences. Its initial value is for a model that writes the tokens of
   // its tokenizer.
-  int32_t acceptance_ = kOne * 9 / 10;
+  int32_t acceptance_ = kDraftUnit * 9 / 10;
 };
 
 }  // namespace switchyard

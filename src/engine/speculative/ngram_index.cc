@@ -30,29 +30,27 @@ void NgramIndex::AddUpTo(std::span<const int32_t> tokens, int64_t end) {
   added_ = end;
 }
 
-int64_t NgramIndex::Find(std::span<const int32_t> tokens) const {
+NgramIndex::Match NgramIndex::Find(std::span<const int32_t> tokens) {
   const auto length = static_cast<int64_t>(tokens.size());
-  int64_t best = 0, longest = kShortest - 1;
+  Match best;
+  if (length <= kShortest) return best;
+  AddUpTo(tokens, length - 1);  // all pairs but the last
+  best.length = kShortest - 1;
   int64_t at = latest_[EntryOf(tokens, length)];
-  for (int i = 0; at > 0 && i < kCandidates && longest < kLongest; ++i, at = previous_[at]) {
+  for (int i = 0; at > 0 && i < kCandidates && best.length < kLongest; ++i, at = previous_[at]) {
     int64_t same = 0;
     while (same < kLongest && same < at && tokens[at - 1 - same] == tokens[length - 1 - same])
       ++same;
-    if (same <= longest) continue;
-    longest = same;
-    best = at;
+    if (same > best.length) best = {.end = at, .length = same};
   }
   return best;
 }
 
-std::vector<int32_t> NgramIndex::Guess(std::span<const int32_t> tokens, int64_t count) {
+std::vector<int32_t> NgramIndex::Continue(std::span<const int32_t> tokens, const Match& match,
+                                          int64_t count) {
   const auto length = static_cast<int64_t>(tokens.size());
   std::vector<int32_t> guess;
-  if (length <= kShortest) return guess;
-  AddUpTo(tokens, length - 1);  // all pairs but the last
-  if (count <= 0) return guess;
-  const int64_t from = Find(tokens);
-  for (int64_t i = from; from > 0 && i < from + count; ++i)
+  for (int64_t i = match.end; i > 0 && i < match.end + count; ++i)
     guess.push_back(i < length ? tokens[i] : guess[i - length]);
   return guess;
 }

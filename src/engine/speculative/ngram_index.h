@@ -12,14 +12,22 @@ namespace switchyard {
 // latest first. A new token costs one entry of a table and one link.
 class NgramIndex {
  public:
-  static constexpr int64_t kShortest = 2, kLongest = 5;  // tokens of an n-gram
+  static constexpr int64_t kShortest = 2, kLongest = 8;  // tokens of an n-gram
 
-  // Returns up to `count` tokens that may follow `tokens`; none if no n-gram at the end of `tokens`
-  // occurred earlier. Only the latest kCandidates occurrences of the last pair are compared. The
-  // longest n-gram is used, and of its occurrences the latest. If the guess reaches the end of
-  // `tokens`, it continues with its own tokens, so a repetition goes on. `tokens` begins with the
-  // tokens of the previous call.
-  std::vector<int32_t> Guess(std::span<const int32_t> tokens, int64_t count);
+  // An earlier occurrence of the last tokens. `end`: the position after it; 0: there is none.
+  // `length`: tokens of the n-gram.
+  struct Match {
+    int64_t end = 0, length = 0;
+  };
+
+  // Finds an n-gram at the end of `tokens` that occurred earlier. Only the latest kCandidates
+  // occurrences of the last pair are compared. The longest n-gram is used, and of its occurrences
+  // the latest. `tokens` begins with the tokens of the previous call.
+  Match Find(std::span<const int32_t> tokens);
+  // The `count` tokens that followed the match; none if there is no match. At the end of `tokens`
+  // the result continues with its own tokens, so a repetition goes on.
+  static std::vector<int32_t> Continue(std::span<const int32_t> tokens, const Match& match,
+                                       int64_t count);
 
  private:
   static constexpr int kCandidates = 64;
@@ -30,8 +38,6 @@ class NgramIndex {
   void Link(std::span<const int32_t> tokens, int64_t end);
   // The entry of the pair that ends before position `end`.
   size_t EntryOf(std::span<const int32_t> tokens, int64_t end) const;
-  // The position after the best occurrence of the last tokens; 0: none.
-  int64_t Find(std::span<const int32_t> tokens) const;
 
   // Indexed by the hash of a pair: the position after its latest occurrence; 0: none. The size is a
   // power of two.

@@ -12,46 +12,57 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
+std::vector<int32_t> Guess(NgramIndex& index, const std::vector<int32_t>& tokens, int64_t count) {
+  return NgramIndex::Continue(tokens, index.Find(tokens), count);
+}
+
 TEST(NgramIndexTest, ATextWithoutRepetitionGivesNoGuess) {
-  NgramIndex index;
-  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6};
-  EXPECT_THAT(index.Guess(tokens, 4), IsEmpty());
-  EXPECT_THAT(NgramIndex().Guess({}, 4), IsEmpty());
-  EXPECT_THAT(NgramIndex().Guess(std::vector<int32_t>{1}, 4), IsEmpty());
-  EXPECT_THAT(NgramIndex().Guess(std::vector<int32_t>{1, 1}, 4), IsEmpty());
+  for (const std::vector<int32_t>& tokens :
+       {std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {}, {1}, {1, 1}}) {
+    NgramIndex index;
+    EXPECT_THAT(Guess(index, tokens, 4), IsEmpty());
+    EXPECT_EQ(NgramIndex().Find(tokens).end, 0);
+  }
 }
 
 TEST(NgramIndexTest, TheLongestNgramTakesPrecedence) {
   NgramIndex index;
   //                                 v--------                   v--- (later, but shorter)
   const std::vector<int32_t> tokens = {1, 2, 3, 50, 51, 9, 9, 8, 2, 3, 60, 61, 7, 1, 2, 3};
-  EXPECT_THAT(index.Guess(tokens, 2), ElementsAre(50, 51));
+  EXPECT_THAT(Guess(index, tokens, 2), ElementsAre(50, 51));
 }
 
 TEST(NgramIndexTest, TheLatestOccurrenceTakesPrecedence) {
   NgramIndex index;
   const std::vector<int32_t> tokens = {1, 2, 30, 1, 2, 40, 5, 1, 2};
-  EXPECT_THAT(index.Guess(tokens, 3), ElementsAre(40, 5, 1));
+  EXPECT_THAT(Guess(index, tokens, 3), ElementsAre(40, 5, 1));
 }
 
 TEST(NgramIndexTest, ARepetitionGoesOnBeyondTheEnd) {
   NgramIndex index;
   const std::vector<int32_t> tokens = {9, 1, 2, 3, 1, 2, 3, 1, 2};
-  EXPECT_THAT(index.Guess(tokens, 7), ElementsAre(3, 1, 2, 3, 1, 2, 3));
+  EXPECT_THAT(Guess(index, tokens, 7), ElementsAre(3, 1, 2, 3, 1, 2, 3));
 }
 
 TEST(NgramIndexTest, TokensAreAddedAsTheyArrive) {
   NgramIndex index;
   std::vector<int32_t> tokens = {1, 2, 3};
-  EXPECT_THAT(index.Guess(tokens, 2), IsEmpty());
+  EXPECT_THAT(Guess(index, tokens, 2), IsEmpty());
   tokens.insert(tokens.end(), {4, 1, 2});
-  EXPECT_THAT(index.Guess(tokens, 2), ElementsAre(3, 4));
+  EXPECT_THAT(Guess(index, tokens, 2), ElementsAre(3, 4));
   tokens.insert(tokens.end(), {7, 1, 2});
-  EXPECT_THAT(index.Guess(tokens, 0), IsEmpty());
-  EXPECT_THAT(index.Guess(tokens, 2), ElementsAre(7, 1));
+  EXPECT_THAT(Guess(index, tokens, 0), IsEmpty());
+  EXPECT_THAT(Guess(index, tokens, 2), ElementsAre(7, 1));
 }
 
-// A slow definition of Guess: tries every earlier occurrence.
+TEST(NgramIndexTest, TheLengthOfAMatchIsThatOfTheNgram) {
+  const std::vector<int32_t> tokens = {1, 2, 3, 50, 9, 1, 2, 3};
+  EXPECT_EQ(NgramIndex().Find(tokens).length, 3);
+  EXPECT_EQ(NgramIndex().Find(tokens).end, 3);
+  EXPECT_EQ(NgramIndex().Find(std::vector<int32_t>(50, 7)).length, NgramIndex::kLongest);
+}
+
+// A slow definition: tries every earlier occurrence.
 std::vector<int32_t> GuessBySearch(const std::vector<int32_t>& tokens, int64_t count) {
   const auto length = std::ssize(tokens);
   for (int64_t n = NgramIndex::kLongest; n >= NgramIndex::kShortest; --n) {
@@ -74,7 +85,7 @@ TEST(NgramIndexTest, RandomTextsGiveTheGuessesOfASearch) {
     for (uint64_t i = 0; i < 400; ++i) {
       tokens.push_back(static_cast<int32_t>(UniformDraw(seed, i) * letters));
       if (i % 3 == seed % 3) continue;  // several tokens in one call
-      const std::vector<int32_t> got = index.Guess(tokens, 6);
+      const std::vector<int32_t> got = Guess(index, tokens, 6);
       // Among many occurrences of a pair, only the latest ones are compared.
       if (i < 64) {
         EXPECT_EQ(got, GuessBySearch(tokens, 6)) << seed << " " << i;

@@ -151,6 +151,14 @@ class CpuDevice final : public Device {
       for (int64_t i = begin; i < end; ++i) x[i] /= 1.0f + std::exp(-gate[i]);
     });
   }
+  void MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n) override {
+    cpu::RunRows(pool_, rows, n, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const float divisor = 1.0f + std::exp(-gate[row]);
+        for (int64_t i = 0; i < n; ++i) x[row * n + i] /= divisor;
+      }
+    });
+  }
 
  private:
   static void Copy(void* to, const void* from, size_t bytes) {

@@ -12,8 +12,6 @@
 namespace switchyard::kernels::cpu {
 namespace {
 
-int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
-
 int64_t ScaleFloats(int64_t k) { return RoundUp(2 * (k / kInt4Block + 2) + kMaxLanes, kMaxLanes); }
 
 // Bits per weight without scales. Scales add less than half a byte per weight, so rounding down to

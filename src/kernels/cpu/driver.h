@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "core/parallel.h"
+#include "kernels/cpu/heuristics.h"
 #include "kernels/cpu/kernel_table.h"
 #include "quant/weight_view.h"
 
@@ -50,11 +51,30 @@ void RunTasks(ThreadPool& pool, int64_t n, const Body& body) {
   pool.Run(n, std::cref(body));
 }
 
+// Work of a product with m rows of x, as in kTaskWork. Smaller weights take as long as bytes.
+inline int64_t WorkOf(const WeightView& w, int64_t m) {
+  const double bytes = std::max(1.0, BytesPerWeight(w.format));
+  return static_cast<int64_t>(static_cast<double>(m * w.n * w.k) * bytes);
+}
+constexpr bool IsSmall(int64_t work) { return work < 2 * kTaskWork; }
+
+// RunTasks for products with `work` in all.
+template <typename Body>
+void RunProductTasks(ThreadPool& pool, int64_t n, int64_t work, const Body& body) {
+  if (!IsSmall(work)) return RunTasks(pool, n, body);
+  for (int64_t i = 0; i < n; ++i) body(i);
+}
+
 // Runs body(task, next) for all tasks in [0, n), sorted from compute-bound to memory-bound. Half of
 // the threads start at each end, and they meet in the middle, so that both kinds run concurrently.
-// `next`: the task that this thread probably runs next, or -1; a prefetch hint.
+// `next`: the task that this thread probably runs next, or -1; a prefetch hint. `work`: of all
+// tasks.
 template <typename Body>
-void RunFromBothEnds(ThreadPool& pool, int64_t n, const Body& body) {
+void RunFromBothEnds(ThreadPool& pool, int64_t n, int64_t work, const Body& body) {
+  if (IsSmall(work)) {
+    for (int64_t i = 0; i < n; ++i) body(i, i + 1 < n ? i + 1 : -1);
+    return;
+  }
   constexpr auto kRelaxed = std::memory_order_relaxed;
   std::atomic<int64_t> taken{0}, first{0}, last{n};
   const int64_t threads = pool.num_threads();

@@ -256,12 +256,15 @@ void RunProducts(const GroupedMlpParams& p, const cpu::KernelTable& kernels, Pro
   const auto count = static_cast<int64_t>(busy.size());
   if (products != Products::kDown) {
     run.inputs = RoundInputs(p, busy, run.hidden, pool);
-    cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns),
+    const int64_t work =
+        cpu::WorkOf(w.gate, p.offsets.back()) + cpu::WorkOf(w.up, p.offsets.back());
+    cpu::RunFromBothEnds(pool, count * CeilDiv(run.width, run.middle_columns), work,
                          [&](int64_t task, int64_t next) { run.Middle(task, next); });
   }
   if (products == Products::kGateUp) return;
   run.middle = RoundIntermediate(p, busy, run.width, pool);
   cpu::RunFromBothEnds(pool, count * CeilDiv(run.hidden, run.down_columns),
+                       cpu::WorkOf(w.down, p.offsets.back()),
                        [&](int64_t task, int64_t next) { run.Down(task, next); });
 }
 

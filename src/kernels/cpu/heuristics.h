@@ -25,9 +25,10 @@ constexpr int64_t kPrefetchBytes = 8192;
 // minimum, rounded up to whole blocks of weight rows.
 constexpr int64_t kBlockPrefetchBytes = 16384;
 
-// Bfloat16 products of few rows of x: weight rows of at most this many bytes are multiplied four at
-// a time and without prefetches. Their lanes are then reduced together, which takes about as long
-// as the products of such a short row. Longer rows stream faster one after another.
+// Bfloat16 products of few rows of x: weight rows of at most this many bytes are multiplied several
+// at a time and without prefetches. The lanes of 16 products are then reduced together. One by one
+// this would take about as long as the products of such a short row. Longer rows stream faster one
+// after another.
 constexpr int64_t kShortRowBytes = 1024;
 
 // Int8 products of few rows of x with unpacked weights (avx512/int8_vnni.cc): weight rows per tile.
@@ -37,6 +38,12 @@ constexpr int64_t kShortRowBytes = 1024;
 // load slots to read ahead. Up to kInt8NoPrefetchRows rows, software prefetch takes more time than
 // it saves.
 constexpr int kInt8SingleStreamRows = 5, kInt8NoPrefetchRows = 2;
+
+// Weight rows of at most kShortInt8Row codes are multiplied several at a time and without
+// prefetches, as short rows of bfloat16. The reduction of a tile's lanes takes longer than the
+// products of such a row, and with one weight row per tile most of it is wasted. With at most
+// kShortInt8Rows rows of x, AVX-512 reduces sixteen products together, one row of x after another.
+constexpr int64_t kShortInt8Row = 512, kShortInt8Rows = 4;
 
 // Weight panels (avx512/panels.h): outputs per panel, halved if the panel would exceed
 // kMaxPanelBytes. With K = 2048 in int8 a panel is 128 KiB, an eighth to a half of an L2 cache.
@@ -53,6 +60,17 @@ constexpr int64_t kInt8PanelMinRows = 20;
 // tracks. Bursts of 512 bytes were a tenth faster than single lines.
 constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 
+// Products of few int8 rows with stored panels (simd/stored_panels.h): prefetch distance. Measured
+// with one row on Zen 5, of 41 GB/s: MXFP4 29 GB/s with 2 KiB, 33 with 4, 35 with 8, and 31 if the
+// next panel was prefetched evenly.
+constexpr int64_t kStreamPrefetchBytes = 8192;
+
+// Products of many int8 rows with stored panels (simd/wide_panels.h): from kWideMinRows rows of x
+// on. kWideBatch rows of x stay in L2 while a task's panels stream through. kWidePartBytes of codes
+// stay in L1 while all tiles of a batch are multiplied with them.
+constexpr int64_t kWideMinRows = 12, kWideBatch = 96;
+constexpr int64_t kWidePartBytes = int64_t{16} << 10;
+
 // AMX tiles, from Intel's throughput figures; not measured yet. A product of 16 rows of x with 1
 // KiB of weights takes 16 cycles; packing 1 KiB of either operand takes about 64 (shuffles, one per
 // cycle). x is packed, once per task, if it has at most kTilesMaxPackedRows rows and no more rows
@@ -62,6 +80,11 @@ constexpr int64_t kTilesMaxPackedRows = 64;
 // Int8 products of fewer rows use AVX-512 VNNI, which takes about 10 cycles per row and has no
 // other cost.
 constexpr int64_t kInt8TilesMinRows = 8;
+
+// Work of a task, at least: bytes of its weights times rows of x. A task of this size takes about
+// 0.2 µs, in which a core reads a few cache lines of another core. Products of less than two such
+// tasks run on the calling thread.
+constexpr int64_t kTaskWork = 40'000;
 
 // Columns per task of an expert's products. Many columns make long weight streams and amortise the
 // preparation of x rows: 512 against 128 saves 2 to 7 % of an int8 layer's time at 32 to 512

@@ -202,6 +202,10 @@ struct KernelTable {
   void (*short_conv)(const float* const* rows, const float* weight, int64_t stride, int64_t width,
                      const float* bias, float* y, int64_t n);
   void (*multiply_by_sigmoid)(float* x, const float* gate, int64_t n);  // x[i] · sigmoid(gate[i])
+  // decays[i] = exp(rate · softplus(a[i] + bias[i])), or with a bound < 0 exp(bound · sigmoid(−rate
+  // · (a[i] + bias[i])))
+  void (*key_decays)(const float* a, const float* bias, float rate, float bound, float* decays,
+                     int64_t n);
   void (*delta)(const DeltaTask&);
   int64_t delta_columns;  // columns of a whole block of DeltaTask
 };

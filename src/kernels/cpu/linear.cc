@@ -15,6 +15,7 @@ namespace switchyard::kernels {
 namespace {
 
 using cpu::kPanelRows;
+using cpu::kTaskWork;
 
 // Partition of one linear into `columns` times `batches` tasks.
 struct Partition {
@@ -23,10 +24,11 @@ struct Partition {
 };
 
 // Makes several tasks per thread, to balance load if other processes slow down some threads. Tasks
-// are long enough that weights stream from memory.
-Partition PartitionLinear(int64_t m, int64_t n, int64_t total_n, int threads) {
+// are long enough that weights stream from memory. `work`: of all linears (kTaskWork).
+Partition PartitionLinear(int64_t m, int64_t n, int64_t total_n, int64_t work, int threads) {
   if (m == 0 || n == 0) return {};
-  const int64_t wanted = threads == 1 ? 1 : int64_t{8} * threads;
+  const int64_t wanted =
+      threads == 1 ? 1 : std::clamp<int64_t>(work / kTaskWork, 1, int64_t{8} * threads);
   const int64_t rows =
       std::max(kPanelRows, CeilDiv(CeilDiv(total_n, wanted), kPanelRows) * kPanelRows);
   Partition partition = {.columns = CeilDiv(n, rows)};
@@ -132,17 +134,18 @@ void LinearGroup(std::span<const LinearParams> parts, ThreadPool& pool) {
     for (const LinearParams& p : parts) reference::Linear(p);
     return;
   }
-  int64_t total_n = 0, tasks = 0;
+  int64_t total_n = 0, work = 0, tasks = 0;
   for (const LinearParams& p : parts) {
     CHECK_GT(p.w.k, 0);
     total_n += p.w.n;
+    work += cpu::WorkOf(p.w, p.m);
   }
   const auto partition_of = [&](const LinearParams& p) {
-    return PartitionLinear(p.m, p.w.n, total_n, pool.num_threads());
+    return PartitionLinear(p.m, p.w.n, total_n, work, pool.num_threads());
   };
   for (const LinearParams& p : parts) tasks += partition_of(p).tasks();
   const std::span<const cpu::RoundedRows> inputs = RoundInputs(parts, pool);
-  cpu::RunTasks(pool, tasks, [&](int64_t task) {
+  cpu::RunProductTasks(pool, tasks, work, [&](int64_t task) {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Partition partition = partition_of(parts[i]);
       if (task < partition.tasks()) {
@@ -160,10 +163,12 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
   if (heads == 0 || p.m == 0) return;
   const auto source = [&](int64_t head) { return p.x + head * p.head_stride_x; };
   const auto target = [&](int64_t head) { return p.y + head * p.head_stride_y; };
+  int64_t work = 0;
+  for (const WeightView& w : p.w) work += cpu::WorkOf(w, p.m);
   if (p.transposed) {
     // Few heads (the output groups of compressed attention) have several tasks each.
     const int64_t parts = PartsOfHead(p.w, pool.num_threads());
-    cpu::RunTasks(pool, heads * parts, [&](int64_t task) {
+    cpu::RunProductTasks(pool, heads * parts, work, [&](int64_t task) {
       const int64_t head = task / parts, part = task % parts;
       const WeightView& w = p.w[head];
       const int64_t panels = CeilDiv(w.n, kPanelRows);
@@ -186,7 +191,7 @@ void HeadLinear(const HeadLinearParams& p, ThreadPool& pool) {
     });
     return;
   }
-  cpu::RunTasks(pool, heads, [&](int64_t head) {
+  cpu::RunProductTasks(pool, heads, work, [&](int64_t head) {
     const WeightView& w = p.w[head];
     for (int64_t c = 0; c < w.k; c += cpu::kColumnBlock) {
       kernels->columns({

@@ -53,7 +53,13 @@ void StoreInputs(const ShortConvParams& p, const ConvInputs& inputs, int64_t row
 float SoftPlus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // The decays and the step of one row of a value head.
-void WriteGates(const GatedDeltaParams& p, int64_t row, int64_t head) {
+void WriteGates(const GatedDeltaParams& p, const KernelTable& kernels, int64_t row, int64_t head) {
+  if (p.rule == StateRule::kFixed) {
+    float* gates = p.gates + (row * p.value_heads + head) * 2;
+    gates[0] = std::exp(p.rate[head]);
+    gates[1] = 1.0f;
+    return;
+  }
   const int64_t group = p.value_heads / p.key_heads, g = head / group, i = head % group;
   const int64_t n = p.decays();
   const float* a = p.a + row * p.ld_gates + g * p.a_stride + i * n;
@@ -64,7 +70,11 @@ void WriteGates(const GatedDeltaParams& p, int64_t row, int64_t head) {
     gates[0] = std::exp(p.rate[head] * gates[1]);
     return;
   }
-  for (int64_t j = 0; j < n; ++j) gates[j] = std::exp(p.rate[head] * SoftPlus(a[j] + bias[j]));
+  if (p.rule == StateRule::kKeyDelta) {
+    kernels.key_decays(a, bias, p.rate[head], p.bound, gates, n);
+  } else {
+    gates[0] = std::exp(p.rate[head] * SoftPlus(a[0] + bias[0]));
+  }
   const float b = p.b[row * p.ld_gates + g * p.b_stride + i];
   gates[n] = 1.0f / (1.0f + std::exp(-b));
 }
@@ -75,13 +85,13 @@ void Prepare(const GatedDeltaParams& p, const KernelTable& kernels, const float*
              int64_t begin, int64_t end) {
   const float eps = kDeltaNormEps / static_cast<float>(p.key_dim);
   for (int64_t row = begin; row < end; ++row) {
-    for (int64_t g = 0; g < p.key_heads && p.rule != StateRule::kMamba2; ++g) {
+    for (int64_t g = 0; g < p.key_heads && IsDeltaRule(p.rule); ++g) {
       float* q = p.q + row * p.ld + g * p.q_stride;
       float* k = p.k + row * p.ld + g * p.k_stride;
       kernels.rms_norm(q, weights, q, p.key_dim, eps);
       kernels.rms_norm(k, weights + p.key_dim, k, p.key_dim, eps);
     }
-    for (int64_t head = 0; head < p.value_heads; ++head) WriteGates(p, row, head);
+    for (int64_t head = 0; head < p.value_heads; ++head) WriteGates(p, kernels, row, head);
   }
 }
 
@@ -182,8 +192,12 @@ class CpuRecurrentOps final : public RecurrentOps {
       for (int64_t row = begin; row < end; ++row) {
         for (int64_t head = 0; head < p.heads; ++head) {
           float* x = p.x + row * p.ldx + head * p.n;
-          const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
           const float* weight = p.weight + head * p.weight_stride;
+          if (p.gate == OutputGate::kNone) {
+            kernels->rms_norm(x, weight, x, p.n, p.eps);
+            continue;
+          }
+          const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
           if (p.gate == OutputGate::kSigmoid) {
             kernels->rms_norm(x, weight, x, p.n, p.eps);
             kernels->multiply_by_sigmoid(x, z, p.n);

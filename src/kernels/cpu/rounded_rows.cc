@@ -14,12 +14,10 @@ namespace {
 constexpr int64_t kLine = 64;  // bytes; also the widest vector of codes
 constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
 
-int64_t RoundUp(int64_t n) { return CeilDiv(n, kLine) * kLine; }
-
 // Row stride of int8 and bfloat16 rows: an odd number of cache lines, so that rows multiplied
 // together map to different L1 sets.
 int64_t RowStride(int64_t bytes) {
-  return CeilDiv(bytes, kLine) % 2 == 0 ? RoundUp(bytes) + kLine : RoundUp(bytes);
+  return CeilDiv(bytes, kLine) % 2 == 0 ? RoundUp(bytes, kLine) + kLine : RoundUp(bytes, kLine);
 }
 
 }  // namespace
@@ -103,9 +101,9 @@ void RunLinear(const KernelTable& kernels, const WeightView& w, const RoundedRow
 
 int64_t RoundedBytes(int64_t rows, int64_t k, const InputRowFormats& forms) {
   int64_t bytes = 0;
-  if (forms.floats) bytes += rows * RoundUp(k * kFloat);
+  if (forms.floats) bytes += rows * RoundUp(k * kFloat, kLine);
   if (forms.codes) {
-    bytes += rows * RowStride(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)));
+    bytes += rows * RowStride(k) + RoundUp(rows * static_cast<int64_t>(sizeof(Int8Row)), kLine);
   }
   if (forms.bf16_rows) bytes += rows * RowStride(k * kHalf);
   if (forms.blocks) bytes += rows * RowStride(Int8BlockRowBytes(k));
@@ -117,7 +115,7 @@ RoundedRows AssignRoundedBuffers(int64_t rows, int64_t k, const InputRowFormats&
   RoundedRows out = {.k = k};
   if (forms.floats) {
     out.x = reinterpret_cast<float*>(memory);
-    out.ldx = RoundUp(k * kFloat) / kFloat;
+    out.ldx = RoundUp(k * kFloat, kLine) / kFloat;
     memory += RoundedBytes(rows, k, {.floats = true});
   }
   if (forms.codes) {

@@ -165,6 +165,8 @@ class CudaRankDevice : public RankDevice {
   void MakeGroups(RankComm& comm, const ModelOptions& options) {
     cuda::CollectiveOptions collectives = CollectivesOf(options);
     collectives.watch = watch_;
+    cuda::SharedNccl shared;  // all groups use one stream
+    collectives.shared = &shared;
     for (auto [name, group] : GroupsOf(mesh_))
       collectives_.push_back(
           cuda::MakeCollectives(comm, peers_, std::move(group), name, cuda_.stream(), collectives));

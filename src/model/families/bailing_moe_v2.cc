@@ -22,6 +22,10 @@ void Read(const ConfigReader& reader, double default_theta, ModelConfig* config)
   RequireOneOf(reader, "score_function", {"sigmoid"});
   ReadNoAuxRouter(reader, {.scale = 2.5}, &config->moe->router);
   ReadSharedExperts(reader, {"num_shared_experts", "n_shared_experts"}, 1, config);
+  const int64_t routed = config->moe->intermediate;
+  config->moe->shared_intermediate =
+      config->moe->shared_intermediate / routed *
+      reader.IntOr({"moe_shared_expert_intermediate_size"}, routed, 1, kMaxWidth);
 }
 
 void ReadLing(const ConfigReader& reader, ModelConfig* config) { Read(reader, 600000.0, config); }

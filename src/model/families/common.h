@@ -37,6 +37,11 @@ void ReadLatentAttention(const ConfigReader& reader, ModelConfig* config);
 void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
               ModelConfig* config, double default_part = 1.0);
 
+// As ReadRope, but all of `head_dim` is rotated. partial_rotary_factor has no effect on an
+// embedding that is not scaled; error if it is not 1 for another one.
+void ReadWholeRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
+                   ModelConfig* config);
+
 // The values of absent keys: rope_theta and partial_rotary_factor.
 struct RopeDefaults {
   double theta = 10000.0, part = 1.0;

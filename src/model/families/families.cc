@@ -13,14 +13,14 @@ namespace {
 std::vector<Family> Collect() {
   std::vector<Family> all;
   for (std::span<const Family> page :
-       {MixtralFamily(),      Qwen2MoeFamily(),   Qwen3MoeFamily(),     OlmoeFamily(),
-        DeepseekV2Family(),   DeepseekV3Family(), GptOssFamily(),       Glm4MoeFamily(),
-        LlamaFamily(),        QwenFamily(),       Dots1Family(),        MiniMaxM2Family(),
-        Ernie45MoeFamily(),   GraniteMoeFamily(), HunyuanV1MoeFamily(), ExaoneMoeFamily(),
-        FlexOlmoFamily(),     PhimoeFamily(),     Mistral4Family(),     AfmoeFamily(),
-        BailingMoeV2Family(), Llama4Family(),     LongcatFlashFamily(), MiMoV2FlashFamily(),
-        DeepseekV32Family(),  Qwen3NextFamily(),  KimiLinearFamily(),   NemotronHFamily(),
-        DeepseekV4Family()}) {
+       {MixtralFamily(),      Qwen2MoeFamily(),      Qwen3MoeFamily(),     OlmoeFamily(),
+        DeepseekV2Family(),   DeepseekV3Family(),    GptOssFamily(),       Glm4MoeFamily(),
+        LlamaFamily(),        QwenFamily(),          Dots1Family(),        MiniMaxM2Family(),
+        Ernie45MoeFamily(),   GraniteMoeFamily(),    HunyuanV1MoeFamily(), ExaoneMoeFamily(),
+        FlexOlmoFamily(),     PhimoeFamily(),        Mistral4Family(),     AfmoeFamily(),
+        BailingMoeV2Family(), Llama4Family(),        LongcatFlashFamily(), MiMoV2FlashFamily(),
+        DeepseekV32Family(),  Qwen3NextFamily(),     KimiLinearFamily(),   NemotronHFamily(),
+        DeepseekV4Family(),   BailingHybridFamily(), BailingMoeV25Family()}) {
     all.insert(all.end(), page.begin(), page.end());
   }
   return all;

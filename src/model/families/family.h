@@ -72,6 +72,7 @@ struct TensorNames {
   std::string linear_q_conv, linear_k_conv, linear_v_conv;
   std::string linear_rate = "linear_attn.A_log", linear_bias = "linear_attn.dt_bias";
   std::string linear_norm = "linear_attn.norm", linear_o = "linear_attn.out_proj";
+  std::string linear_q_norm, linear_k_norm;  // with LinearAttentionConfig::qk_norm
 
   // Dense layers: prefix of gate_proj, up_proj, down_proj. `mlp_alternative` is used if the
   // checkpoint has them under it and not under `mlp`; empty: no alternative.
@@ -182,5 +183,7 @@ std::span<const Family> MiMoV2FlashFamily();
 std::span<const Family> Qwen3NextFamily();
 std::span<const Family> KimiLinearFamily();
 std::span<const Family> NemotronHFamily();
+std::span<const Family> BailingHybridFamily();
+std::span<const Family> BailingMoeV25Family();
 
 }  // namespace switchyard

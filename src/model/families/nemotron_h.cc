@@ -113,7 +113,8 @@ void ReadFeedForwards(const ConfigReader& reader, ModelConfig* config) {
   RequireString(reader, "mlp_hidden_act", "relu2");
   config->activation = kernels::Activation::kRelu2;
   config->intermediate = reader.IntOr({"intermediate_size"}, 21504, 1, kMaxWidth);
-  reader.Ignore({"n_shared_experts"});  // transformers always has a shared expert
+  // transformers always has a shared expert.
+  reader.Ignore({"n_shared_experts", "moe_shared_expert_intermediate_size"});
   if (std::ranges::none_of(config->layers, &LayerConfig::moe)) return;
   MoeModelConfig moe = ReadMoe(reader, {"moe_intermediate_size"});
   ReadNoAuxRouter(reader, {}, &moe.router);

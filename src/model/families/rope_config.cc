@@ -176,6 +176,16 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
               {.theta = default_theta, .part = default_part}, head_dim, config->max_position);
 }
 
+void ReadWholeRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
+                   ModelConfig* config) {
+  ReadRope(reader, default_theta, head_dim, config);
+  RopeConfig& rope = config->rope;
+  if (rope.type != RopeConfig::Type::kDefault && rope.rotary_dim != head_dim)
+    throw Invalid("{}: {} of {} elements would be rotated; want 1 with a scaled rotary embedding",
+                  reader.Where("partial_rotary_factor"), rope.rotary_dim, head_dim);
+  rope.rotary_dim = head_dim;
+}
+
 void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
                          const RopeDefaults& window, int64_t head_dim, ModelConfig* config) {
   const auto read = [&](const ConfigReader* parameters, const ConfigReader* scaling,

@@ -30,7 +30,8 @@ int64_t LatentAttention::ScratchFloats(int64_t max_tokens) const {
        max_tokens * (lora_ + rope_), max_tokens * heads_ * (lora_ + rope_),
        max_tokens * heads_ * lora_, max_tokens * heads_ * value_,
        max_tokens * c_.config.attention.index_head_dim,
-       max_tokens * IndexWidth(c_.config.attention), max_tokens * c_.config.attention.index_heads});
+       max_tokens * IndexWidth(c_.config.attention), max_tokens * c_.config.attention.index_heads,
+       c_.config.attention.gate ? max_tokens * heads_ : 0});
 }
 
 LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
@@ -47,6 +48,7 @@ LatentAttention::Arrays LatentAttention::TakeArrays(Pass& pass) const {
   a.index_k = scratch.Take(tokens * c_.config.attention.index_head_dim);
   a.index_q = scratch.Take(tokens * IndexWidth(c_.config.attention));
   a.index_weights = scratch.Take(tokens * c_.config.attention.index_heads);
+  if (c_.config.attention.gate) a.gates = scratch.Take(tokens * heads_);
   return a;
 }
 
@@ -95,6 +97,8 @@ void LatentAttention::Attend(Pass& pass, const LatentAttentionWeights& w, int64_
                         .ldy = heads_ * value_,
                         .head_stride_y = value_,
                         .m = tokens});
+  if (a.gates != nullptr)
+    c_.device.MultiplyRowsBySigmoid(a.values, a.gates, tokens * heads_, value_);
   c_.device.Linear({.x = a.values,
                     .ldx = heads_ * value_,
                     .w = w.o.w,
@@ -141,6 +145,14 @@ void LatentAttention::ProjectQueries(Pass& pass, const LatentAttentionWeights& w
                       .ldy = width,
                       .m = tokens});
   }
+  if (a.gates != nullptr)
+    c_.device.Linear({.x = x,
+                      .ldx = hidden,
+                      .w = w.gate.w,
+                      .bias = w.gate.bias_data(),
+                      .y = a.gates,
+                      .ldy = heads_,
+                      .m = tokens});
   if (c_.config.layers[layer].rope)
     c_.device.Rope({.x = a.q,
                     .ldx = width,

@@ -48,6 +48,7 @@ class LatentAttention {
     float* q_absorbed;  // [T, heads, lora + rope]
     float* attended;    // [T, heads, lora]
     float* values;      // [T, heads, v]
+    float* gates;       // [T, heads], with AttentionConfig::gate; else null
     // With an indexer.
     float* index_k;        // [T, index_head_dim]
     float* index_q;        // [T, index_heads, index_head_dim]

@@ -28,7 +28,7 @@ int64_t LinearScratchFloats(const LinearAttentionConfig& linear, int64_t heads, 
                             bool chunks) {
   const LinearLayout at(linear, heads);
   return LayerScratch::Floats(
-      {tokens * at.width, tokens * at.mixed_width, tokens * at.gates_width,
+      {tokens * at.width, linear.convolves() ? tokens * at.mixed_width : 0, tokens * at.gates_width,
        tokens * at.factors_width, tokens * at.low_width, tokens * heads * at.values,
        chunks ? tokens * heads * linear.group() * kernels::kDeltaChunkFloats : 0});
 }
@@ -43,7 +43,8 @@ LinearAttention::Arrays LinearAttention::TakeArrays(Pass& pass) const {
   scratch.Reset();
   Arrays a{};
   a.projected = scratch.Take(tokens * at_.width);
-  a.mixed = scratch.Take(tokens * at_.mixed_width);
+  a.mixed = l_.convolves() ? scratch.Take(tokens * at_.mixed_width) : a.projected;
+  a.mixed_ld = l_.convolves() ? at_.mixed_width : at_.width;
   a.ba = scratch.Take(tokens * at_.gates_width);
   a.gates = scratch.Take(tokens * at_.factors_width);
   a.low = scratch.Take(tokens * at_.low_width);
@@ -56,7 +57,11 @@ void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t l
                           const float* x, float* out) const {
   const Arrays a = TakeArrays(pass);
   Project(pass, a, w, x);
-  Convolve(pass, a, w, layer);
+  if (l_.convolves()) {
+    Convolve(pass, a, w, layer);
+  } else {
+    NormAndRotate(pass, a, w, layer);
+  }
   Recur(pass, a, w, layer);
   Gate(pass, a, w);
   c_.device.Linear({.x = a.attended,
@@ -70,26 +75,84 @@ void LinearAttention::Run(Pass& pass, const LinearAttentionWeights& w, int64_t l
 
 void LinearAttention::Gate(const Pass& pass, const Arrays& a,
                            const LinearAttentionWeights& w) const {
-  using kernels::OutputGate;
-  // Mamba-2 norms all value heads of a key head together, each element with its own weight.
-  const bool whole = l_.rule == kernels::StateRule::kMamba2;
-  const int64_t group = whole ? 1 : l_.group(), n = whole ? at_.values : l_.value_dim;
+  const HeadNorm norm = NormOfOutput();
   c_.device.recurrent()->GatedNorm({.x = a.attended,
                                     .ldx = heads_ * at_.values,
                                     .weight = w.norm.data<float>(),
-                                    .weight_stride = whole ? n : 0,
+                                    .weight_stride = norm.own_weights ? norm.n : 0,
                                     .z = a.projected + at_.z.first,
                                     .ldz = at_.width,
-                                    .z_stride = at_.z.stride,
-                                    .group = group,
-                                    .gate = whole ? OutputGate::kSiluBefore
-                                            : l_.rule == kernels::StateRule::kKeyDelta
-                                                ? OutputGate::kSigmoid
-                                                : OutputGate::kSilu,
+                                    .z_stride = norm.z_stride,
+                                    .group = norm.group,
+                                    .gate = norm.gate,
                                     .m = pass.rows.tokens,
-                                    .heads = heads_ * group,
-                                    .n = n,
-                                    .eps = c_.config.norm_eps});
+                                    .heads = norm.heads,
+                                    .n = norm.n,
+                                    .eps = norm.eps});
+}
+
+LinearAttention::HeadNorm LinearAttention::NormOfOutput() const {
+  using kernels::OutputGate;
+  HeadNorm norm{.heads = heads_ * l_.group(),
+                .n = l_.value_dim,
+                .group = l_.group(),
+                .z_stride = at_.z.stride,
+                .eps = c_.config.norm_eps};
+  switch (l_.rule) {
+    case kernels::StateRule::kDelta:
+      break;
+    case kernels::StateRule::kKeyDelta:
+      norm.gate = OutputGate::kSigmoid;
+      break;
+    case kernels::StateRule::kMamba2:  // all value heads of a key head together
+      norm = {.heads = heads_,
+              .n = at_.values,
+              .z_stride = at_.z.stride,
+              .eps = norm.eps,
+              .own_weights = true,
+              .gate = OutputGate::kSiluBefore};
+      break;
+    case kernels::StateRule::kFixed: {
+      const int64_t n = l_.value_heads * l_.value_dim / l_.norm_groups;
+      // Outputs of the rule are those of queries that were not divided by √key_dim. The norm
+      // removes this factor, except from the epsilon.
+      norm = {.heads = heads_ * l_.value_dim / n,
+              .n = n,
+              .z_stride = n,
+              .eps = norm.eps * static_cast<float>(l_.key_dim),
+              .own_weights = true,
+              .gate = l_.silu_gate ? OutputGate::kSilu : OutputGate::kSigmoid};
+      break;
+    }
+  }
+  return norm;
+}
+
+void LinearAttention::NormAndRotate(const Pass& pass, const Arrays& a,
+                                    const LinearAttentionWeights& w, int64_t layer) const {
+  const auto norm = [&](int64_t first, const Tensor& weight) {
+    if (!weight.defined()) return;
+    c_.device.recurrent()->GatedNorm({.x = a.projected + first,
+                                      .ldx = at_.width,
+                                      .weight = weight.data<float>(),
+                                      .gate = kernels::OutputGate::kNone,
+                                      .m = pass.rows.tokens,
+                                      .heads = heads_,
+                                      .n = l_.key_dim,
+                                      .eps = c_.config.norm_eps});
+  };
+  norm(at_.q.first, w.q_norm);
+  norm(at_.k.first, w.k_norm);
+  const RopeConfig& rope = c_.config.rope_of(layer);
+  c_.device.Rope({.x = a.projected + at_.q.first,  // the keys follow the queries
+                  .ldx = at_.width,
+                  .m = pass.rows.tokens,
+                  .heads = 2 * heads_,
+                  .head_dim = l_.key_dim,
+                  .rotary_dim = rope.rotary_dim,
+                  .interleaved = rope.interleaved,
+                  .positions = pass.rows.positions,
+                  .cos_sin = c_.cos_sin_of(layer).data<float>()});
 }
 
 void LinearAttention::Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
@@ -156,20 +219,21 @@ void LinearAttention::Recur(Pass& pass, const Arrays& a, const LinearAttentionWe
   c_.device.recurrent()->GatedDelta({.q = a.mixed + at_.q.first,
                                      .k = a.mixed + at_.k.first,
                                      .v = a.mixed + at_.v.first,
-                                     .ld = at_.mixed_width,
+                                     .ld = a.mixed_ld,
                                      .q_stride = at_.q.stride,
                                      .k_stride = at_.k.stride,
                                      .v_stride = at_.v.stride,
-                                     .a = a.ba + at_.a.first,
-                                     .b = a.ba + at_.b.first,
+                                     .a = at_.a.stride > 0 ? a.ba + at_.a.first : nullptr,
+                                     .b = at_.b.stride > 0 ? a.ba + at_.b.first : nullptr,
                                      .ld_gates = at_.gates_width,
                                      .a_stride = at_.a.stride,
                                      .b_stride = at_.b.stride,
                                      .rate = w.rate.data<float>(),
-                                     .bias = w.bias.data<float>(),
+                                     .bias = FloatsOrNull(w.bias),
                                      .rule = l_.rule,
                                      .skip = FloatsOrNull(w.skip),
                                      .min_step = l_.min_step,
+                                     .bound = l_.bound,
                                      .key_heads = heads_,
                                      .value_heads = heads_ * l_.group(),
                                      .key_dim = l_.key_dim,

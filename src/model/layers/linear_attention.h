@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/recurrent.h"
 #include "model/layers/context.h"
 #include "model/linear_layout.h"
 #include "model/pass.h"
@@ -28,7 +29,8 @@ class LinearAttention {
   // Arrays in the pass's scratch, in the order of LinearLayout.
   struct Arrays {
     float* projected;  // [T, width]
-    float* mixed;      // [T, mixed_width]
+    float* mixed;      // [T, mixed_width]; without a convolution `projected`
+    int64_t mixed_ld;  // row stride of `mixed`
     float* ba;         // [T, gates_width]
     float* gates;      // [T, factors_width]
     float* low;        // [T, low_width]
@@ -39,8 +41,19 @@ class LinearAttention {
   void Project(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
                const float* x) const;
   void Convolve(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
+  // Norms and rotates q and k in their places in the projections.
+  void NormAndRotate(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w,
+                     int64_t layer) const;
   void Recur(Pass& pass, const Arrays& a, const LinearAttentionWeights& w, int64_t layer) const;
   void Gate(const Pass& pass, const Arrays& a, const LinearAttentionWeights& w) const;
+  // The settings of kernels::GatedNormParams. own_weights: each head has its own.
+  struct HeadNorm {
+    int64_t heads = 0, n = 0, group = 1, z_stride = 0;
+    float eps = 0;
+    bool own_weights = false;
+    kernels::OutputGate gate = kernels::OutputGate::kSilu;
+  };
+  HeadNorm NormOfOutput() const;
 
   const LayerContext& c_;
   const LinearAttentionConfig& l_;

@@ -77,9 +77,8 @@ float StoredGlobalScale(float scale) {
 // shows what the process needs.
 void Unmap(const StoredTensor& t) {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(t.data) / page * page;
-  const auto end = reinterpret_cast<uintptr_t>(t.data) + t.num_bytes;
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  const auto before = reinterpret_cast<uintptr_t>(t.data) % page;  // bytes in the first page
+  ::madvise(const_cast<uint8_t*>(t.data) - before, before + t.num_bytes, MADV_DONTNEED);
 }
 
 class ShardWriter {

@@ -181,11 +181,14 @@ class Assembler {
     Vectors(p + "rate", [&](const auto& w) { return layer(w).linear.rate; });
     Vectors(p + "bias", [&](const auto& w) { return layer(w).linear.bias; });
     Vectors(p + "skip", [&](const auto& w) { return layer(w).linear.skip; });
-    if (config_.linear->rule == kernels::StateRule::kMamba2) {
+    Same(p + "q_norm", [&](const auto& w) { return layer(w).linear.q_norm; });
+    Same(p + "k_norm", [&](const auto& w) { return layer(w).linear.k_norm; });
+    if (!kernels::IsDeltaRule(config_.linear->rule)) {
       Vectors(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
     } else {
       Same(p + "norm", [&](const auto& w) { return layer(w).linear.norm; });
     }
+    if (!config_.linear->convolves()) return;
     Values& conv = out_[p + "conv"];  // of q, then of k, then of v, channel by channel
     const LinearAttentionConfig& c = *config_.linear;
     const LinearLayout at(c, c.key_heads / shape_.tp);
@@ -218,6 +221,8 @@ class Assembler {
       return config_.attention.q_lora_rank ? layer(w).latent.q_b.w : layer(w).latent.q.w;
     });
     Columns(p + "o", [&](const auto& w) { return layer(w).latent.o.w; });
+    if (config_.attention.gate)
+      Rows(p + "gate", [&](const auto& w) { return layer(w).latent.gate.w; });
     for (const ModelWeights& w : ranks_) {
       const LatentAttentionWeights& latent = layer(w).latent;
       EXPECT_EQ(static_cast<int64_t>(latent.k_up.size()), config_.attention.heads / shape_.tp);

@@ -207,6 +207,8 @@ LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& pre
   }
   w.o = parts.Columns(prefix + names.o, hidden, a.heads * a.v_head_dim, heads * a.v_head_dim,
                       a.output_bias, kLatentKeys);
+  if (a.gate)
+    w.gate = parts.Rows(prefix + names.attention_gate, a.heads, hidden, heads, false, kLatentKeys);
   if (parts.config().quantization.cache_scales) {
     // A latent is key and value, and has the scale of keys.
     const std::string name =

@@ -97,7 +97,7 @@ LayerWeights BuildLayer(Parts& parts, int64_t index, WeightBytes& bytes) {
   layer.feed_forward_output_norm = norm(kind.feed_forward, names.feed_forward_output_norm);
   bytes.norms += meter.Next();
   if (kind.linear) {
-    layer.linear = BuildLinearAttention(parts, prefix);
+    layer.linear = BuildLinearAttention(parts, index, prefix);
   } else if (kind.mixer && config.attention.kind == AttentionConfig::Kind::kGrouped) {
     layer.grouped = BuildGroupedAttention(parts, index, prefix);
   } else if (kind.mixer && config.attention.kind == AttentionConfig::Kind::kCompressed) {

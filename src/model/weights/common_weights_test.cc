@@ -84,6 +84,7 @@ void ExpectLoaded(const std::filesystem::path& dir, const ModelConfig& config,
                   const MeshShape& shape, const LoadOptions& options) {
   auto common = std::make_unique<const CommonWeights>(dir, config, shape, options);
   std::vector<ModelWeights> got;
+  got.reserve(shape.world());
   for (int rank = 0; rank < shape.world(); ++rank)
     got.push_back(common->Load(Mesh(shape, rank), options));
   common.reset();

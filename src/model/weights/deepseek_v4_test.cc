@@ -18,7 +18,6 @@ using nlohmann::json;
 using testing::Assemble;
 using testing::ExpectSame;
 using ::testing::HasSubstr;
-using testing::RawTensor;
 using testing::RawTensors;
 using testing::TempDir;
 

@@ -1,3 +1,4 @@
+#include <bit>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -16,10 +17,14 @@ using kernels::StateRule;
 std::string_view KeysOf(const LinearAttentionConfig& c) {
   switch (c.rule) {
     case StateRule::kKeyDelta:
+      if (c.gate_rank == 0)
+        return "hidden_size, num_attention_heads, head_dim, short_conv_kernel_size";
       return "hidden_size, linear_attn_config.num_heads, linear_attn_config.head_dim, "
              "linear_attn_config.short_conv_kernel_size";
     case StateRule::kMamba2:
       return "hidden_size, n_groups, mamba_num_heads, mamba_head_dim, ssm_state_size, conv_kernel";
+    case StateRule::kFixed:
+      return "hidden_size, num_kv_heads_for_linear_attn";
     case StateRule::kDelta:
       break;
   }
@@ -43,7 +48,7 @@ class Projections {
   void Build(LinearAttentionWeights* w) {
     if (c_.rule == StateRule::kKeyDelta) return BuildKeyDelta(w);
     if (c_.rule == StateRule::kMamba2) return BuildMamba(w);
-    if (c_.separate) return BuildSeparate(w);
+    if (c_.separate || c_.rule == StateRule::kFixed) return BuildSeparate(w);
     const int64_t per_head = 2 * c_.key_dim + 2 * of_head_;
     w->in = {Rows(names_.linear_qkvz, c_.key_heads * per_head, 0, per_head)};
     w->gates = {Rows(names_.linear_ba, 2 * c_.value_heads, 0, 2 * c_.group())};
@@ -52,10 +57,12 @@ class Projections {
  private:
   void BuildSeparate(LinearAttentionWeights* w) {
     const int64_t n = 2 * keys_ + values_;
-    w->in = {Rows(names_.linear_qkv, n, 0, c_.key_dim),
-             Rows(names_.linear_qkv, n, keys_, c_.key_dim),
-             Rows(names_.linear_qkv, n, 2 * keys_, of_head_),
-             Rows(names_.linear_z, values_, 0, of_head_)};
+    const bool bias = c_.projection_bias;
+    w->in = {Rows(names_.linear_qkv, n, 0, c_.key_dim, bias),
+             Rows(names_.linear_qkv, n, keys_, c_.key_dim, bias),
+             Rows(names_.linear_qkv, n, 2 * keys_, of_head_, bias),
+             Rows(names_.linear_z, values_, 0, of_head_, bias)};
+    if (c_.rule == StateRule::kFixed) return;
     w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group()),
                 Rows(names_.linear_a, c_.value_heads, 0, c_.group())};
   }
@@ -64,10 +71,15 @@ class Projections {
     w->in = {Rows(names_.q, keys_, 0, c_.key_dim), Rows(names_.k, keys_, 0, c_.key_dim),
              Rows(names_.v, values_, 0, of_head_)};
     w->gates = {Rows(names_.linear_b, c_.value_heads, 0, c_.group())};
+    const int64_t decays = c_.group() * c_.decays();  // of a key head
+    if (c_.gate_rank == 0) {
+      w->in.push_back(Rows(names_.linear_z, values_, 0, of_head_));
+      w->gates.push_back(Rows(names_.linear_a, c_.key_heads * decays, 0, decays));
+      return;
+    }
     for (const std::string* name : {&names_.linear_a_low, &names_.linear_z_low})
       w->low_in.push_back(parts_.Rows(prefix_ + *name, c_.gate_rank, parts_.config().hidden,
                                       {0, c_.gate_rank}, false, KeysOf(c_)));
-    const int64_t decays = c_.group() * c_.decays();  // of a key head
     w->low_a = OfLow(names_.linear_a, decays);
     w->low_z = OfLow(names_.linear_z, of_head_);
   }
@@ -147,40 +159,90 @@ Tensor BuildConv(Parts& parts, const std::string& prefix, Range heads, bool bias
   return conv;
 }
 
+// The slopes of `heads` heads in Press, Smith and Lewis, "Train Short, Test Long"
+// (https://arxiv.org/abs/2108.12409), negative, of the heads `range`. They are powers of 2^(−8 / n)
+// for n heads, a power of two. Other numbers of heads take n from the power below, and the rest
+// from every other slope of the power above.
+Tensor FixedRates(int64_t heads, Range range, float factor) {
+  const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  Tensor rates = Tensor::Empty(DType::kF32, {range.size()});
+  for (int64_t i = 0; i < range.size(); ++i) {
+    const int64_t head = range.begin + i;
+    const int64_t n = head < below ? below : 2 * below;
+    const int64_t power = head < below ? head + 1 : 2 * (head - below) + 1;
+    const double slope = std::exp2(-8.0 * static_cast<double>(power) / static_cast<double>(n));
+    rates.data<float>()[i] = -static_cast<float>(slope) * factor;
+  }
+  return rates;
+}
+
+// What precedes and follows the states of Lightning Attention: norms of heads, rates, and the norm
+// of groups.
+void BuildFixed(Parts& parts, int64_t layer, const std::string& prefix, Range heads,
+                LinearAttentionWeights* w) {
+  const LinearAttentionConfig& c = *parts.config().linear;
+  const auto norm = [&](const std::string& name, int64_t n, Range range) {
+    return parts.Vector({.name = prefix + name + ".weight",
+                         .n = n,
+                         .range = range,
+                         .norm = true,
+                         .keys = KeysOf(c)});
+  };
+  const TensorNames& names = parts.names();
+  w->rate = FixedRates(c.key_heads, heads, parts.config().layers[layer].decay);
+  w->norm = norm(names.linear_norm, c.value_heads * c.value_dim, heads * c.value_dim);
+  if (!c.qk_norm) return;
+  w->q_norm = norm(names.linear_q_norm, c.key_dim, {0, c.key_dim});
+  w->k_norm = norm(names.linear_k_norm, c.key_dim, {0, c.key_dim});
+}
+
+// The convolution, the decays and the norm of the other rules.
+void BuildLearned(Parts& parts, const std::string& prefix, Range heads, LinearAttentionWeights* w) {
+  const LinearAttentionConfig& c = *parts.config().linear;
+  const TensorNames& names = parts.names();
+  const Range values = heads * c.group();
+  w->conv = BuildConv(parts, prefix, heads, /*bias=*/false);
+  if (c.conv_bias) w->conv_bias = BuildConv(parts, prefix, heads, /*bias=*/true);
+  w->rate = parts.Vector({.name = prefix + names.linear_rate,
+                          .n = c.value_heads,
+                          .range = values,
+                          .of_heads = c.gate_rank > 0,  // Kimi-Linear
+                          .keys = KeysOf(c)});
+  for (int64_t i = 0; i < values.size(); ++i) {
+    float& rate = w->rate.data<float>()[i];
+    rate = -std::exp(rate);
+  }
+  w->bias = parts.Vector({.name = prefix + names.linear_bias,
+                          .n = c.value_heads * c.decays(),
+                          .range = values * c.decays(),
+                          .keys = KeysOf(c)});
+  const bool mamba = c.rule == StateRule::kMamba2;
+  if (mamba)
+    w->skip = parts.Vector({.name = prefix + names.linear_skip,
+                            .n = c.value_heads,
+                            .range = values,
+                            .keys = KeysOf(c)});
+  w->norm = parts.Vector({.name = prefix + names.linear_norm + ".weight",
+                          .n = (mamba ? c.value_heads : 1) * c.value_dim,
+                          .range = mamba ? values * c.value_dim : Range{0, c.value_dim},
+                          .norm = true,
+                          .keys = KeysOf(c)});
+}
+
 }  // namespace
 
-LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& prefix) {
+LinearAttentionWeights BuildLinearAttention(Parts& parts, int64_t layer,
+                                            const std::string& prefix) {
   const LinearAttentionConfig& c = *parts.config().linear;
   const TensorNames& names = parts.names();
   const Range heads = LinearKeyHeads(c, parts.mesh()), values = heads * c.group();
   LinearAttentionWeights w;
   Projections(parts, prefix, heads).Build(&w);
-  w.conv = BuildConv(parts, prefix, heads, /*bias=*/false);
-  if (c.conv_bias) w.conv_bias = BuildConv(parts, prefix, heads, /*bias=*/true);
-  w.rate = parts.Vector({.name = prefix + names.linear_rate,
-                         .n = c.value_heads,
-                         .range = values,
-                         .of_heads = c.rule == StateRule::kKeyDelta,
-                         .keys = KeysOf(c)});
-  for (int64_t i = 0; i < values.size(); ++i) {
-    float& rate = w.rate.data<float>()[i];
-    rate = -std::exp(rate);
+  if (c.rule == StateRule::kFixed) {
+    BuildFixed(parts, layer, prefix, heads, &w);
+  } else {
+    BuildLearned(parts, prefix, heads, &w);
   }
-  w.bias = parts.Vector({.name = prefix + names.linear_bias,
-                         .n = c.value_heads * c.decays(),
-                         .range = values * c.decays(),
-                         .keys = KeysOf(c)});
-  const bool mamba = c.rule == StateRule::kMamba2;
-  if (mamba)
-    w.skip = parts.Vector({.name = prefix + names.linear_skip,
-                           .n = c.value_heads,
-                           .range = values,
-                           .keys = KeysOf(c)});
-  w.norm = parts.Vector({.name = prefix + names.linear_norm + ".weight",
-                         .n = (mamba ? c.value_heads : 1) * c.value_dim,
-                         .range = mamba ? values * c.value_dim : Range{0, c.value_dim},
-                         .norm = true,
-                         .keys = KeysOf(c)});
   w.o = parts.Columns(prefix + names.linear_o, parts.config().hidden, c.value_heads * c.value_dim,
                       values * c.value_dim, c.projection_bias, KeysOf(c));
   return w;

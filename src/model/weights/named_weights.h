@@ -73,6 +73,8 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "bias", r.bias);
   to->Add(prefix + "skip", r.skip);
   to->Add(prefix + "norm", r.norm);
+  to->Add(prefix + "linear.q_norm", r.q_norm);
+  to->Add(prefix + "linear.k_norm", r.k_norm);
   to->Add(prefix + "o", r.o);
   const LatentAttentionWeights& l = layer.latent;
   to->Add(prefix + "q", l.q);
@@ -81,6 +83,7 @@ void AddAttention(const std::string& prefix, const LayerWeights& layer, Receiver
   to->Add(prefix + "q_a_norm", l.q_a_norm);
   to->Add(prefix + "kv_a", l.kv_a);
   to->Add(prefix + "kv_a_norm", l.kv_a_norm);
+  to->Add(prefix + "latent.gate", l.gate);
   to->Add(prefix + "cache_scale", l.cache_scale);
   for (size_t head = 0; head < l.k_up.size(); ++head)
     to->Add(fmt::format("{}k_up.{}", prefix, head), l.k_up[head]);

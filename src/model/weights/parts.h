@@ -94,7 +94,7 @@ GroupedAttentionWeights BuildGroupedAttention(Parts& parts, int64_t layer,
                                               const std::string& prefix);
 // `indexer`: whether the layer has an indexer.
 LatentAttentionWeights BuildLatentAttention(Parts& parts, const std::string& prefix, bool indexer);
-LinearAttentionWeights BuildLinearAttention(Parts& parts, const std::string& prefix);
+LinearAttentionWeights BuildLinearAttention(Parts& parts, int64_t layer, const std::string& prefix);
 CompressedAttentionWeights BuildCompressedAttention(Parts& parts, int64_t layer,
                                                     const std::string& prefix);
 // `name`: the beginning of the tensors' names; `logits`: rows of the matrix.

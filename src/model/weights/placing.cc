@@ -50,8 +50,9 @@ bool JoinBiases(std::span<const LinearWeight* const> parts, Tensor* joined) {
 // the device does not support it.
 WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) {
   std::vector<WeightView> views;
+  views.reserve(parts.size());
   for (const LinearWeight* part : parts) views.push_back(part->w);
-  const WeightView all = device.fused()->ConcatenateRows(views);
+  WeightView all = device.fused()->ConcatenateRows(views);
   if (!all.defined()) return {};
   int64_t row = 0;
   for (LinearWeight* part : parts) {
@@ -67,6 +68,7 @@ WeightView Stack(kernels::Device& device, std::span<LinearWeight* const> parts) 
 LinearWeight PlaceAndStack(kernels::Device& device, std::vector<LinearWeight>& parts) {
   LinearWeight stacked;
   std::vector<LinearWeight*> all;
+  all.reserve(parts.size());
   for (LinearWeight& part : parts) all.push_back(&part);
   const bool joins = device.fused() && parts.size() > 1 && JoinBiases(all, &stacked.bias);
   for (LinearWeight& part : parts) Place(device, part);
@@ -190,18 +192,32 @@ void UploadWeights(kernels::Device& device, ModelWeights& weights) {
     const bool joins =
         device.fused() && grouped.q.w.defined() && JoinBiases(qkv, &grouped.qkv.bias);
     Place(device, grouped.qkv.bias);
-    for (Tensor* t : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
-                      &layer.feed_forward_output_norm, &layer.grouped.q_norm, &layer.grouped.k_norm,
-                      &layer.grouped.sinks, &layer.grouped.k_scales, &layer.grouped.v_scales,
-                      &layer.latent.q_a_norm, &layer.latent.kv_a_norm, &layer.latent.cache_scale,
-                      &layer.linear.conv, &layer.linear.conv_bias, &layer.linear.rate,
-                      &layer.linear.bias, &layer.linear.skip, &layer.linear.norm})
+    for (Tensor* t : {&layer.input_norm,
+                      &layer.post_attention_norm,
+                      &layer.attention_output_norm,
+                      &layer.feed_forward_output_norm,
+                      &layer.grouped.q_norm,
+                      &layer.grouped.k_norm,
+                      &layer.grouped.sinks,
+                      &layer.grouped.k_scales,
+                      &layer.grouped.v_scales,
+                      &layer.latent.q_a_norm,
+                      &layer.latent.kv_a_norm,
+                      &layer.latent.cache_scale,
+                      &layer.linear.conv,
+                      &layer.linear.conv_bias,
+                      &layer.linear.rate,
+                      &layer.linear.bias,
+                      &layer.linear.skip,
+                      &layer.linear.norm,
+                      &layer.linear.q_norm,
+                      &layer.linear.k_norm})
       Place(device, *t);
     for (LinearWeight* w :
          {&layer.grouped.q, &layer.grouped.k, &layer.grouped.v, &layer.grouped.o,
           &layer.grouped.gate, &layer.latent.q, &layer.latent.q_a, &layer.latent.q_b,
-          &layer.latent.kv_a, &layer.latent.o, &layer.linear.o, &layer.linear.low_a,
-          &layer.linear.low_z, &layer.latent_in, &layer.latent_out})
+          &layer.latent.kv_a, &layer.latent.o, &layer.latent.gate, &layer.linear.o,
+          &layer.linear.low_a, &layer.linear.low_z, &layer.latent_in, &layer.latent_out})
       Place(device, *w);
     for (LinearWeight& w : layer.linear.low_in) Place(device, w);
     if (joins) {

@@ -69,9 +69,12 @@ void Prefault(std::vector<MappedRange> ranges,
 
 void DropPages(const MappedRange& range) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(range.begin) + page - 1) / page * page;
-  const uintptr_t last = reinterpret_cast<uintptr_t>(range.end) / page * page;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  // The whole pages within the range.
+  const uintptr_t before = (page - reinterpret_cast<uintptr_t>(range.begin) % page) % page;
+  const uintptr_t after = reinterpret_cast<uintptr_t>(range.end) % page;
+  const auto bytes = static_cast<uintptr_t>(range.end - range.begin);
+  if (before + after >= bytes) return;
+  madvise(const_cast<uint8_t*>(range.begin) + before, bytes - before - after, MADV_DONTNEED);
 }
 
 }  // namespace switchyard

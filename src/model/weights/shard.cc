@@ -31,6 +31,9 @@ void CheckSplits(const ModelConfig& config, const Mesh& mesh, bool replicated_sh
     throw Invalid("{} does not divide {} {}; want a divisor", attention_ranks,
                   config.linear->heads_key, config.linear->key_heads);
   }
+  if (config.has_linear() && config.linear->norm_groups % attn_tp != 0)
+    throw Invalid("{} does not divide group_norm_size {}; want a divisor", attention_ranks,
+                  config.linear->norm_groups);
   if (a.kind == AttentionConfig::Kind::kCompressed && a.output_groups % attn_tp != 0)
     throw Invalid("{} does not divide o_groups {}; want a divisor", attention_ranks,
                   a.output_groups);

@@ -13,7 +13,7 @@ Slabs::Piece Slabs::Allocate(size_t bytes) {
     left_ = size;
     slab_ = std::move(slab);
   }
-  const Piece piece{next_, slab_};
+  Piece piece{next_, slab_};
   next_ += bytes;
   left_ -= bytes;
   return piece;

@@ -58,7 +58,7 @@ TEST(CpuMoeBackendTest, WeightsThatTheRunnerDoesNotTakeAreRefused) {
     const auto runtime =
         MakeCpuMoe(options, layer.Shape(4), comm, pool, std::make_shared<MoeBackends>(backends));
     try {
-      MoeLayer(layer.config, layer.whole, runtime);
+      const MoeLayer refused(layer.config, layer.whole, runtime);
       FAIL() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kInvalid);

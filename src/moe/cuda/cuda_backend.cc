@@ -22,8 +22,6 @@
 namespace switchyard::cuda {
 namespace {
 
-int64_t RoundUp(int64_t n, int64_t to) { return CeilDiv(n, to) * to; }
-
 // The options for a GPU: rows are exchanged in the type that the GPU's experts read.
 MoeOptions ForDevice(MoeOptions options, DType dtype) {
   options.row_dtype = dtype;

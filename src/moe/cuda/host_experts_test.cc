@@ -130,48 +130,63 @@ void ExpectNear(const HostExperts& run, double most) {
   EXPECT_LT(RelativeError(run.Run(), ReferencePasses(run.layer, run.options, run.passes)), most);
 }
 
-class CudaHostExperts : public ::testing::Test {
- protected:
-  void SetUp() override { SKIP_WITHOUT_GPU(); }
-};
+MoeOptions Streaming(MoeOptions options, int64_t tokens) {
+  options.stream_tokens = tokens;
+  return options;
+}
 
-TEST_F(CudaHostExperts, ExactModeIsNearTheReference) {
+// Experts of float32, with and without a shared expert, on several divisions among ranks.
+void ExpectNearOnAllRanks(const MoeOptions& options, const std::vector<int64_t>& totals) {
   for (const bool shared : {false, true}) {
     const TestLayer layer(
         {.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = shared});
     for (const std::vector<int32_t>& slots :
          {std::vector{5, 7}, std::vector{1, 11}, std::vector{11, 1}, std::vector{2, 4, 6}}) {
       SCOPED_TRACE(fmt::format("{} experts on the GPU, {} ranks", slots[0], slots.size()));
-      const auto ranks = static_cast<int>(slots.size());
       ExpectNear({.layer = layer,
-                  .options = OptionsFor(DType::kF32),
+                  .options = options,
                   .mesh = MeshOf(slots),
-                  .passes = PassesOf(ranks, {130, 1, 0, 7, 40}, false)},
+                  .passes = PassesOf(static_cast<int>(slots.size()), totals, false)},
                  1e-5);
     }
   }
 }
 
+// Experts of bfloat16, and experts of FP8 blocks, whose rows are rounded to FP8.
+void ExpectRoundedRowsNear(int64_t stream_tokens, bool shared, const std::vector<int64_t>& totals) {
+  const auto expect_near = [&](const TestLayer& layer, bool fp8, double most) {
+    ExpectNear({.layer = layer,
+                .dtype = DType::kBF16,
+                .options = Streaming(OptionsFor(DType::kBF16, fp8), stream_tokens),
+                .mesh = MeshOf({5, 7}),
+                .passes = PassesOf(2, totals, false)},
+               most);
+  };
+  expect_near(TestLayer({.format = WeightFormat::kBF16,
+                         .hidden = 256,
+                         .intermediate = 256,
+                         .num_experts = 12,
+                         .shared = shared}),
+              /*fp8=*/false, 2e-2);
+  expect_near(TestLayer({.format = WeightFormat::kFp8Block,
+                         .activation = ActivationFormat::kFp8Group,
+                         .hidden = 256,
+                         .intermediate = 256,
+                         .num_experts = 12}),
+              /*fp8=*/true, 4e-2);
+}
+
+class CudaHostExperts : public ::testing::Test {
+ protected:
+  void SetUp() override { SKIP_WITHOUT_GPU(); }
+};
+
+TEST_F(CudaHostExperts, ExactModeIsNearTheReference) {
+  ExpectNearOnAllRanks(OptionsFor(DType::kF32), {130, 1, 0, 7, 40});
+}
+
 TEST_F(CudaHostExperts, Bf16AndFp8RowsAreNearTheReference) {
-  const TestLayer layer(
-      {.format = WeightFormat::kBF16, .hidden = 256, .intermediate = 256, .num_experts = 12});
-  ExpectNear({.layer = layer,
-              .dtype = DType::kBF16,
-              .options = OptionsFor(DType::kBF16),
-              .mesh = MeshOf({5, 7}),
-              .passes = PassesOf(2, {130, 1, 7}, false)},
-             2e-2);
-  const TestLayer blocks({.format = WeightFormat::kFp8Block,
-                          .activation = ActivationFormat::kFp8Group,
-                          .hidden = 256,
-                          .intermediate = 256,
-                          .num_experts = 12});
-  ExpectNear({.layer = blocks,
-              .dtype = DType::kBF16,
-              .options = OptionsFor(DType::kBF16, /*fp8=*/true),
-              .mesh = MeshOf({5, 7}),
-              .passes = PassesOf(2, {130, 1, 7}, false)},
-             4e-2);
+  ExpectRoundedRowsNear(/*stream_tokens=*/0, /*shared=*/false, {130, 1, 7});
 }
 
 TEST_F(CudaHostExperts, OneSideMayHaveAllRows) {
@@ -247,52 +262,13 @@ TEST_F(CudaHostExperts, PlacementsMayHaveReplicas) {
              1e-5);
 }
 
-MoeOptions Streaming(MoeOptions options, int64_t tokens) {
-  options.stream_tokens = tokens;
-  return options;
-}
-
 // Passes of at least 32 tokens stream, those between them do not. Groups have three experts.
 TEST_F(CudaHostExperts, StreamedExpertsAreNearTheReference) {
-  for (const bool shared : {false, true}) {
-    const TestLayer layer(
-        {.hidden = 256, .intermediate = 256, .num_experts = 12, .shared = shared});
-    for (const std::vector<int32_t>& slots :
-         {std::vector{5, 7}, std::vector{1, 11}, std::vector{11, 1}, std::vector{2, 4, 6}}) {
-      SCOPED_TRACE(fmt::format("{} experts on the GPU, {} ranks", slots[0], slots.size()));
-      const auto ranks = static_cast<int>(slots.size());
-      ExpectNear({.layer = layer,
-                  .options = Streaming(OptionsFor(DType::kF32), 32),
-                  .mesh = MeshOf(slots),
-                  .passes = PassesOf(ranks, {130, 1, 0, 32, 31, 40, 401}, false)},
-                 1e-5);
-    }
-  }
+  ExpectNearOnAllRanks(Streaming(OptionsFor(DType::kF32), 32), {130, 1, 0, 32, 31, 40, 401});
 }
 
 TEST_F(CudaHostExperts, StreamedBf16AndFp8ExpertsAreNearTheReference) {
-  const TestLayer layer({.format = WeightFormat::kBF16,
-                         .hidden = 256,
-                         .intermediate = 256,
-                         .num_experts = 12,
-                         .shared = true});
-  ExpectNear({.layer = layer,
-              .dtype = DType::kBF16,
-              .options = Streaming(OptionsFor(DType::kBF16), 32),
-              .mesh = MeshOf({5, 7}),
-              .passes = PassesOf(2, {130, 1, 70}, false)},
-             2e-2);
-  const TestLayer blocks({.format = WeightFormat::kFp8Block,
-                          .activation = ActivationFormat::kFp8Group,
-                          .hidden = 256,
-                          .intermediate = 256,
-                          .num_experts = 12});
-  ExpectNear({.layer = blocks,
-              .dtype = DType::kBF16,
-              .options = Streaming(OptionsFor(DType::kBF16, /*fp8=*/true), 32),
-              .mesh = MeshOf({5, 7}),
-              .passes = PassesOf(2, {130, 1, 70}, false)},
-             4e-2);
+  ExpectRoundedRowsNear(/*stream_tokens=*/32, /*shared=*/true, {130, 1, 70});
 }
 
 TEST_F(CudaHostExperts, LongPassesStreamInEachRound) {

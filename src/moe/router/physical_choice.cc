@@ -21,7 +21,8 @@ struct Candidate {
   int64_t rows;
   int distance;  // 0: this rank; 1: a rank that receives the token's row anyway; 2: another rank
   int rank;
-  auto operator<=>(const Candidate&) const = default;
+  // clang-tidy takes the comparison with 0 for one with a pointer.
+  auto operator<=>(const Candidate&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 }  // namespace

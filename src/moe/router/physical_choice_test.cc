@@ -41,7 +41,8 @@ TEST(AppendSharedSlotsTest, WorkedByHand) {
 TEST(AppendSharedSlotsTest, OfEqualRanksTheNearestIsTaken) {
   const ExpertMap experts(3, 3, true);
   const auto rank_of = [&](int this_rank, std::vector<int32_t> ids) {
-    TopK topk{.tokens = 1, .k = static_cast<int>(ids.size()), .ids = std::move(ids)};
+    TopK topk{.tokens = 1, .k = static_cast<int>(ids.size()), .ids = {}};
+    topk.ids = std::move(ids);
     topk.weights.assign(topk.ids.size(), 1.0f);
     AppendSharedSlots(experts, 3, this_rank, {}, nullptr, &topk);
     EXPECT_EQ(topk.weights.back(), 1.0f);

@@ -96,9 +96,11 @@ void AddParallelFlags(CommandLine& app, ServerArgs& a) {
              "Data parallelism for attention; tensor and expert parallelism for the other layers");
   AddPipelineFlags(app, e, kParallel);
   app.Flag("--load-balance-method", e.load_balance_method, kParallel,
-           "Selects the attention group of a request: round_robin, total_requests (fewest open "
-           "requests), total_tokens (fewest tokens of open requests), or auto (round_robin)")
-      .OneOf({"auto", "round_robin", "total_requests", "total_tokens"});
+           "Selects the attention group of a request: cache_aware (has computed the longest prefix "
+           "of the prompt, unless it has too many open requests), round_robin, total_requests "
+           "(fewest open requests), total_tokens (fewest tokens of open requests), or auto "
+           "(cache_aware; with --disable-radix-cache, round_robin)")
+      .OneOf({"auto", "cache_aware", "round_robin", "total_requests", "total_tokens"});
   app.Flag("--moe-dense-tp-size", e.mesh.dense_tp, kParallel,
            "Number of ranks that shard a dense feed-forward layer. 1: each rank holds the whole "
            "layer and computes its own tokens; each attention group shards the head. 0: --tp-size")

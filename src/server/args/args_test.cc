@@ -54,6 +54,9 @@ TEST(ArgsTest, AttentionGroups) {
   EXPECT_EQ(a->engine.mesh.dp, 4);
   EXPECT_EQ(a->engine.mesh.dense_tp, 1);
   EXPECT_EQ(a->engine.load_balance_method, "total_tokens");
+  EXPECT_EQ(ParseServe({"--model-path", "/m", "--load-balance-method", "cache_aware"})
+                ->engine.load_balance_method,
+            "cache_aware");
   EXPECT_EQ(ParseServe({"--model-path", "/m", "--enable-dp-attention"})->engine.mesh.dp, 1);
   EXPECT_THAT(ErrorOf({"--model-path", "/m", "--tp", "2", "--dp-size", "2"}),
               HasSubstr("or add --enable-dp-attention"));

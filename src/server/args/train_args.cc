@@ -224,6 +224,12 @@ void AddOutputFlags(CommandLine& app, TrainArgs& a) {
   app.Switch("--tensorboard", a.tensorboard, kGroup,
              "Also writes the numbers of log.jsonl to TensorBoard event files, in "
              "<output>/tensorboard");
+  app.Flag("--profile", a.profile, kGroup,
+           "Writes a Chrome trace of some steps to this directory, a file for each rank");
+  app.Flag("--profile-start-step", a.profile_start_step, kGroup,
+           "First step of --profile, counted from the start or resumption of the run")
+      .Positive();
+  app.Flag("--profile-steps", a.profile_steps, kGroup, "Number of steps of --profile").Positive();
   app.Flag("--dtype", a.dtype, kGroup, "Format of saved weights: bf16 or float32")
       .OneOf({"bf16", "float32"});
   app.Flag("--resume", a.resume, kGroup,
@@ -288,6 +294,9 @@ void CheckEffects(const CommandLine& app, const TrainArgs& a) {
   for (const char* flag : {"--base-gpu-id", "--gpu-id-step"})
     if (app.Given(flag) && a.device != "cuda")
       throw Invalid("{}: GPUs compute only with --device cuda", flag);
+  for (const char* flag : {"--profile-start-step", "--profile-steps"})
+    if (app.Given(flag) && a.profile.empty())
+      throw Invalid("{}: steps are recorded only with --profile", flag);
   if (app.Given("--max-skipped-steps") && a.on_nonfinite != "skip" && a.spike_sigmas == 0)
     throw Invalid(
         "--max-skipped-steps: steps are skipped only with --on-nonfinite skip or --spike-sigmas");

@@ -80,6 +80,9 @@ struct TrainArgs {
   int keep = 2;                          // --keep checkpoints; 0: all
   bool async_save = false;               // --async-save
   bool tensorboard = false;              // --tensorboard
+  std::string profile;                   // --profile DIR; empty: no profile
+  int64_t profile_start_step = 2;        // --profile-start-step, counted from 1 in this run
+  int64_t profile_steps = 2;             // --profile-steps
   std::string dtype = "bf16";            // --dtype of saved weights: bf16, float32
   std::string resume = "auto";           // --resume: auto, never, or a checkpoint's directory
   int64_t full_disk_wait_seconds = 600;  // --full-disk-wait, for the final checkpoint

@@ -133,6 +133,35 @@ TEST(GpuTransferTest, UnreachableRanksEndTheRequestOnBothSides) {
   }
 }
 
+// The connection remains: later requests are sent once there is memory.
+TEST(GpuTransferTest, WithoutMemoryForRowsTheRequestEndsOnBothSides) {
+  for (const bool of_decode : {false, true}) {
+    SCOPED_TRACE(of_decode);
+    TransferRig rig(GpuSetupOf("qwen3_moe", {1, 1}, {2, 1}, "tcp"));
+    FakeMover& mover = *(of_decode ? rig.decode : rig.prefill).mover;
+    mover.full = true;
+    for (uint64_t room = 1; room < 4; ++room) {
+      // The first token is not sampled yet, so the prefill worker still has the request.
+      rig.sender.Open(1, rig.Room(room), 16);
+      rig.sender.OnOutput(
+          1, 0, PagesOutput({.end = 16, .pages = rig.prefill.Pages(16, 1), .computed = 16}));
+      rig.receiver.Open(2, rig.Room(room), 16);
+      rig.receiver.OnOutput(2, 0, PagesOutput({.end = 16, .pages = rig.decode.Pages(16, 1)}));
+      const auto started = rig.started.Take(2);
+      ASSERT_TRUE(started);
+      EXPECT_EQ(started->finish, FinishReason::kError);
+      EXPECT_THAT(started->error, HasSubstr(fmt::format("the {} worker has no memory for ",
+                                                        of_decode ? "decode" : "prefill")));
+      EXPECT_THAT(started->error, HasSubstr("page-locked memory is full"));
+      EXPECT_EQ(rig.released.Take(1), started->error);
+      rig.receiver.Close(2, "");
+      rig.sender.Close(1, "");
+    }
+    mover.full = false;
+    ExpectTransfer(rig, {{1, 1}, {2, 1}}, 45, -1, -1, 9);
+  }
+}
+
 // Memory that other processes map is freed only when they unmap it.
 TEST(GpuTransferTest, MemoryOfEndedRanksIsUnmapped) {
   TransferRig rig(GpuSetupOf("qwen3_moe"));

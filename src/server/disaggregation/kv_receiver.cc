@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -280,17 +281,47 @@ std::optional<int64_t> KvReceiver::MissingState(const Room& room) const {
   return std::nullopt;
 }
 
+std::shared_ptr<std::byte> KvReceiver::ReceiveBytes(Link& link, const KvKey& key, int64_t size,
+                                                    TcpStream& stream) {
+  const auto receive = [&](std::span<std::byte> bytes) {
+    if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
+      throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
+  };
+  std::shared_ptr<std::byte> buffer;
+  try {
+    buffer = MemoryForRows(options_, size);
+  } catch (const Error& error) {
+    const std::lock_guard lock(mutex_);
+    const auto room = rooms_.find(key);
+    if (room != rooms_.end() && room->second.link.get() == &link && !room->second.answered) {
+      LOG_WARNING("{}", error.what());
+      Send(link, KvFailed{key, error.what()});
+      Fail(room->second, error.what());
+    }
+  }
+  if (buffer) {
+    receive({buffer.get(), static_cast<size_t>(size)});
+    return buffer;
+  }
+  std::array<std::byte, 16384> skipped;
+  for (auto left = static_cast<size_t>(size); left > 0;) {
+    const size_t next = std::min(left, skipped.size());
+    receive(std::span(skipped).first(next));
+    left -= next;
+  }
+  return nullptr;
+}
+
 void KvReceiver::OnState(Link& link, const KvStateHead& head, TcpStream& stream) {
   const KvFormat format = KvFormat::Of(options_.job.plan);
   if (head.layer < 0 || head.layer >= format.num_layers() ||
       format.layers[head.layer].StateBytes() == 0)
     throw Invalid("{} has sent a recurrent state of layer {}, which has none",
                   link.connection->peer(), head.layer);
-  const auto size = static_cast<size_t>(format.layers[head.layer].StateBytes());
-  const std::shared_ptr<std::byte> buffer = TransferBuffer(options_.mover.get(), size);
-  const std::span bytes(buffer.get(), size);
-  if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
-    throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
+  const int64_t size = format.layers[head.layer].StateBytes();
+  const std::shared_ptr<std::byte> buffer = ReceiveBytes(link, head.key, size, stream);
+  if (!buffer) return;
+  const std::span bytes(buffer.get(), static_cast<size_t>(size));
   const KvStateShard whole = CanonicalState(format.states, bytes);
   WriteState(link, head.key, {&whole, 1}, head.layer);
 }
@@ -305,11 +336,10 @@ void KvReceiver::OnRows(Link& link, const KvRowsHead& head, TcpStream& stream) {
     throw Invalid("{} has sent rows {} to {}: want 1 to {} rows in a message, from row 0 on",
                   link.connection->peer(), head.begin, head.end, PositionsPerPiece(format));
   const KvLayerFormat& layer = format.layers[head.layer];
-  const auto size = static_cast<size_t>(layer.Bytes(count));
-  const std::shared_ptr<std::byte> buffer = TransferBuffer(options_.mover.get(), size);
-  const std::span bytes(buffer.get(), size);
-  if (stream.Receive(bytes.data(), bytes.size(), link.connection->limit()) != IoResult::kDone)
-    throw Error(ErrorKind::kPeer, link.connection->peer() + " has closed the connection");
+  const std::shared_ptr<std::byte> buffer =
+      ReceiveBytes(link, head.key, layer.Bytes(count), stream);
+  if (!buffer) return;
+  const std::span bytes(buffer.get(), static_cast<size_t>(layer.Bytes(count)));
   Write(link, head.key, CanonicalRows(layer, head.begin, head.end, bytes).rows(), head.layer,
         head.begin, head.end);
 }

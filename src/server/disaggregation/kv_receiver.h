@@ -85,6 +85,10 @@ class KvReceiver : public KvTransfers {
   void OnMessage(Link& link, const KvMessage& message, TcpStream& stream);
   void OnRows(Link& link, const KvRowsHead& head, TcpStream& stream);
   void OnState(Link& link, const KvStateHead& head, TcpStream& stream);
+  // Receives `size` bytes of rows or of a state. Null: there is no memory for them. They were
+  // skipped, and the request ends with an error on both workers.
+  std::shared_ptr<std::byte> ReceiveBytes(Link& link, const KvKey& key, int64_t size,
+                                          TcpStream& stream);
   void OnPlace(Link& link, const KvPlace& place);
   // Maps the caches of a prefill worker on GPUs. False: they cannot be mapped, and a message
   // requests that the prefill worker sends the rows of `place`.

@@ -98,10 +98,11 @@ class KvSender : public KvTransfers {
   void OnMessage(const std::weak_ptr<KvConnection>& from, const KvMessage& message);
   void SendStep(const KvKey& key, TcpStream& stream, const Peer& peer);
   // Sends the rows of `step` of a room. `caches`: those with its pages, with this format. They are
-  // held only during copies, because a send may block for long while their ranks end. False: they
-  // are gone.
+  // held only during copies, because a send may block for long while their ranks end. `buffer`:
+  // memory for one piece. False: the caches are gone.
   bool SendRows(const KvKey& key, const Room& room, const std::weak_ptr<MappedCaches>& caches,
-                const KvFormat& format, TcpStream& stream, const KvConnection& peer) const;
+                const KvFormat& format, std::byte* buffer, TcpStream& stream,
+                const KvConnection& peer) const;
   // Maps the caches of ranks on GPUs before they are needed, because it takes seconds.
   void AttachEarly(std::unique_lock<std::mutex>& lock);
   void Sweep();

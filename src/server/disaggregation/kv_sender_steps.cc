@@ -29,6 +29,13 @@ void SendBytes(const KvMessage& message, std::span<std::byte> bytes, TcpStream& 
                 fmt::format("{} did not accept the rows of the KV cache", peer.peer()));
 }
 
+// Bytes of the rows or of the state that are sent at once.
+int64_t LargestPiece(const KvFormat& format) {
+  int64_t most = PositionsPerPiece(format) * format.LargestPosition();
+  for (const KvLayerFormat& layer : format.layers) most = std::max(most, layer.StateBytes());
+  return most;
+}
+
 }  // namespace
 
 std::optional<KvSender::Rows> KvSender::NextRows(const Room& r) const {
@@ -94,16 +101,10 @@ bool KvSender::AwaitsLayers(const Room& r) const {
 
 bool KvSender::SendRows(const KvKey& key, const Room& room,
                         const std::weak_ptr<MappedCaches>& caches, const KvFormat& format,
-                        TcpStream& stream, const KvConnection& peer) const {
+                        std::byte* buffer, TcpStream& stream, const KvConnection& peer) const {
   const int64_t piece = PositionsPerPiece(format);
   const Rows& step = room.step;
-  int64_t most = piece * format.LargestPosition();
-  for (const KvLayerFormat& layer : format.layers) most = std::max(most, layer.StateBytes());
-  const std::shared_ptr<std::byte> buffer =
-      TransferBuffer(options_.mover.get(), static_cast<size_t>(most));
-  const auto first = [&](int64_t bytes) {
-    return std::span(buffer.get(), static_cast<size_t>(bytes));
-  };
+  const auto first = [&](int64_t bytes) { return std::span(buffer, static_cast<size_t>(bytes)); };
   for (int64_t layer = step.first_layer; layer < step.end_layer; ++layer) {
     const KvLayerFormat& of_layer = format.layers[layer];
     if (step.state >= 0 && of_layer.StateBytes() > 0) {
@@ -149,8 +150,10 @@ void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
     mapped = caches_;
     copy = room->second;
   }
+  std::shared_ptr<std::byte> buffer;
   try {
     mapped->Attach();
+    buffer = MemoryForRows(options_, LargestPiece(mapped->caches.format()));
   } catch (const Error& error) {
     LOG_WARNING("{}", error.what());
     const std::lock_guard lock(mutex_);
@@ -161,7 +164,7 @@ void KvSender::SendStep(const KvKey& key, TcpStream& stream, const Peer& peer) {
   const KvFormat format = mapped->caches.format();
   const std::weak_ptr<MappedCaches> weak = mapped;
   if (options_.mover) mapped.reset();  // on CPUs, the memory of ended ranks stays
-  const bool sent = SendRows(key, copy, weak, format, stream, *peer);
+  const bool sent = SendRows(key, copy, weak, format, buffer.get(), stream, *peer);
   const std::lock_guard lock(mutex_);
   const auto room = rooms_.find(key);
   if (room == rooms_.end() || room->second.peer != peer) return;

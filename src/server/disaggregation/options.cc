@@ -1,6 +1,7 @@
 #include "server/disaggregation/options.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "comm/mesh.h"
@@ -131,6 +132,18 @@ void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& s
 
 int64_t PositionsPerPiece(const KvFormat& format) {
   return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, format.LargestPosition()));
+}
+
+std::shared_ptr<std::byte> MemoryForRows(const KvTransferOptions& options, int64_t bytes) {
+  std::string why = "out of memory";
+  try {
+    return TransferBuffer(options.mover.get(), static_cast<size_t>(bytes));
+  } catch (const Error& error) {
+    why = error.what();
+  } catch (const std::bad_alloc&) {
+  }
+  throw Resource("the {} worker has no memory for {} bytes of KV rows in transfer: {}",
+                 options.job.config.disaggregation_mode, bytes, why);
 }
 
 }  // namespace switchyard

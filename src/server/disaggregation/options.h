@@ -79,4 +79,8 @@ void CheckArena(const SharedArena& arena, const RankJob& job, const Statement& s
 // a waiting thread waits for a short time only. At least one; the same for all layers.
 int64_t PositionsPerPiece(const KvFormat& format);
 
+// Host memory for rows or states in transfer. Error kResource names this worker and the size if
+// there is not enough memory.
+std::shared_ptr<std::byte> MemoryForRows(const KvTransferOptions& options, int64_t bytes);
+
 }  // namespace switchyard

@@ -169,7 +169,7 @@ uint64_t Front::SubmitChecked(GenerationSpec spec, GenerationCallback callback) 
     auto open = std::make_shared<Open>(id, tokenizer_, std::move(spec), std::move(callback));
     open->tokens = std::ssize(open->spec.input_ids);
     open->next.weight_version = weight_version_;
-    open->group = controller_.Open(pinned, open->tokens);
+    open->group = controller_.Open(pinned, open->tokens, open->prompt());
     OpenTransfer(*open);
     if (!held() && !HeldBack(id)) Append(*open, &messages);  // else it is sent later
     open_.emplace(id, std::move(open));
@@ -291,6 +291,8 @@ void Front::OnMessage(const EngineMessage& message) {
         last_stats_ = StatsOfAllGroups(stats->groups);
         report = StatsReport{.ticket = stats->ticket, .groups = last_stats_};
       }
+      const auto* flush = std::get_if<FlushResult>(&message);
+      if (flush && flush->done) controller_.ForgetPrompts();
     }
     if (answer) answer(report ? *report : message);
   }

@@ -316,36 +316,6 @@ TEST_F(FrontTest, SaltsReachTheRanks) {
   EXPECT_EQ(std::get<EngineRequest>(link.sent.at(0)).cache_salt, "s");
 }
 
-TEST_F(FrontTest, ChoosesTheGroupOfEachRequest) {
-  Front grouped(link, *tokenizer, {.vocab_size = 512, .context_length = 64, .cache_tokens = 1024},
-                DpController(3, LoadBalanceMethod::kTotalRequests));
-  const auto submit = [&](std::optional<int32_t> pinned) {
-    GenerationSpec spec = Spec();
-    spec.group = pinned;
-    const uint64_t id = grouped.Submit(std::move(spec), [](const GenerationEvent&) {});
-    EXPECT_EQ(std::get<EngineRequest>(link.sent.back()).id, id);
-    return std::get<EngineRequest>(link.sent.back()).group;
-  };
-  EXPECT_EQ(submit(2), 2);
-  EXPECT_EQ(submit(std::nullopt), 0);
-  const uint64_t second = std::get<EngineRequest>(link.sent.back()).id;
-  EXPECT_EQ(submit(std::nullopt), 1);
-  EXPECT_THAT(grouped.open_by_group(), ::testing::ElementsAre(1, 1, 1));
-  grouped.OnMessage(
-      StepOutputs{{{.id = second, .new_tokens = {1, 2}, .finish = FinishReason::kLength}}});
-  EXPECT_THAT(grouped.open_by_group(), ::testing::ElementsAre(0, 1, 1));
-  EXPECT_EQ(submit(std::nullopt), 0);
-
-  GenerationSpec spec = Spec();
-  spec.group = 3;
-  try {
-    grouped.Check(spec);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("data_parallel_rank is 3"));
-  }
-}
-
 TEST_F(FrontTest, RoutedExpertsArePassedOn) {
   GenerationSpec spec = Spec();
   spec.routed_experts = {.enabled = true};

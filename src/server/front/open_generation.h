@@ -54,6 +54,7 @@ struct Front::Open {
     next.prompt_tokens = static_cast<int32_t>(spec.input_ids.size());
   }
 
+  CachedPrompt prompt() const { return {.ids = spec.input_ids, .cache_salt = spec.cache_salt}; }
   // The request with its output so far, to be sent to ranks. `trial`: the request ends with kLength
   // after kTrialTokens more tokens.
   EngineRequest Request(Pooling pooling, bool trial) const;

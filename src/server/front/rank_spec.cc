@@ -1,12 +1,12 @@
 #include "server/front/rank_spec.h"
 
 #include <fstream>
-#include <functional>
 #include <iterator>
 
 #include "core/error.h"
 #include "core/format.h"
 #include "core/gguf_files.h"
+#include "core/hash.h"
 #include "core/wire.h"
 #include "engine/speculative/draft_model.h"
 #include "engine/speculative/token_map.h"
@@ -19,20 +19,20 @@ std::string HashOfFile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return "none";
   const std::string text(std::istreambuf_iterator<char>(file), {});
-  return fmt::format("{:016x}", std::hash<std::string>()(text));
+  return fmt::format("{:016x}", HashOf(text));
 }
 
 // Hash of a GGUF model's configuration.
 std::string HashOfGguf(const std::filesystem::path& path) {
   const auto gguf = FindGguf(path);
   if (!gguf) return "none";
-  return fmt::format("{:016x}", std::hash<std::string>()(ReadGgufConfig(GgufFiles(*gguf)).config));
+  return fmt::format("{:016x}", HashOf(ReadGgufConfig(GgufFiles(*gguf)).config));
 }
 
 // Hash of the file `location`, or of `location` itself if it is JSON text.
 std::string HashOfLocation(const std::string& location) {
   if (location.find('{') == std::string::npos) return HashOfFile(location);
-  return fmt::format("{:016x}", std::hash<std::string>()(location));
+  return fmt::format("{:016x}", HashOf(location));
 }
 
 // 0: the draft model's head has all tokens.

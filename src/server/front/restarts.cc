@@ -220,7 +220,7 @@ void Front::Regroup(int groups) {
   for (const auto& [id, open] : open_) {
     std::optional<int32_t> pinned = open->spec.group;
     if (pinned) *pinned %= groups;
-    open->group = controller_.Open(pinned, open->tokens);
+    open->group = controller_.Open(pinned, open->tokens, open->prompt());
   }
 }
 
@@ -237,7 +237,7 @@ void Front::SetAbsentGroups(std::span<const int> groups) {
   for (const auto& [id, open] : open_) {
     if (open->ending || !controller_.absent(open->group)) continue;
     controller_.Close(open->group, open->tokens);
-    open->group = controller_.Open(std::nullopt, open->tokens);
+    open->group = controller_.Open(std::nullopt, open->tokens, open->prompt());
   }
 }
 

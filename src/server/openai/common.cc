@@ -1,9 +1,9 @@
 #include "server/openai/common.h"
 
 #include <chrono>
-#include <functional>
 #include <random>
 
+#include "core/hash.h"
 #include "server/api/accumulated.h"
 #include "server/api/request_fields.h"
 #include "server/http/responses.h"
@@ -25,7 +25,7 @@ std::string Fingerprint(const Service& service) {
       fmt::format("{} {} {} {} {} {} {} {}", SWITCHYARD_VERSION, service.model.name,
                   service.plan.context_length, static_cast<int>(service.plan.dtype), mesh.tp,
                   mesh.ep, mesh.dp, service.args.engine.moe.a2a_backend);
-  return fmt::format("fp_{:016x}", std::hash<std::string>()(what));
+  return fmt::format("fp_{:016x}", HashOf(what));
 }
 
 void CheckBestOf(const Fields& f, int32_t n) {
@@ -184,7 +184,7 @@ void AddEnding(const GenerationEvent& event, Json& choice, bool calls) {
   if (const auto* stop = std::get_if<int32_t>(&event.matched)) matched = *stop;
 }
 
-static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached,
+static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached, const DraftCounts& drafts,
                       std::optional<int64_t> reasoning) {
   Json usage = {{"prompt_tokens", prompt},
                 {"completion_tokens", completion},
@@ -194,18 +194,25 @@ static Json UsageJson(int64_t prompt, int64_t completion, int64_t cached,
     usage["completion_tokens_details"]["reasoning_tokens"] = *reasoning;
     usage["reasoning_tokens"] = *reasoning;  // the same count under SGLang's name
   }
+  if (drafts.steps > 0) {  // the names that OpenAI gives to the counts of predicted outputs
+    Json& details = usage["completion_tokens_details"];
+    details["accepted_prediction_tokens"] = drafts.accepted;
+    details["rejected_prediction_tokens"] = drafts.drafted - drafts.accepted;
+  }
   return usage;
 }
 
 Json Usage(const std::vector<Accumulated>& all, int32_t n, std::optional<int64_t> reasoning) {
   int64_t prompt = 0, completion = 0, cached = 0;
+  DraftCounts drafts;
   for (size_t i = 0; i < all.size(); ++i) {
     completion += all[i].last.completion_tokens;
+    drafts += all[i].last.drafts;
     if (i % n != 0) continue;
     prompt += all[i].last.prompt_tokens;
     cached += all[i].last.cached_tokens;
   }
-  return UsageJson(prompt, completion, cached, reasoning);
+  return UsageJson(prompt, completion, cached, drafts, reasoning);
 }
 
 Json SglExt(const Delivery& delivery, const std::vector<Accumulated>& all) {
@@ -219,7 +226,7 @@ Json UsageSoFar(const Delivery& delivery, const GenerationEvent& last, bool open
                 std::optional<int64_t> reasoning) {
   if (!delivery.continuous_usage) return nullptr;
   return UsageJson(last.prompt_tokens, opening ? 0 : last.completion_tokens, last.cached_tokens,
-                   reasoning);
+                   last.drafts, reasoning);
 }
 
 int64_t Now() {

@@ -80,7 +80,8 @@ std::string StreamEvent(const Delivery& delivery, const Json& choices, const Jso
 void AddEnding(const GenerationEvent& event, Json& choice, bool calls = false);
 
 // Usage of all choices. The prompt of n copies is counted once. `reasoning`: number of reasoning
-// tokens, if reasoning is separated from the content.
+// tokens, if reasoning is separated from the content. Requests with drafts also get the numbers of
+// accepted and rejected ones.
 Json Usage(const std::vector<Accumulated>& all, int32_t n,
            std::optional<int64_t> reasoning = std::nullopt);
 

@@ -74,7 +74,13 @@ constexpr NamedSchema kChat[] = {
         },
         "completion_tokens_details": {
           "type": "object",
-          "properties": {"reasoning_tokens": {"type": "integer"}}
+          "properties": {
+            "reasoning_tokens": {"type": "integer"},
+            "accepted_prediction_tokens": {
+              "type": "integer", "description": "accepted drafts of speculative decoding"
+            },
+            "rejected_prediction_tokens": {"type": "integer"}
+          }
         },
         "reasoning_tokens": {"type": "integer"}
       }

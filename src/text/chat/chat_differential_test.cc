@@ -8,9 +8,11 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "text/chat/chat_template.h"
 #include "text/chat/chat_test_model.h"
 #include "text/jinja/exact_json.h"
@@ -33,18 +35,11 @@ Json ReadJsonFile(const fs::path& path) {
   return jinja::ParseExactJson(ReadAll(path), "file", {100, 1000});
 }
 
-std::string Fnv(std::string_view bytes) {
-  uint64_t value = 0xCBF29CE484222325;
-  for (const char byte : bytes) value = (value ^ static_cast<uint8_t>(byte)) * 0x100000001B3;
-  return fmt::format("{:016x}", value);
-}
+std::string Fnv(std::string_view bytes) { return fmt::format("{:016x}", HashOf(bytes)); }
 
 std::string Fnv(const std::vector<int32_t>& ids) {
-  std::string bytes;
-  for (const int32_t id : ids) {
-    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(id >> shift);
-  }
-  return Fnv(bytes);
+  return Fnv(
+      std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t)));
 }
 
 // The tokenizer of a fixture, with the markers of the templates as special tokens.

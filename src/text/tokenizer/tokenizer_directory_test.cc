@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/temporary_directory.h"
 #include "text/tokenizer/base64.h"
 #include "text/tokenizer/tokenizer.h"
@@ -40,12 +41,9 @@ std::vector<std::string> Strings(const Json& fragments) {
 }
 
 std::string Digits(const Ids& ids) {
-  uint64_t value = 0xCBF29CE484222325;
-  for (const int32_t id : ids) {
-    for (int shift = 0; shift < 32; shift += 8)
-      value = (value ^ (static_cast<uint32_t>(id) >> shift & 0xFF)) * 0x100000001B3;
-  }
-  return fmt::format("{:016x}", value).substr(0, 8);
+  Fnv1a hash;
+  hash.AddBytes(ids.data(), ids.size() * sizeof(int32_t));
+  return fmt::format("{:016x}", hash.value()).substr(0, 8);
 }
 
 TEST(TokenizerDirectoryTest, GivesTheIdsOfTheLibraries) {

@@ -1,4 +1,5 @@
 // Runs on a device from files to the exported model, with plain operations on CPUs.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -6,6 +7,8 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/testing.h"
@@ -90,6 +93,42 @@ TEST_F(DeviceTrainingTest, RanksShareTheMoments) {
       const std::string name = std::string("checkpoint-000005/") + file;
       EXPECT_EQ(FileOf(options.trainer.output / name), FileOf(whole / name)) << file;
     }
+  }
+}
+
+// A profile changes no bit.
+TEST_F(DeviceTrainingTest, EveryRankWritesATraceOfItsSteps) {
+  TrainingOptions options = OnDevice(4);
+  options.layout.ep = options.layout.dp = 2;
+  options.losses.balance = {.batch = 0.01, .sequence = 0.01};
+  Train(options);
+  const fs::path whole = options.trainer.output;
+  options.trainer.output = dir_ / "profiled";
+  options.profile = profile::Options{
+      .dir = (dir_ / "traces").string(), .name = "train", .start_step = 2, .num_steps = 2};
+  Train(options);
+  EXPECT_THAT(said_, HasSubstr("train-TP-0.trace.json, 0 were dropped"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string name = std::string("checkpoint-000004/") + file;
+    EXPECT_EQ(FileOf(options.trainer.output / name), FileOf(whole / name)) << file;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    std::map<std::string, int> names;  // number of events
+    const nlohmann::json trace =
+        nlohmann::json::parse(FileOf(dir_ / fmt::format("traces/train-TP-{}.trace.json", rank)));
+    for (const nlohmann::json& event : trace["traceEvents"])
+      if (event["ph"] == "X") ++names[event["name"]];
+    EXPECT_EQ(names["training step"], 2);
+    const int layers = names["attention"];  // in all micro-batches
+    EXPECT_GT(layers, 0);
+    EXPECT_EQ(names["attention backward"], layers);
+    for (const char* name : {"experts", "combine", "weight gradients", "gather x", "gather dy",
+                             "gather experts", "gather weights", "sum dx", "sum dweights"})
+      EXPECT_EQ(names[name], names["experts backward"]) << name;
+    EXPECT_EQ(names["sum outputs"], 2 * names["experts"]);  // two parts of the rows
+    EXPECT_GT(names["sum gradients"], 0);
+    EXPECT_EQ(names["AdamW"], 2);
+    EXPECT_EQ(names["learn"], 2);
   }
 }
 

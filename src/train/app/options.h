@@ -7,12 +7,14 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
 #include "core/parallel.h"
 #include "model/config.h"
+#include "profile/options.h"
 #include "train/batch.h"
 #include "train/data/corpus.h"
 #include "train/data/encode.h"
@@ -59,8 +61,9 @@ struct TrainingOptions {
     return {.recompute = recompute,
             .separate_weights = learner.order == schedule::Order::kZeroBubble};
   }
-  std::string resume = "auto";  // auto, never, or the directory of a checkpoint
-  bool tensorboard = false;     // event files in output/tensorboard
+  std::string resume = "auto";              // auto, never, or the directory of a checkpoint
+  bool tensorboard = false;                 // event files in output/tensorboard
+  std::optional<profile::Options> profile;  // of every rank, if set
 };
 
 // The layout with dp filled in. Throws errors of CheckLayout.

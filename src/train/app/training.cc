@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "model/families/family.h"
+#include "profile/profiler.h"
 #include "schedule/print.h"
 #include "train/app/event_log.h"
 #include "train/app/options.h"
@@ -229,12 +230,14 @@ std::string ActivationsText(const TrainingOptions& options, const Learner& learn
 class RankLearner {
  public:
   RankLearner(const TrainingOptions& options, Model<float>& model, LayoutRanks& ranks,
-              const LearnerLinks& links, ThreadPool& pool) {
+              const LearnerLinks& links, ThreadPool& pool, profile::Profiler& profiler) {
+    LearnerOptions own = options.learner;
+    own.profiler = &profiler;
     if (options.device_ops == nullptr) {
-      host_.emplace(model, options.learner, links.ranks());
+      host_.emplace(model, own, links.ranks());
     } else {
       ops_ = options.device_ops(ranks, pool);
-      device_.emplace(model, options.learner, *ops_.ops, *ops_.ranks);
+      device_.emplace(model, own, *ops_.ops, *ops_.ranks);
     }
   }
   TrainedModel& model() {
@@ -256,6 +259,17 @@ class RankLearner {
 
 void AbortWith(const std::exception& error, int rank, SharedArena& arena) {
   arena.Abort(fmt::format("rank {} failed: {}", rank, error.what()));
+}
+
+// Reports the files of rank 0, and missing files of all ranks.
+void EndProfile(profile::Profiler& profiler, bool first, Progress& progress) {
+  const profile::Result result = profiler.Stop().value();
+  if (!result.error.empty()) {
+    progress.Say(fmt::format("--profile: {}", result.error));
+  } else if (first) {
+    progress.Say(fmt::format("--profile: {} events in {}, {} were dropped", result.events,
+                             Joined(result.files, ", "), result.dropped));
+  }
 }
 
 // Main function of one rank. Only rank 0 reports progress. `on_error` gets the error of the
@@ -289,8 +303,11 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     if (!options.init_from.empty()) model.Load(options.init_from);
   }
   if (options.zero_stage > 0) ShardMoments(model.parameters(), ranks->gradient_groups());
-  RankLearner learner(options, model, *ranks, links, pool);
-  Trainer trainer(learner.model(), corpus, options.trainer, ranks->trainer_ranks(), pool);
+  profile::Profiler profiler(rank, ranks->place.Title());
+  RankLearner learner(options, model, *ranks, links, pool, profiler);
+  TrainerOptions trainer_options = options.trainer;
+  trainer_options.profiler = &profiler;
+  Trainer trainer(learner.model(), corpus, trainer_options, ranks->trainer_ranks(), pool);
   if (resumed) trainer.Resume(*resumed);
   // Two statements, because both are collective and operands have no order of evaluation.
   const std::string moments = trainer.MomentsText();
@@ -312,6 +329,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     progress.Begin(options.trainer.schedule.steps, trainer.state().step);
   }
   try {
+    if (options.profile) profiler.Start(*options.profile);
     trainer.Run(
         [&](const StepReport& report) {
           if (!first) return;
@@ -330,6 +348,7 @@ TrainingEnd RunRank(const Setup& setup, int rank, const std::shared_ptr<SharedAr
     on_error(error);
     throw;
   }
+  if (options.profile) EndProfile(profiler, first, progress);
   return EndAt(options, trainer.state().step);
 }
 

@@ -167,6 +167,34 @@ TEST_F(TrainingTest, TheOrderOfWorkChangesNoBit) {
   EXPECT_EQ(Losses(options.trainer.output), plain);
 }
 
+TEST_F(TrainingTest, EveryRankWritesATraceOfItsSteps) {
+  TrainingOptions options = Options(4);
+  options.trainer.rows_per_step = 8;
+  options.layout = {.ep = 2, .dp = 2};
+  options.learner.order = schedule::Order::kOverlapped;
+  options.profile = profile::Options{
+      .dir = (dir_ / "traces").string(), .name = "train", .start_step = 3, .num_steps = 1};
+  Train(options);
+  EXPECT_THAT(said_, HasSubstr("train-TP-0.trace.json, 0 were dropped"));
+  for (const char* file : {"traces/train-TP-0.trace.json", "traces/train-TP-1.trace.json"}) {
+    std::map<std::string, int> names;  // number of events
+    const nlohmann::json trace = nlohmann::json::parse(Bytes(dir_ / file));
+    for (const nlohmann::json& event : trace["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      EXPECT_EQ(event["args"]["step"], 3);
+      ++names[event["name"]];
+    }
+    EXPECT_EQ(names["training step"], 1);
+    EXPECT_GT(names["experts"], 0);
+    EXPECT_EQ(names["experts backward"], names["experts"]);
+    EXPECT_EQ(names["attention backward"], names["attention"]);
+  }
+
+  options.profile->dir = (dir_ / "config.json" / "sub").string();
+  options.trainer.output = dir_ / "refused";
+  EXPECT_THAT(ErrorOf([&] { Train(options); }), HasSubstr("sub cannot be created"));
+}
+
 TEST_F(TrainingTest, SharedMomentsAndRecomputationChangeNoBit) {
   TrainingOptions options = Options(4);
   options.trainer.rows_per_step = 8;

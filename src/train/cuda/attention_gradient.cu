@@ -1,8 +1,11 @@
-// Attention backward, where the kernels of attention_hopper.cuh do not run. Tensor core kernels
-// (mma.sync or wgmma): FlashAttention-2 (Dao, arXiv:2307.08691), as two kernels that both compute
-// scores and probabilities again. One owns 64 keys and sums dk and dv over the rows that see them;
-// the other owns 64 rows and sums dq over the keys. So no sum is shared by two blocks, and every
-// order is fixed. This takes 7 products where sums with atomics would take 5.
+// Problem: attention backward, where the kernels of attention_hopper.cuh do not run.
+// Tiling: FlashAttention-2 (Dao, arXiv:2307.08691) on tensor cores (mma.sync or wgmma), as two
+// kernels that both compute scores and probabilities again. One owns 64 keys and sums dk and dv
+// over the rows that see them; the other owns 64 rows and sums dq over the keys. So no sum is
+// shared by two blocks, and every order is fixed. This takes 7 products where sums with atomics
+// would take 5.
+// Pipeline: two tiles in shared memory, as in attention.cu.
+// Measured on one H200, 16 heads of 128, 4 × 4096 rows: 21 % of the product rate.
 #include "kernels/cuda/device/launch.h"
 #include "train/cuda/attention.h"
 #include "train/cuda/attention_tiles.cuh"

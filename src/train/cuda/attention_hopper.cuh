@@ -65,16 +65,20 @@ inline dim3 GridOf(const BlockOrder& order) { return Grid(int64_t{order.tiles} *
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Tile `tile` of `tiles`; some do not exist: the first row is then negative or after the end.
+// Tile `tile` of `tiles` of a sequence, whose rows are [begin, begin + rows). Some tiles do not
+// exist: the first row is then negative or after the end.
 struct BlockIndex {
-  int tile, tiles, head, sequence;
+  int tile, tiles, head, begin, rows;
 };
 __device__ __forceinline__ BlockIndex IndexOf(const BlockOrder& order, const AttentionShape& s) {
   const int of_chunk = order.tiles * order.chunk, block = static_cast<int>(blockIdx.x);
   const int first = block / of_chunk * order.chunk, in_chunk = block % of_chunk;
   const int width = min(order.chunk, order.pairs - first);
   const int pair = first + in_chunk % width, tile = in_chunk / width;
-  if (!order.slots) return {tile, order.tiles, pair % order.heads, pair / order.heads};
+  if (!order.slots) {
+    const int sequence = pair / order.heads, begin = s.begins[sequence];
+    return {tile, order.tiles, pair % order.heads, begin, s.begins[sequence + 1] - begin};
+  }
   int low = 0, high = s.sequences;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -85,7 +89,7 @@ __device__ __forceinline__ BlockIndex IndexOf(const BlockOrder& order, const Att
     }
   }
   const int begin = s.begins[low], rows = s.begins[low + 1] - begin;
-  return {tile - begin / kBlockRows - low, (rows + kBlockRows - 1) / kBlockRows, pair, low};
+  return {tile - begin / kBlockRows - low, (rows + kBlockRows - 1) / kBlockRows, pair, begin, rows};
 }
 
 // Waits until a phase of a barrier is complete. After four seconds the kernel fails, so that an
@@ -118,6 +122,37 @@ __device__ __forceinline__ ptx::SharedAddr UniformAddress(const void* p) {
   return place;
 }
 
+// A thread of a consumer warpgroup. Its block owns rows (or keys) from `block_first` on. Fragments
+// of the thread have rows `row` and row + 8, and columns column + 8n and the next one of each tile.
+struct ConsumerThread {
+  ptx::SharedAddr memory;  // of the block
+  int warpgroup;
+  int first;  // the warpgroup's first row
+  int row, column;
+
+  __device__ __forceinline__ ConsumerThread(const void* shared, int block_first, int of_warpgroup)
+      : memory(UniformAddress(shared)),
+        warpgroup(of_warpgroup),
+        first(block_first + warpgroup * kTileRows),
+        row(first + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 +
+            static_cast<int>(threadIdx.x) % kWarp / 4),
+        column(static_cast<int>(threadIdx.x) % 4 * 2) {}
+
+  // Of arrays at an offset of the block's memory: the barrier of a stage, the tile of a stage, and
+  // the tile of the warpgroup.
+  __device__ __forceinline__ ptx::SharedAddr Barrier(size_t barriers,
+                                                     const PipelineState& at) const {
+    return memory.After(static_cast<uint32_t>(barriers + at.stage * sizeof(uint64_t)));
+  }
+  __device__ __forceinline__ uint32_t Tile(size_t tiles, size_t bytes,
+                                           const PipelineState& at) const {
+    return memory.address + static_cast<uint32_t>(tiles + at.stage * bytes);
+  }
+  __device__ __forceinline__ uint32_t OwnTile(size_t tiles, size_t bytes) const {
+    return memory.address + static_cast<uint32_t>(tiles + warpgroup * bytes);
+  }
+};
+
 // The 128 rows of a block and the keys that they see. Indices are relative to the sequence.
 struct RowBlock {
   int begin, rows;  // of the sequence
@@ -132,8 +167,8 @@ template <int kKeys>
 __device__ __forceinline__ RowBlock RowBlockOf(const AttentionShape& s, const BlockOrder& order) {
   const BlockIndex index = IndexOf(order, s);
   RowBlock b;
-  b.begin = s.begins[index.sequence];
-  b.rows = s.begins[index.sequence + 1] - b.begin;
+  b.begin = index.begin;
+  b.rows = index.rows;
   b.first = (index.tiles - 1 - index.tile) * kBlockRows;
   b.head = index.head;
   b.kv_head = b.head / static_cast<int>(s.heads / s.kv_heads);

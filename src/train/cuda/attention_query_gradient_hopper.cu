@@ -1,8 +1,8 @@
-// The gradient of queries on Hopper. Blocks: attention_hopper.cuh. A block has 128 rows of one head
-// and visits the visible keys, 128 at a time, in ascending order.
-//
-// The product of dp runs while the threads of a warpgroup compute the probabilities. The other
-// warpgroup fills the gaps.
+// Problem: the gradient of queries on Hopper. Blocks: attention_hopper.cuh.
+// Tiling: a block has 128 rows of one head and visits the visible keys, 128 at a time, in ascending
+// order.
+// Pipeline: the product of dp runs while the threads of a warpgroup compute the probabilities. The
+// other warpgroup fills the gaps. Measured: attention_key_gradient_hopper.cu.
 #include "train/cuda/attention_gradient_hopper.cuh"
 #include "train/cuda/launch.cuh"
 
@@ -54,8 +54,7 @@ __device__ __forceinline__ void ProduceKeys(const HopperGradientParams& p, const
   }
 }
 
-// A consumer warpgroup. Thread: rows row_ and row_ + 8, keys column_ + 8n and the next one of each
-// tile.
+// A consumer warpgroup. The columns of thread_ are keys.
 template <int kQk, int kV>
 class RowConsumer {
   using Shared = RowShared<kQk, kV>;
@@ -67,12 +66,7 @@ class RowConsumer {
       : p_(p),
         block_(block),
         shared_(shared),
-        base_(UniformAddress(&shared)),
-        warpgroup_(warpgroup),
-        first_(block.first + warpgroup * kTileRows),
-        row_(first_ + static_cast<int>(threadIdx.x) % 128 / kWarp * 16 +
-             static_cast<int>(threadIdx.x) % kWarp / 4),
-        column_(static_cast<int>(threadIdx.x) % 4 * 2),
+        thread_(&shared, block.first, warpgroup),
         scale_(p.shape.scale * kLog2E) {}
 
   __device__ __forceinline__ void Run() {
@@ -80,50 +74,53 @@ class RowConsumer {
     for (float& sum : dqueries_) sum = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = min(block_.rows - 1, row_ + 8 * half);
+      const int row = min(block_.rows - 1, thread_.row + 8 * half);
       const int64_t at = block_.head * p_.shape.rows + block_.begin + row;
       log_sums_[half] = p_.log_sums[at] * kLog2E;
       along_[half] = p_.along[at];
     }
     const int window = p_.shape.window;
-    Await(base_.After(offsetof(Shared, rows_full)), 0);
+    Await(thread_.memory.After(offsetof(Shared, rows_full)), 0);
     int key = block_.first_key;
     for (int i = 0; i < block_.tiles; ++i, key += kKeys, ring_.Next(Shared::kStages)) {
-      Await(Barrier(offsetof(Shared, full)), ring_.parity);
+      Await(thread_.Barrier(offsetof(Shared, full), ring_), ring_.parity);
       // Gradients of these scores are zero. Values are not summed over.
       if (key + kKeys > block_.rows) {
         ClearTail<kQk, kKeys>(shared_.keys[ring_.stage], block_.rows - key);
-        FinishClear(warpgroup_);
+        FinishClear(thread_.warpgroup);
       }
-      if (AllVisible(first_, kTileRows, key, kKeys, window)) {
+      if (AllVisible(thread_.first, kTileRows, key, kKeys, window)) {
         Step<false>(key);
-      } else if (key < first_ + kTileRows && (window == 0 || first_ - (key + kKeys - 1) < window)) {
+      } else if (key < thread_.first + kTileRows &&
+                 (window == 0 || thread_.first - (key + kKeys - 1) < window)) {
         Step<true>(key);
       }
-      ptx::BarrierArriveWarp(Barrier(offsetof(Shared, empty)));
+      ptx::BarrierArriveWarp(thread_.Barrier(offsetof(Shared, empty), ring_));
     }
-    SyncWarpgroup(warpgroup_);  // all warps have read the queries
+    SyncWarpgroup(thread_.warpgroup);  // all warps have read the queries
     const float scale = p_.shape.scale;
-    StoreTile<kQk>(shared_.queries[warpgroup_], dqueries_, scale, scale, p_.dq, block_.head,
-                   block_.begin, first_, block_.rows);
+    StoreTile<kQk>(shared_.queries[thread_.warpgroup], dqueries_, scale, scale, p_.dq, block_.head,
+                   block_.begin, thread_.first, block_.rows);
   }
 
  private:
   // Adds a tile of keys. No branches, because they would serialize the products in flight.
   template <bool kMasked>
   __device__ __forceinline__ void Step(int key) {
-    const uint32_t keys = Place(offsetof(Shared, keys), sizeof(shared_.keys[0]));
-    const uint32_t values = Place(offsetof(Shared, values), sizeof(shared_.values[0]));
+    const uint32_t keys = thread_.Tile(offsetof(Shared, keys), sizeof(shared_.keys[0]), ring_);
+    const uint32_t values =
+        thread_.Tile(offsetof(Shared, values), sizeof(shared_.values[0]), ring_);
     ptx::WgmmaFence();
-    StartRows<kQk, kKeys>(OwnTile(offsetof(Shared, queries), sizeof(shared_.queries[0])), keys,
-                          scores_);
-    StartRows<kV, kKeys>(OwnTile(offsetof(Shared, douts), sizeof(shared_.douts[0])), values, dp_);
+    StartRows<kQk, kKeys>(thread_.OwnTile(offsetof(Shared, queries), sizeof(shared_.queries[0])),
+                          keys, scores_);
+    StartRows<kV, kKeys>(thread_.OwnTile(offsetof(Shared, douts), sizeof(shared_.douts[0])), values,
+                         dp_);
     ptx::WgmmaWait<1>();
     ptx::PinRegisters(scores_);
     ToProbabilities<kMasked>(key);
     // Does not wait. The compiler does not move the probabilities across this loop, and without it
     // would move them after the wait for all products.
-    ptx::BarrierWait(Barrier(offsetof(Shared, full)), ring_.parity);
+    ptx::BarrierWait(thread_.Barrier(offsetof(Shared, full), ring_), ring_.parity);
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(dp_);
 #pragma unroll
@@ -142,7 +139,7 @@ class RowConsumer {
 
   template <bool kMasked>
   __device__ __forceinline__ void ToProbabilities(int key) {
-    const int last = row_ - key - column_;  // the last visible key in the tile
+    const int last = thread_.row - key - thread_.column;  // the last visible key in the tile
     const int window = WindowOf(p_.shape);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -158,25 +155,10 @@ class RowConsumer {
     }
   }
 
-  // The barrier and the tile of the present stage.
-  __device__ __forceinline__ ptx::SharedAddr Barrier(size_t barriers) const {
-    return base_.After(static_cast<uint32_t>(barriers + ring_.stage * sizeof(uint64_t)));
-  }
-  __device__ __forceinline__ uint32_t Place(size_t tiles, size_t bytes) const {
-    return base_.address + static_cast<uint32_t>(tiles + ring_.stage * bytes);
-  }
-  // The tile of the warpgroup.
-  __device__ __forceinline__ uint32_t OwnTile(size_t tiles, size_t bytes) const {
-    return base_.address + static_cast<uint32_t>(tiles + warpgroup_ * bytes);
-  }
-
   const HopperGradientParams& p_;
   const RowBlock& block_;
   Shared& shared_;
-  const ptx::SharedAddr base_;
-  const int warpgroup_;
-  const int first_;  // the warpgroup's first row
-  const int row_, column_;
+  const ConsumerThread thread_;
   const float scale_;
   PipelineState ring_;
 

@@ -39,59 +39,11 @@ struct Tensor {
   TestArray array;
 };
 
-class TrainAttention : public TrainCudaTest {
- protected:
-  void Compare(const Case& c) {
-    std::vector<int32_t> begins = {0};
-    int32_t longest = 0;
-    for (const int32_t length : c.lengths) {
-      begins.push_back(begins.back() + length);
-      longest = std::max(longest, length);
-    }
-    const int64_t rows = begins.back();
-    const Tensor q(c.bf16, rows, c.heads, c.qk_dim, 0, random_),
-        k(c.bf16, rows, c.kv_heads, c.qk_dim, 8, random_),
-        v(c.bf16, rows, c.kv_heads, c.v_dim, 16, random_),
-        out(c.bf16, rows, c.heads, c.v_dim, 0, random_),
-        dout(c.bf16, rows, c.heads, c.v_dim, 8, random_),
-        dq(c.bf16, rows, c.heads, c.qk_dim, 0, random_),
-        dk(c.bf16, rows, c.kv_heads, c.qk_dim, 8, random_),
-        dv(c.bf16, rows, c.kv_heads, c.v_dim, 16, random_);
-    const TestArray log_sums = TestArray::Filled(false, c.heads * rows, 77),
-                    along = TestArray::Filled(false, c.heads * rows, 77);
-    const cuda::DeviceMemory device_begins = Upload(begins);
-    const AttentionShape shape = {.heads = c.heads,
-                                  .kv_heads = c.kv_heads,
-                                  .qk_dim = c.qk_dim,
-                                  .v_dim = c.v_dim,
-                                  .scale = 0.3f,
-                                  .window = c.window,
-                                  .rows = rows,
-                                  .sequences = static_cast<int>(c.lengths.size()),
-                                  .begins = device_begins.as<int32_t>(),
-                                  .longest = longest,
-                                  .tiles = tiles_};
+// All arrays of a forward and a backward pass.
+struct Tensors {
+  // Results in out, log_sums, dq, dk and dv. The GPU may still work on them.
+  void Run(const AttentionShape& shape) const {
     Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
-
-    const train::AttentionShape<double> cpu = {.heads = c.heads,
-                                               .kv_heads = c.kv_heads,
-                                               .qk_dim = c.qk_dim,
-                                               .v_dim = c.v_dim,
-                                               .scale = double{0.3f},
-                                               .window = c.window};
-    const train::RowLayout layout = train::RowLayout::Of(begins);
-    std::vector<double> want = out.array.values, want_logs(c.heads * rows);
-    train::Attention<double>(cpu, layout, q.host(), k.host(), v.host(), out.rows_of(want),
-                             want_logs.data(), pool_);
-    // Rounded probabilities, gradients of scores and outputs. The CPU's errors with bfloat16
-    // products have root mean squares of 0.002, and some are 40 times as large.
-    const double tolerance = c.bf16 ? 4e-3 : 1e-6;
-    const std::string sizes = " with head dimensions " + std::to_string(c.qk_dim) + " and " +
-                              std::to_string(c.v_dim) + ", window " + std::to_string(c.window) +
-                              (c.bf16 ? ", bfloat16" : ", float32");
-    ExpectTypicallyClose(out.array, want, tolerance, "output" + sizes);
-    ExpectClose(log_sums, want_logs, 2e-5, "sums" + sizes);
-
     AttentionGradient({.shape = shape,
                        .q = q.view(),
                        .k = k.view(),
@@ -104,15 +56,84 @@ class TrainAttention : public TrainCudaTest {
                        .dk = dk.view(),
                        .dv = dv.view()},
                       nullptr);
-    std::vector<double> want_dq = dq.array.values, want_dk = dk.array.values,
-                        want_dv = dv.array.values;
+  }
+  // The results of the first `rows` rows.
+  std::vector<std::vector<double>> Read(int64_t rows) const {
+    std::vector<std::vector<double>> all;
+    for (const Tensor* t : {&out, &dq, &dk, &dv}) {
+      all.push_back(t->array.Read());
+      all.back().resize(static_cast<size_t>(rows * t->heads * t->head));
+    }
+    return all;
+  }
+
+  Tensor q, k, v, out, dout, dq, dk, dv;
+  TestArray log_sums, along;
+};
+
+class TrainAttention : public TrainCudaTest {
+ protected:
+  void Compare(const Case& c) {
+    std::vector<int32_t> begins = {0};
+    int32_t longest = 0;
+    for (const int32_t length : c.lengths) {
+      begins.push_back(begins.back() + length);
+      longest = std::max(longest, length);
+    }
+    const int64_t rows = begins.back();
+    const Tensors t = {.q{c.bf16, rows, c.heads, c.qk_dim, 0, random_},
+                       .k{c.bf16, rows, c.kv_heads, c.qk_dim, 8, random_},
+                       .v{c.bf16, rows, c.kv_heads, c.v_dim, 16, random_},
+                       .out{c.bf16, rows, c.heads, c.v_dim, 0, random_},
+                       .dout{c.bf16, rows, c.heads, c.v_dim, 8, random_},
+                       .dq{c.bf16, rows, c.heads, c.qk_dim, 0, random_},
+                       .dk{c.bf16, rows, c.kv_heads, c.qk_dim, 8, random_},
+                       .dv{c.bf16, rows, c.kv_heads, c.v_dim, 16, random_},
+                       .log_sums = TestArray::Filled(false, c.heads * rows, 77),
+                       .along = TestArray::Filled(false, c.heads * rows, 77)};
+    const cuda::DeviceMemory device_begins = Upload(begins);
+    const AttentionShape shape = {.heads = c.heads,
+                                  .kv_heads = c.kv_heads,
+                                  .qk_dim = c.qk_dim,
+                                  .v_dim = c.v_dim,
+                                  .scale = 0.3f,
+                                  .window = c.window,
+                                  .rows = rows,
+                                  .sequences = static_cast<int>(c.lengths.size()),
+                                  .begins = device_begins.as<int32_t>(),
+                                  .longest = longest,
+                                  .tiles = tiles_};
+    t.Run(shape);
+
+    const train::AttentionShape<double> cpu = {.heads = c.heads,
+                                               .kv_heads = c.kv_heads,
+                                               .qk_dim = c.qk_dim,
+                                               .v_dim = c.v_dim,
+                                               .scale = double{0.3f},
+                                               .window = c.window};
+    const train::RowLayout layout = train::RowLayout::Of(begins);
+    std::vector<double> want = t.out.array.values, want_logs(c.heads * rows);
+    train::Attention<double>(cpu, layout, t.q.host(), t.k.host(), t.v.host(), t.out.rows_of(want),
+                             want_logs.data(), pool_);
+    // Rounded probabilities, gradients of scores and outputs. The CPU's errors with bfloat16
+    // products have root mean squares of 0.002, and some are 40 times as large.
+    const double tolerance = c.bf16 ? 4e-3 : 1e-6;
+    const std::string sizes = " with head dimensions " + std::to_string(c.qk_dim) + " and " +
+                              std::to_string(c.v_dim) + ", window " + std::to_string(c.window) +
+                              (c.bf16 ? ", bfloat16" : ", float32");
+    ExpectTypicallyClose(t.out.array, want, tolerance, "output" + sizes);
+    ExpectClose(t.log_sums, want_logs, 2e-5, "sums" + sizes);
+
+    std::vector<double> want_dq = t.dq.array.values, want_dk = t.dk.array.values,
+                        want_dv = t.dv.array.values;
     train::AttentionGradient<double>(
-        cpu, layout, q.host(), k.host(), v.host(),
-        train::HeadRows<const double>{want.data(), c.heads * out.head, out.head}, want_logs.data(),
-        dout.host(), dq.rows_of(want_dq), dk.rows_of(want_dk), dv.rows_of(want_dv), pool_);
-    ExpectTypicallyClose(dq.array, want_dq, tolerance, "gradient of queries" + sizes);
-    ExpectTypicallyClose(dk.array, want_dk, tolerance, "gradient of keys" + sizes);
-    ExpectTypicallyClose(dv.array, want_dv, tolerance, "gradient of values" + sizes);
+        cpu, layout, t.q.host(), t.k.host(), t.v.host(),
+        train::HeadRows<const double>{want.data(), c.heads * t.out.head, t.out.head},
+        want_logs.data(), t.dout.host(), t.dq.rows_of(want_dq), t.dk.rows_of(want_dk),
+        t.dv.rows_of(want_dv), pool_);
+    ExpectTypicallyClose(t.dq.array, want_dq, tolerance, "gradient of queries" + sizes);
+    ExpectTypicallyClose(t.dk.array, want_dk, tolerance, "gradient of keys" + sizes);
+    ExpectTypicallyClose(t.dv.array, want_dv, tolerance, "gradient of values" + sizes);
   }
 
   ThreadPool pool_{2};
@@ -173,12 +194,16 @@ TEST_F(TrainAttention, SequencesDoNotAffectEachOther) {
         }
         return t;
       };
-      const Tensor q = tensor(qk_dim, true), k = tensor(qk_dim, true), v = tensor(v_dim, true),
-                   dout = tensor(v_dim, true), out = tensor(v_dim, false),
-                   dq = tensor(qk_dim, false), dk = tensor(qk_dim, false),
-                   dv = tensor(v_dim, false);
-      const TestArray log_sums = TestArray::Filled(false, rows, 0),
-                      along = TestArray::Filled(false, rows, 0);
+      const Tensors t = {.q = tensor(qk_dim, true),
+                         .k = tensor(qk_dim, true),
+                         .v = tensor(v_dim, true),
+                         .out = tensor(v_dim, false),
+                         .dout = tensor(v_dim, true),
+                         .dq = tensor(qk_dim, false),
+                         .dk = tensor(qk_dim, false),
+                         .dv = tensor(v_dim, false),
+                         .log_sums = TestArray::Filled(false, rows, 0),
+                         .along = TestArray::Filled(false, rows, 0)};
       const AttentionShape shape = {.heads = 1,
                                     .kv_heads = 1,
                                     .qk_dim = qk_dim,
@@ -188,24 +213,8 @@ TEST_F(TrainAttention, SequencesDoNotAffectEachOther) {
                                     .sequences = 2,
                                     .begins = begins.as<int32_t>(),
                                     .longest = first};
-      Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
-      AttentionGradient({.shape = shape,
-                         .q = q.view(),
-                         .k = k.view(),
-                         .v = v.view(),
-                         .out = out.view(),
-                         .dout = dout.view(),
-                         .log_sums = log_sums.floats(),
-                         .along = along.floats(),
-                         .dq = dq.view(),
-                         .dk = dk.view(),
-                         .dv = dv.view()},
-                        nullptr);
-      for (const Tensor* t : {&out, &dq, &dk, &dv}) {
-        std::vector<double> values = t->array.Read();
-        values.resize(static_cast<size_t>(first * t->dim));
-        results[finite].push_back(std::move(values));
-      }
+      t.Run(shape);
+      results[finite] = t.Read(first);
     }
     EXPECT_EQ(results[0], results[1]) << "head dimension " << qk_dim;
   }
@@ -220,12 +229,16 @@ TEST_F(TrainAttention, OtherFormatsAndDimensions) {
 
 TEST_F(TrainAttention, EqualCallsGiveEqualBits) {
   const int64_t rows = 700, heads = 4, dim = 128;
-  const Tensor q(true, rows, heads, dim, 0, random_), k(true, rows, 1, dim, 0, random_),
-      v(true, rows, 1, dim, 0, random_), out(true, rows, heads, dim, 0, random_),
-      dout(true, rows, heads, dim, 0, random_), dq(true, rows, heads, dim, 0, random_),
-      dk(true, rows, 1, dim, 0, random_), dv(true, rows, 1, dim, 0, random_);
-  const TestArray log_sums = TestArray::Filled(false, heads * rows, 0),
-                  along = TestArray::Filled(false, heads * rows, 0);
+  const Tensors t = {.q{true, rows, heads, dim, 0, random_},
+                     .k{true, rows, 1, dim, 0, random_},
+                     .v{true, rows, 1, dim, 0, random_},
+                     .out{true, rows, heads, dim, 0, random_},
+                     .dout{true, rows, heads, dim, 0, random_},
+                     .dq{true, rows, heads, dim, 0, random_},
+                     .dk{true, rows, 1, dim, 0, random_},
+                     .dv{true, rows, 1, dim, 0, random_},
+                     .log_sums = TestArray::Filled(false, heads * rows, 0),
+                     .along = TestArray::Filled(false, heads * rows, 0)};
   const cuda::DeviceMemory begins = Upload(std::vector<int32_t>{0, 570, 700});
   const AttentionShape shape = {.heads = heads,
                                 .kv_heads = 1,
@@ -238,20 +251,8 @@ TEST_F(TrainAttention, EqualCallsGiveEqualBits) {
                                 .longest = 570};
   std::vector<std::vector<double>> results[2];
   for (auto& result : results) {
-    Attention(shape, q.view(), k.view(), v.view(), out.view(), log_sums.floats(), nullptr);
-    AttentionGradient({.shape = shape,
-                       .q = q.view(),
-                       .k = k.view(),
-                       .v = v.view(),
-                       .out = out.view(),
-                       .dout = dout.view(),
-                       .log_sums = log_sums.floats(),
-                       .along = along.floats(),
-                       .dq = dq.view(),
-                       .dk = dk.view(),
-                       .dv = dv.view()},
-                      nullptr);
-    for (const Tensor* t : {&out, &dq, &dk, &dv}) result.push_back(t->array.Read());
+    t.Run(shape);
+    result = t.Read(rows);
   }
   EXPECT_EQ(results[0], results[1]);
 }

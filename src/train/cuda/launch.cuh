@@ -1,5 +1,4 @@
-// What all training kernels use: loads and stores of float32 or bfloat16 elements, sums over a
-// warp, and launches.
+// What all training kernels use: loads and stores of float32 or bfloat16 elements, and launches.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,10 +8,15 @@
 #include <utility>
 
 #include "core/cuda/runtime.h"
+#include "core/rounding.h"
 #include "kernels/cuda/device/kernel_chain.cuh"
+#include "kernels/cuda/device/warp.cuh"
 #include "train/cuda/array.h"
 
 namespace switchyard::train::gpu {
+
+using switchyard::cuda::WarpMax;
+using switchyard::cuda::WarpSum;
 
 constexpr int kWarp = 32;
 
@@ -79,22 +83,6 @@ __device__ __forceinline__ float4 Rounded4(float4 v, bool bf16) {
   const uint32_t low = PackPair(v.x, v.y), high = PackPair(v.z, v.w);
   return make_float4(Low(low), High(low), Low(high), High(high));
 }
-
-// The same value in all lanes, and the same order for any caller.
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-    x += __shfl_xor_sync(~0u, x, distance);
-  return x;
-}
-__device__ __forceinline__ float WarpMax(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
-  return x;
-}
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Starts a kernel. `what` names it in errors. An empty grid starts nothing.
 template <typename... Params, typename... Args>

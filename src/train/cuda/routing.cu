@@ -1,4 +1,8 @@
-// Router: one warp per token. Order of slots and rows of experts.
+// Problem: router weights and their gradient, balance losses, order of slots, rows of experts.
+// Tiling: one warp per token for weights and losses, one block per token for rows of experts, and
+// one block for each 4096 slots to count them.
+// Pipeline: none. Measured on one H200, of the rate of reads and writes: gather 78 %, combine 79 %,
+// its gradient 61 %, gradient of the router 18 %.
 #include <algorithm>
 
 #include "train/cuda/launch.cuh"

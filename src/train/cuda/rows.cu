@@ -1,4 +1,7 @@
-// RMSNorm, rotary embedding, SwiGLU, embedding and copies of rows. All are bound by memory.
+// Problem: RMSNorm, rotary embedding, SwiGLU, embedding and copies of rows, and their gradients.
+// Tiling: one warp per row in norms, else one block per row. Weight gradients of norms add chunks
+// of at least 64 rows in order. Pipeline: none. Measured on one H200, of the rate of reads and
+// writes: norm 56 %, its gradient 28 %.
 #include <algorithm>
 #include <numeric>
 

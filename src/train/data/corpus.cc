@@ -195,7 +195,7 @@ std::vector<Row> Corpus::Take(int64_t count, SamplePosition* position) {
   return out;
 }
 
-RowRange RowsOfMicroBatch(int64_t rows, int64_t index, int64_t count, int rank, int ranks) {
+Range RowsOfMicroBatch(int64_t rows, int64_t index, int64_t count, int rank, int ranks) {
   const int64_t begin = ShareBegin(rows, index, count),
                 size = ShareBegin(rows, index + 1, count) - begin;
   return {begin + ShareBegin(size, rank, ranks), begin + ShareBegin(size, rank + 1, ranks)};

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "train/batch.h"
 #include "train/data/encode.h"
 
@@ -93,9 +94,6 @@ class Corpus {
 // Rows [begin, end) of `rows` that data-parallel rank `rank` of `ranks` processes in micro-batch
 // `index` of `count`. Rows are partitioned in order, as evenly as possible, first over
 // micro-batches and then over ranks. Some ranks may get no rows.
-struct RowRange {
-  int64_t begin = 0, end = 0;
-};
-RowRange RowsOfMicroBatch(int64_t rows, int64_t index, int64_t count, int rank, int ranks);
+Range RowsOfMicroBatch(int64_t rows, int64_t index, int64_t count, int rank, int ranks);
 
 }  // namespace switchyard::train

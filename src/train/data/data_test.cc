@@ -287,7 +287,7 @@ TEST(CorpusTest, MicroBatchesAndRanksShareTheRowsOfAStep) {
     int64_t next = 0;
     for (int64_t index = 0; index < 3; ++index) {
       for (int rank = 0; rank < 4; ++rank) {
-        const RowRange range = RowsOfMicroBatch(rows, index, 3, rank, 4);
+        const Range range = RowsOfMicroBatch(rows, index, 3, rank, 4);
         EXPECT_EQ(range.begin, next);
         next = range.end;
       }

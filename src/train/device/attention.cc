@@ -56,12 +56,15 @@ class GroupedOnDevice final : public DeviceAttention<C> {
     k_norm_ = on_.parameters.Place(parts.prefix + parts.names.k_norm + ".weight");
   }
 
-  void Forward(const DeviceRows& rows, const C* x, DeviceAttentionState<C>* s,
-               float* out) override {
+  void Project(const Range& part, int64_t m, const C* x, DeviceAttentionState<C>* s) override {
+    q_.ForwardPart(on_, part, m, x, &s->q);
+    k_.ForwardPart(on_, part, m, x, &s->k);
+    v_.ForwardPart(on_, part, m, x, &s->v);
+  }
+  void Forward(const DeviceRows& rows, DeviceAttentionState<C>* s, float* out) override {
     const int64_t m = rows.m;
-    s->q = Normed(q_.Forward(on_, m, x), q_norm_, &s->q_raw);
-    s->k = Normed(k_.Forward(on_, m, x), k_norm_, &s->k_raw);
-    s->v = v_.Forward(on_, m, x);
+    s->q = Normed(std::move(s->q), q_norm_, &s->q_raw);
+    s->k = Normed(std::move(s->k), k_norm_, &s->k_raw);
     on_.ops.Rope(RopeOf(rows, heads_), s->q.data(), false);
     on_.ops.Rope(RopeOf(rows, kv_heads_), s->k.data(), false);
     s->attended = on_.template Array<C>(m * q_.n);
@@ -170,19 +173,22 @@ class LatentOnDevice final : public DeviceAttention<C> {
     o_ = Place(parts, names.o, hidden, heads_ * value_);
   }
 
-  void Forward(const DeviceRows& rows, const C* x, DeviceAttentionState<C>* s,
-               float* out) override {
-    const int64_t m = rows.m;
+  void Project(const Range& part, int64_t m, const C* x, DeviceAttentionState<C>* s) override {
     if (q_a_norm_ == nullptr) {
-      s->q = q_.Forward(on_, m, x);
+      q_.ForwardPart(on_, part, m, x, &s->q);
     } else {
-      s->q_a = q_a_.Forward(on_, m, x);
+      q_a_.ForwardPart(on_, part, m, x, &s->q_a);
+    }
+    kv_a_.ForwardPart(on_, part, m, x, &s->latent);
+  }
+  void Forward(const DeviceRows& rows, DeviceAttentionState<C>* s, float* out) override {
+    const int64_t m = rows.m;
+    if (q_a_norm_ != nullptr) {
       s->q_a_normed = on_.template Array<C>(m * q_a_.n);
       on_.ops.HeadNorm(NormOf(m, q_a_.n, q_a_.n), s->q_a.data(), on_.parameters.value(*q_a_norm_),
                        s->q_a_normed.data());
       s->q = q_.Forward(on_, m, s->q_a_normed.data());
     }
-    s->latent = kv_a_.Forward(on_, m, x);
     s->latent_normed = on_.template Array<C>(m * lora_);
     on_.ops.HeadNorm(NormOf(m, lora_, lora_ + rope_), s->latent.data(),
                      on_.parameters.value(*kv_a_norm_), s->latent_normed.data());

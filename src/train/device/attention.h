@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/range.h"
 #include "model/config.h"
 #include "model/families/family.h"
 #include "train/device/linear.h"
@@ -25,9 +26,12 @@ template <typename C>
 class DeviceAttention {
  public:
   virtual ~DeviceAttention() = default;
-  // x [m, H]; adds the output to `out` [m, H].
-  virtual void Forward(const DeviceRows& rows, const C* x, DeviceAttentionState<C>* state,
-                       float* out) = 0;
+  // The part of the forward pass in which each row of x [m, H] is on its own, for rows `part`.
+  // Called for parts of all rows, in ascending order, before Forward.
+  virtual void Project(const Range& part, int64_t m, const C* x,
+                       DeviceAttentionState<C>* state) = 0;
+  // The rest of it; adds the output to `out` [m, H].
+  virtual void Forward(const DeviceRows& rows, DeviceAttentionState<C>* state, float* out) = 0;
   // Writes dx [m, H]; adds to the gradients of the weights. The state is invalid afterwards.
   virtual void Backward(const DeviceRows& rows, const C* x, DeviceAttentionState<C>& state,
                         const C* dout, float* dx) = 0;

@@ -45,17 +45,21 @@ void DeviceFeedForward<C>::ForwardSum(const DeviceContext<C>& on, int64_t rows, 
 }
 
 template <typename C>
-DeviceArray<C> DeviceFeedForward<C>::BackwardInputs(const DeviceContext<C>& on, int64_t rows,
-                                                    DeviceArray<C>* gate_up, const C* dout,
-                                                    float* dx, bool accumulate,
-                                                    const int32_t* offsets) const {
-  const GateUpShape shape = ShapeOf(rows, offsets);
-  auto middle = on.template Array<C>(rows * down_.k);  // computed again, not saved
-  on.ops.SwiGlu(shape, gate_up->data(), middle.data());
-  const DeviceArray<C> dmiddle = down_.InputGradient(on, rows, dout, offsets);
-  on.ops.SwiGluGradient(shape, dmiddle.data(), gate_up->data());
-  gate_up_.InputGradientSum(on, rows, gate_up->data(), dx, accumulate, offsets);
+DeviceArray<C> DeviceFeedForward<C>::MiddleAgain(const DeviceContext<C>& on, int64_t rows,
+                                                 const DeviceArray<C>& gate_up,
+                                                 const int32_t* offsets) const {
+  auto middle = on.template Array<C>(rows * down_.k);
+  on.ops.SwiGlu(ShapeOf(rows, offsets), gate_up.data(), middle.data());
   return middle;
+}
+
+template <typename C>
+void DeviceFeedForward<C>::BackwardInputs(const DeviceContext<C>& on, int64_t rows,
+                                          DeviceArray<C>* gate_up, const C* dout, float* dx,
+                                          bool accumulate, const int32_t* offsets) const {
+  const DeviceArray<C> dmiddle = down_.InputGradient(on, rows, dout, offsets);
+  on.ops.SwiGluGradient(ShapeOf(rows, offsets), dmiddle.data(), gate_up->data());
+  gate_up_.InputGradientSum(on, rows, gate_up->data(), dx, accumulate, offsets);
 }
 
 template <typename C>
@@ -70,7 +74,8 @@ template <typename C>
 void DeviceFeedForward<C>::Backward(const DeviceContext<C>& on, int64_t rows, const C* x,
                                     DeviceArray<C>* gate_up, const C* dout, float* dx,
                                     bool accumulate) const {
-  const DeviceArray<C> middle = BackwardInputs(on, rows, gate_up, dout, dx, accumulate);
+  const DeviceArray<C> middle = MiddleAgain(on, rows, *gate_up);
+  BackwardInputs(on, rows, gate_up, dout, dx, accumulate);
   BackwardWeights(on, rows, x, middle.data(), gate_up->data(), dout);
 }
 
@@ -90,9 +95,10 @@ RouterConfig WithExperts(RouterConfig config, int64_t experts) {
 }  // namespace
 
 template <typename C>
-DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names,
+DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names, int layer,
                         const std::string& prefix, const DeviceContext<C>& on)
     : on_(on),
+      layer_(layer),
       config_(config.moe->router),
       mine_(ExpertsOf(on.ranks.groups(), config_.num_experts)),
       local_(WithExperts(config_, mine_.size())),
@@ -145,6 +151,7 @@ void DeviceMoe<C>::Route(int64_t m, const Input& in, DeviceMoeState<C>* s, int32
   s->weights = on_.template Array<float>(m * k);
   s->ids = on_.template Array<int32_t>(m * k);
   if (m == 0) return;
+  const profile::Span span = on_.ranks.Operation("route", layer_, m);
   on_.ops.RouterProject(m, experts, hidden_, in.x, on_.parameters.value(*router_),
                         s->logits.data());
   const DeviceRouting routing = RoutingOf(m, *s);
@@ -166,7 +173,10 @@ DeviceArray<float> DeviceMoe<C>::AddBalance(const DeviceRows& rows, const Input&
     on_.ops.CountTokens(config_, routing, counts.data());
     if (Collectives* const all = on_.ranks.groups().all; all != nullptr) {
       on_.ranks.Fork();
-      all->AllReduceSum(counts.data(), static_cast<size_t>(counts.size()));
+      {
+        const profile::Span message = on_.ranks.Message("sum counts", counts.bytes(), layer_);
+        all->AllReduceSum(counts.data(), static_cast<size_t>(counts.size()));
+      }
       on_.ranks.Join();
     }
   }
@@ -188,58 +198,70 @@ DeviceArray<float> DeviceMoe<C>::AddBalance(const DeviceRows& rows, const Input&
 template <typename C>
 DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in,
                                          DeviceMoeState<C>* s, float* y, int32_t* loads,
-                                         int32_t* counts) {
-  const RowExchange<C> exchange(on_, rows);
+                                         int32_t* counts, DeviceRowSums* sums) {
+  const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), k = config_.top_k;
-  if (exchange.needed()) s->all_x = exchange.Gather(in.x, hidden_);  // during routing
+  if (exchange.needed()) s->all_x = exchange.Gather("gather x", in.x, hidden_);  // during routing
   Route(m, in, s, counts);
   DeviceArray<float> losses = AddBalance(rows, in, s);
+  const bool own = !exchange.needed();
   DeviceArray<int32_t> all_ids;
-  if (exchange.needed()) {
-    all_ids = exchange.Gather(s->ids.data(), k);
-    s->all_weights = exchange.Gather(s->weights.data(), k);
+  if (!own) {
+    all_ids = exchange.Gather("gather experts", s->ids.data(), k);
+    s->all_weights = exchange.Gather("gather weights", s->weights.data(), k);
+  }
+  const auto add_shared = [&] {
+    if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
+  };
+  if (m > 0) on_.ops.Copy(y, in.base, m * hidden_ * static_cast<int64_t>(sizeof(float)));
+  if (!own) {
+    add_shared();  // beside the gathers
     on_.ranks.Join();
     on_.ops.SelectLocal(mine_, all_ids.data(), all_ids.size());
   }
   if (n == 0) return losses;
 
-  const bool own = !exchange.needed();
   s->place = on_.template Array<int32_t>(n * k);
   s->offsets = on_.template Array<int32_t>(mine_.size() + 1);
   const DeviceSlots slots = SlotsOf(n, *s);
   on_.ops.SortSlots(local_, own ? s->ids.data() : all_ids.data(), slots, loads + mine_.begin);
-  auto gathered = on_.template Array<C>(n * k * hidden_);
-  on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
-  s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
-  const auto add_shared = [&] {
-    if (shared_ && m > 0) shared_->ForwardSum(on_, m, in.x, &s->shared_gate_up, y);
-  };
+  {
+    const profile::Span span = on_.ranks.Operation("experts", layer_, n);
+    auto gathered = on_.template Array<C>(n * k * hidden_);
+    on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
+    s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
+  }
+  const profile::Span span = on_.ranks.Operation("combine", layer_, n);
   if (own) {
     on_.ops.Combine(local_, slots, s->results.data(), s->weights.data(), hidden_, true, y);
     add_shared();
     return losses;
   }
-  auto parts = on_.template Array<float>(n * hidden_), sum = on_.template Array<float>(m * hidden_);
-  on_.ops.Combine(local_, slots, s->results.data(), s->all_weights.data(), hidden_, false,
-                  parts.data());
-  exchange.Sum(parts.data(), hidden_, sum.data());
-  add_shared();
-  on_.ranks.Join();
-  if (m > 0) on_.ops.Add(sum.data(), y, sum.size());
+  const auto combine = [&](const Range& tokens, float* out) {
+    const DeviceSlots some = {
+        .m = tokens.size(), .k = k, .place = slots.place + tokens.begin * k, .offsets = nullptr};
+    on_.ops.Combine(local_, some, s->results.data(), s->all_weights.data() + tokens.begin * k,
+                    hidden_, false, out);
+  };
+  exchange.SumInParts("sum outputs", hidden_, combine, sums);
   return losses;
 }
 
 template <typename C>
 void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& s, const C* dy,
                             float* dx) {
-  const RowExchange<C> exchange(on_, rows);
+  const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), experts = config_.num_experts, k = config_.top_k;
   const bool own = !exchange.needed(), adds = shared_.has_value();
   DeviceArray<C> all_dy;
-  if (!own) all_dy = exchange.Gather(dy, hidden_);  // during the next gather
+  if (!own) all_dy = exchange.Gather("gather dy", dy, hidden_);  // during what follows
   const DeviceSlots slots = SlotsOf(n, s);
   auto gathered = on_.template Array<C>(n * k * hidden_);  // again, not saved
-  if (n > 0) on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
+  DeviceArray<C> middle;
+  if (n > 0) {
+    on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
+    middle = experts_->MiddleAgain(on_, n * k, s.gate_up, s.offsets.data());
+  }
   if (adds && m > 0) shared_->Backward(on_, m, x, &s.shared_gate_up, dy, dx, false);
   if (!own) on_.ranks.Join();
   if (n == 0) return;
@@ -250,17 +272,21 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
                           own ? s.weights.data() : s.all_weights.data(), hidden_, s.results.data(),
                           own ? dweights.data() : all_dweights.data());
   auto drows = on_.template Array<float>(n * k * hidden_);
-  const DeviceArray<C> middle = experts_->BackwardInputs(on_, n * k, &s.gate_up, s.results.data(),
-                                                         drows.data(), false, s.offsets.data());
+  experts_->BackwardInputs(on_, n * k, &s.gate_up, s.results.data(), drows.data(), false,
+                           s.offsets.data());
   auto parts = on_.template Array<float>(own ? 0 : n * hidden_);
   auto sum = on_.template Array<float>(own || !adds ? 0 : m * hidden_);
   on_.ops.ScatterRows(slots, drows.data(), hidden_, own && adds, own ? dx : parts.data());
   if (!own) {
-    exchange.Sum(parts.data(), hidden_, adds ? sum.data() : dx);  // beside gradients of weights
-    exchange.Sum(all_dweights.data(), k, dweights.data());
+    // Beside gradients of weights.
+    exchange.Sum("sum dx", parts.data(), hidden_, adds ? sum.data() : dx);
+    exchange.Sum("sum dweights", all_dweights.data(), k, dweights.data());
   }
-  experts_->BackwardWeights(on_, n * k, gathered.data(), middle.data(), s.gate_up.data(),
-                            s.results.data(), s.offsets.data());
+  {
+    const profile::Span span = on_.ranks.Operation("weight gradients", layer_, n);
+    experts_->BackwardWeights(on_, n * k, gathered.data(), middle.data(), s.gate_up.data(),
+                              s.results.data(), s.offsets.data());
+  }
   if (!own) on_.ranks.Join();
   if (m == 0) return;
   if (!own && adds) on_.ops.Add(sum.data(), dx, sum.size());

@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "model/families/family.h"
 #include "train/device/linear.h"
+#include "train/device/row_exchange.h"
 
 namespace switchyard::train {
 
@@ -34,11 +35,13 @@ class DeviceFeedForward {
   // Adds to the gradients of the weights. dx [rows, H]. gate_up becomes its gradient.
   void Backward(const DeviceContext<C>& on, int64_t rows, const C* x, DeviceArray<C>* gate_up,
                 const C* dout, float* dx, bool accumulate) const;
-  // The two parts of Backward. The first returns the input of down, for the second, which reads
-  // the gradient in gate_up.
-  DeviceArray<C> BackwardInputs(const DeviceContext<C>& on, int64_t rows, DeviceArray<C>* gate_up,
-                                const C* dout, float* dx, bool accumulate,
-                                const int32_t* offsets = nullptr) const;
+  // The three parts of Backward. The first computes the input of down again, which is not saved;
+  // the last reads it, and the gradient in gate_up.
+  DeviceArray<C> MiddleAgain(const DeviceContext<C>& on, int64_t rows,
+                             const DeviceArray<C>& gate_up, const int32_t* offsets = nullptr) const;
+  void BackwardInputs(const DeviceContext<C>& on, int64_t rows, DeviceArray<C>* gate_up,
+                      const C* dout, float* dx, bool accumulate,
+                      const int32_t* offsets = nullptr) const;
   void BackwardWeights(const DeviceContext<C>& on, int64_t rows, const C* x, const C* middle,
                        const C* dgate_up, const C* dout, const int32_t* offsets = nullptr) const;
 
@@ -74,21 +77,24 @@ struct DeviceMoeState {
 template <typename C>
 class DeviceMoe {
  public:
-  // Places the parameters; `prefix`: "model.layers.3.".
-  DeviceMoe(const ModelConfig& config, const TensorNames& names, const std::string& prefix,
-            const DeviceContext<C>& on);
+  // Places the parameters; `layer`: index in the model; `prefix`: "model.layers.3.".
+  DeviceMoe(const ModelConfig& config, const TensorNames& names, int layer,
+            const std::string& prefix, const DeviceContext<C>& on);
 
   struct Input {
     const C* x = nullptr;            // [m, H]
+    const float* base = nullptr;     // [m, H] to which the output is added
     const int32_t* given = nullptr;  // [m, k] given experts (TrainOps::GiveExperts); null: none
     BalanceLosses losses = {};
     double step_tokens = 1;  // StepSize::tokens
   };
-  // Adds the output to y [m, H], the number of slots of each expert of this rank to loads [E], and
-  // to counts [2] those of GiveExperts. Returns the balance losses of the tokens [m]; empty if no
-  // loss has a weight. A rank without rows takes part, if other ranks have some.
+  // Writes the base plus the output to y [m, H]. Adds the number of slots of each expert of this
+  // rank to loads [E], and to counts [2] those of GiveExperts. Ranks that divide the experts only
+  // start the sum of their outputs: the caller adds `sums` to y. Returns the balance losses of the
+  // tokens [m]; empty if no loss has a weight. A rank without rows takes part, if other ranks have
+  // some.
   DeviceArray<float> Forward(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state,
-                             float* y, int32_t* loads, int32_t* counts);
+                             float* y, int32_t* loads, int32_t* counts, DeviceRowSums* sums);
   // dy [m, H]. Writes dx [m, H]. The state is invalid afterwards.
   void Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C>& state, const C* dy,
                 float* dx);
@@ -103,6 +109,7 @@ class DeviceMoe {
   DeviceArray<float> AddBalance(const DeviceRows& rows, const Input& in, DeviceMoeState<C>* state);
 
   const DeviceContext<C>& on_;
+  const int layer_;
   const RouterConfig config_;
   const Range mine_;          // experts of this rank
   const RouterConfig local_;  // the same router with these experts only

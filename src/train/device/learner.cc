@@ -10,8 +10,13 @@ namespace switchyard::train {
 template <typename C>
 DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
                                 DeviceRanks& ranks)
-    : host_(host), options_(options), ranks_(ranks), model_(host, ops, ranks) {
+    : host_(host),
+      options_(options),
+      ranks_(ranks),
+      model_(host, ops, ranks),
+      timer_(options.profiler, ops.device()) {
   CHECK(options.order == schedule::Order::kPlain);
+  ranks.SetProfiler(options.profiler);
 }
 
 template <typename C>

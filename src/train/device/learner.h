@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/attached_timer.h"
 #include "train/device/model.h"
 #include "train/run/learner.h"
 
@@ -20,6 +21,7 @@ class DeviceLearner final : public TrainedModel {
   // Throws errors of DeviceModel. `options.order` must be kPlain.
   DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
                 DeviceRanks& ranks);
+  ~DeviceLearner() override { ranks_.SetProfiler(nullptr); }
 
   std::vector<Parameter<float>*> Parameters() override { return host_.parameters(); }
   std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() override {
@@ -42,6 +44,7 @@ class DeviceLearner final : public TrainedModel {
   const LearnerOptions options_;
   DeviceRanks& ranks_;
   DeviceModel<C> model_;
+  const AttachedTimer timer_;  // of the operations, for the profiler
 };
 
 }  // namespace switchyard::train

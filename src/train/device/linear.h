@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/range.h"
 #include "train/device/memory.h"
 #include "train/device/ops.h"
 #include "train/device/parameters.h"
@@ -40,6 +41,13 @@ struct DeviceLinear {
     auto y = on.template Array<C>(rows * n);
     on.ops.Project(Shape(rows, offsets), x, on.parameters.copy(*weight), y.data());
     return y;
+  }
+  // The same for rows `part` of x [m, k]. The first part allocates y [m, n].
+  void ForwardPart(const DeviceContext<C>& on, const Range& part, int64_t m, const C* x,
+                   DeviceArray<C>* y) const {
+    if (part.begin == 0) *y = on.template Array<C>(m * n);
+    on.ops.Project(Shape(part.size(), nullptr), x + part.begin * k, on.parameters.copy(*weight),
+                   y->data() + part.begin * n);
   }
   void ForwardSum(const DeviceContext<C>& on, int64_t rows, const C* x, float* y,
                   bool accumulate) const {

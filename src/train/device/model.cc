@@ -82,6 +82,7 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
   const LayerConfig* const own = mtp ? nullptr : &config.layers[static_cast<size_t>(index)];
   const std::string prefix = fmt::format("{}{}.", names.layers, index);
   Layer& layer = layers_.emplace_back();
+  layer.index = static_cast<int>(index);
   layer.slabs.begin = parameters_.slabs();
   layer.input_norm = parameters_.Place(prefix + names.input_norm + ".weight");
   layer.attention = MakeDeviceAttention<C>({.config = config,
@@ -92,7 +93,7 @@ void DeviceModel<C>::AddLayer(int64_t index, const TensorNames& names, int64_t* 
                                             .on = on_});
   layer.post_norm = parameters_.Place(prefix + names.post_attention_norm + ".weight");
   if (mtp ? config.has_moe() : own->moe) {
-    layer.moe = std::make_unique<DeviceMoe<C>>(config, names, prefix, on_);
+    layer.moe = std::make_unique<DeviceMoe<C>>(config, names, layer.index, prefix, on_);
     layer.loads_at = *loads;
     *loads += config.moe->router.num_experts;
   } else {
@@ -170,6 +171,32 @@ DeviceArray<C> DeviceModel<C>::Normed(const DeviceArray<float>& x, const Slab& g
 }
 
 template <typename C>
+template <typename Use>
+DeviceArray<C> DeviceModel<C>::NormedParts(Hidden* hidden, const Slab& gain, const Use& use) {
+  DeviceArray<float>& x = hidden->x;
+  DeviceRowSums& sums = hidden->sums;
+  const int64_t m = x.size() / hidden_;
+  auto y = on_.template Array<C>(x.size());
+  const auto arrived = [&](const Range& rows) {
+    if (rows.size() == 0) return;
+    const int64_t at = rows.begin * hidden_;
+    if (sums.started) ops_.Add(sums.sums.data() + at, x.data() + at, rows.size() * hidden_);
+    ops_.RmsNorm(Norm(rows.size()), x.data() + at, parameters_.value(gain), y.data() + at);
+    use(rows, y);
+  };
+  if (!sums.started) {
+    arrived({0, m});
+    return y;
+  }
+  ranks_.JoinMarked();
+  arrived(RowPart(0, m));
+  ranks_.Join();
+  arrived(RowPart(1, m));
+  sums = {};
+  return y;
+}
+
+template <typename C>
 void DeviceModel<C>::NormBackward(const DeviceArray<float>& x, const Slab& gain, const float* dy,
                                   bool accumulate, DeviceArray<float>* d) {
   ops_.RmsNormGradient(Norm(x.size() / hidden_), x.data(), parameters_.value(gain), dy, d->data(),
@@ -184,36 +211,49 @@ DeviceArray<C> DeviceModel<C>::Rounded(const DeviceArray<float>& x) {
 }
 
 template <typename C>
-DeviceArray<float> DeviceModel<C>::Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
-                                           const int32_t* given, double step_tokens, State* s) {
+typename DeviceModel<C>::Hidden DeviceModel<C>::Forward(Layer& layer, const Rows& rows, Hidden x,
+                                                        const int32_t* given, double step_tokens,
+                                                        State* s) {
   const int64_t m = rows.view.m;
-  const auto experts = [&](float* out) {
-    DeviceArray<float> balance =
-        layer.moe->Forward(rows.view,
-                           {.x = s->after_normed.data(),
-                            .given = given,
-                            .losses = host_.options().balance,
-                            .step_tokens = step_tokens},
-                           &s->moe, out, loads_.data() + layer.loads_at, replay_.data());
+  Hidden out;
+  const auto experts = [&] {
+    const profile::Span span = ranks_.Operation("moe", layer.index, m);
+    DeviceArray<float> balance = layer.moe->Forward(
+        rows.view,
+        {.x = s->after_normed.data(),
+         .base = s->after.data(),
+         .given = given,
+         .losses = host_.options().balance,
+         .step_tokens = step_tokens},
+        &s->moe, out.x.data(), loads_.data() + layer.loads_at, replay_.data(), &out.sums);
     if (!balance.empty())
       pending_.push_back({.losses = std::move(balance), .scale = 1, .part = &Losses::balance});
   };
   if (m == 0) {  // other ranks have rows, for the experts of this rank
-    if (layer.moe != nullptr) experts(nullptr);
+    if (layer.moe != nullptr) experts();
+    if (out.sums.started) ranks_.Join();
     return {};
   }
-  s->x = std::move(x);
-  s->normed = Normed(s->x, *layer.input_norm);
-  s->after = on_.template Array<float>(m * hidden_);
-  ops_.Copy(s->after.data(), s->x.data(), s->x.bytes());
-  layer.attention->Forward(rows.view, s->normed.data(), &s->attention, s->after.data());
-  s->after_normed = Normed(s->after, *layer.post_norm);
-  auto out = on_.template Array<float>(m * hidden_);
-  ops_.Copy(out.data(), s->after.data(), s->after.bytes());
+  {
+    const profile::Span span = ranks_.Operation("attention", layer.index, m);
+    s->after = on_.template Array<float>(m * hidden_);
+    s->normed = NormedParts(&x, *layer.input_norm, [&](const Range& part, DeviceArray<C>& normed) {
+      const Range floats = part * hidden_;
+      ops_.Copy(s->after.data() + floats.begin, x.x.data() + floats.begin,
+                floats.size() * static_cast<int64_t>(sizeof(float)));
+      layer.attention->Project(part, m, normed.data(), &s->attention);
+    });
+    s->x = std::move(x.x);
+    layer.attention->Forward(rows.view, &s->attention, s->after.data());
+    s->after_normed = Normed(s->after, *layer.post_norm);
+    out.x = on_.template Array<float>(m * hidden_);
+  }
   if (layer.dense) {
-    layer.dense->ForwardSum(on_, m, s->after_normed.data(), &s->gate_up, out.data());
+    const profile::Span span = ranks_.Operation("mlp", layer.index, m);
+    ops_.Copy(out.x.data(), s->after.data(), s->after.bytes());
+    layer.dense->ForwardSum(on_, m, s->after_normed.data(), &s->gate_up, out.x.data());
   } else {
-    experts(out.data());
+    experts();
   }
   return out;
 }
@@ -227,6 +267,8 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
   }
   auto dnormed = on_.template Array<float>(m * hidden_);
   {
+    const profile::Span span =
+        ranks_.Operation(layer.dense ? "mlp backward" : "experts backward", layer.index, m);
     const DeviceArray<C> dout = Rounded(*d);
     if (layer.dense) {
       layer.dense->Backward(on_, m, s.after_normed.data(), &s.gate_up, dout.data(), dnormed.data(),
@@ -236,6 +278,7 @@ void DeviceModel<C>::Backward(Layer& layer, const Rows& rows, State& s, DeviceAr
     }
   }
   StartSums();
+  const profile::Span span = ranks_.Operation("attention backward", layer.index, m);
   NormBackward(s.after, *layer.post_norm, dnormed.data(), true, d);
   const DeviceArray<C> dout = Rounded(*d);
   layer.attention->Backward(rows.view, s.normed.data(), s.attention, dout.data(), dnormed.data());
@@ -251,6 +294,7 @@ void DeviceModel<C>::StartSums() {
 template <typename C>
 DeviceArray<float> DeviceModel<C>::Embedded(const Rows& rows) {
   auto x = on_.template Array<float>(rows.view.m * hidden_);
+  const profile::Span span = ranks_.Operation("embedding", DeviceRanks::kNone, rows.view.m);
   ops_.Embed(rows.tokens.data(), rows.view.m, parameters_.value(*embedding_), hidden_, x.data());
   return x;
 }
@@ -297,6 +341,7 @@ template <typename C>
 void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, double Losses::*part,
                           Depth* depth) {
   const std::ptrdiff_t m = std::ssize(targets);
+  const profile::Span span = ranks_.Operation("head", DeviceRanks::kNone, m);
   // Rows without a target are omitted from the products.
   std::vector<int32_t> rows, wanted, place(targets.size(), -1);
   for (size_t t = 0; t < targets.size(); ++t) {
@@ -332,6 +377,7 @@ void DeviceModel<C>::Head(const std::vector<int32_t>& targets, double scale, dou
 
 template <typename C>
 void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_of_step) {
+  const profile::Span span(ranks_.profiler(), {.name = "micro-batch", .rows = batch.size()});
   host_.Begin(batch, step, &pass_);
   const std::vector<std::vector<int64_t>> of_ranks = RowsOfRanks(pass_.depths);
   const size_t count = of_ranks.size();
@@ -345,16 +391,16 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_o
     const DepthState<float>& host = pass_.depths[d];
     Depth& depth = depths[d];
     depth.rows = Upload(host, of_ranks[d]);
-    DeviceArray<float> x;
+    Hidden x;
     if (!depth.rows.empty())
-      x = d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
+      x.x = d == 0 ? Embedded(depth.rows) : Join(mtp_[d - 1], host.source, depths[d - 1], &depth);
     for (size_t i = first(d); i < last(d); ++i) {
       const DeviceArray<int32_t> given = GivenExperts(host, i);
       x = Forward(layers_[i], depth.rows, std::move(x), given.data(), step.tokens, &states[i]);
     }
     if (depth.rows.empty()) continue;
-    depth.final = Normed(x, *final_norms_[d]);
-    depth.last = std::move(x);
+    depth.final = NormedParts(&x, *final_norms_[d], [](const Range&, DeviceArray<C>&) {});
+    depth.last = std::move(x.x);
   }
   const LossOptions& options = host_.options();
   for (size_t d = 0; d < count && !depths[d].rows.empty(); ++d) {
@@ -374,7 +420,9 @@ void DeviceModel<C>::Learn(const Batch& batch, const StepSize& step, bool last_o
       states[i] = {};  // releases the activations
       if (last_of_step) complete_ = layers_[i].slabs;
     }
+    if (d == 0) StartSums();
     if (empty) continue;
+    const profile::Span span = ranks_.Operation("embedding backward", DeviceRanks::kNone);
     if (d == 0) {
       ops_.EmbedGradient(host.tokens, stream.data(), hidden_, parameters_.gradient(*embedding_));
     } else {

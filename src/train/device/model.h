@@ -15,6 +15,7 @@
 #include "train/device/ops.h"
 #include "train/device/parameters.h"
 #include "train/device/ranks.h"
+#include "train/device/row_exchange.h"
 #include "train/model.h"
 
 namespace switchyard::train {
@@ -59,12 +60,18 @@ class DeviceModel {
 
  private:
   struct Layer {
+    int index = 0;  // in the model, MTP modules last
     const Slab *input_norm, *post_norm;
     std::unique_ptr<DeviceAttention<C>> attention;
     std::optional<DeviceFeedForward<C>> dense;  // one of the two
     std::unique_ptr<DeviceMoe<C>> moe;
     int64_t loads_at = 0;  // index of the first expert in loads_
     Range slabs;           // of DeviceParameters
+  };
+  // The output of a layer [m, H], of which a part may still be on its way from other ranks.
+  struct Hidden {
+    DeviceArray<float> x;
+    DeviceRowSums sums;  // to be added to x
   };
   struct MtpModule {
     const Slab *embedding_norm, *hidden_norm;
@@ -104,14 +111,18 @@ class DeviceModel {
     return {.m = m, .n = hidden_, .ldx = hidden_, .eps = host_.config().norm_eps};
   }
   DeviceArray<C> Normed(const DeviceArray<float>& x, const Slab& gain);
+  // The same of the output of a layer, and use(rows, result) of each part of its rows once the part
+  // has arrived. Then x is complete.
+  template <typename Use>
+  DeviceArray<C> NormedParts(Hidden* x, const Slab& gain, const Use& use);
   // Writes the gradient of the norm's input to `d`, or adds it.
   void NormBackward(const DeviceArray<float>& x, const Slab& gain, const float* dy, bool accumulate,
                     DeviceArray<float>* d);
   DeviceArray<C> Rounded(const DeviceArray<float>& x);
   DeviceArray<float> Embedded(const Rows& rows);
   // Returns the layer's output.
-  DeviceArray<float> Forward(Layer& layer, const Rows& rows, DeviceArray<float> x,
-                             const int32_t* given, double step_tokens, State* state);
+  Hidden Forward(Layer& layer, const Rows& rows, Hidden x, const int32_t* given, double step_tokens,
+                 State* state);
   // The experts that the batch gives to its tokens in a layer of the model [m, k]; empty: none.
   DeviceArray<int32_t> GivenExperts(const DepthState<float>& host, size_t layer);
   // `d`: the gradient of the output, and after the call that of the input. Starts the sums of

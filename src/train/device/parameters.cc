@@ -7,14 +7,13 @@
 
 #include "core/check.h"
 #include "core/dtype.h"
+#include "core/rounding.h"
 #include "train/optimizer/catalog.h"
 
 namespace switchyard::train {
 namespace {
 
 constexpr int64_t kMomentUnit = 64;  // shards begin at multiples, so that kernels can load vectors
-
-int64_t RoundUp(int64_t count) { return (count + kMomentUnit - 1) / kMomentUnit * kMomentUnit; }
 
 }  // namespace
 
@@ -38,16 +37,17 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     Parameter<float>* const p = found->second;
     host_.erase(found);
     if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front().parameter->shape.back());
-    slab.trained = !p->gradient.empty();
+    slab.trained = p->trained();
     slab.decay = p->decay;
     slab.expert = p->expert;
     slab.sharded = p->shards.partial();
     slab.parts.push_back({.parameter = p, .offset = slab.offset + slab.count, .moments = moments_});
     slab.count += std::ssize(p->value);
     moments_ += p->MyShard().size();
-    if (slab.sharded) moments_ = RoundUp(moments_);
+    p->MoveGradientToDevice();
+    if (slab.sharded) moments_ = RoundUp(moments_, kMomentUnit);
   }
-  moments_ = RoundUp(moments_);
+  moments_ = RoundUp(moments_, kMomentUnit);
   count_ += Shards::Blocks(slab.count) * Shards::kBlock;
   slabs_.push_back(std::move(slab));
   return &slabs_.back();
@@ -63,6 +63,7 @@ void DeviceParameters<C>::Allocate() {
   }
   copies_ = DeviceArray<C>(memory_, count_);
   summed_.assign(slabs_.size(), false);
+  squared_.assign(slabs_.size(), false);
   sums_ = DeviceArray<double>(memory_, Shards::Blocks(count_));
 }
 
@@ -110,9 +111,11 @@ template <typename C>
 void DeviceParameters<C>::GradientsToHost() {
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
-    for (const auto& [p, offset, moments] : slab.parts)
+    for (const auto& [p, offset, moments] : slab.parts) {
+      p->gradient.resize(p->value.size());
       memory_.device().CopyOut(p->gradient.data(), gradients_.data() + offset,
                                p->gradient.size() * sizeof(float));
+    }
   }
 }
 
@@ -131,17 +134,42 @@ void DeviceParameters<C>::StartSums(Range slabs) {
       continue;
     }
     const int64_t begin = slabs_[first].offset;
-    const int64_t count = (i < slabs_.size() ? slabs_[i].offset : count_) - begin;
-    if (group != nullptr)
-      group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
+    const int64_t count = EndOf(i - 1) - begin;
+    if (group == nullptr) continue;
+    const profile::Span message =
+        ranks_.Message("sum gradients", count * static_cast<int64_t>(sizeof(float)));
+    group->AllReduceSum(gradients_.data() + begin, static_cast<size_t>(count));
   }
 }
 
+// While the last sums run, the squares of the gradients that are complete already are summed.
 template <typename C>
 void DeviceParameters<C>::SumGradients() {
+  ranks_.Join();
+  std::vector<bool> complete = summed_;
+  for (size_t i = 0; i < slabs_.size(); ++i)
+    if (GroupOf(slabs_[i]) == nullptr) complete[i] = true;
   StartSums({0, slabs()});
+  squared_.assign(slabs_.size(), false);
+  SquareSums(complete);
   ranks_.Join();
   summed_.assign(slabs_.size(), false);
+}
+
+template <typename C>
+void DeviceParameters<C>::SquareSums(const std::vector<bool>& slabs) {
+  const profile::Span span = ranks_.Operation("gradient norm");
+  for (size_t i = 0; i < slabs_.size();) {
+    const size_t first = i;
+    while (i < slabs_.size() && slabs[i]) squared_[i++] = true;
+    if (i == first) {
+      ++i;
+      continue;
+    }
+    const int64_t begin = slabs_[first].offset;
+    ops_.SquareSums(gradients_.data() + begin, EndOf(i - 1) - begin,
+                    sums_.data() + begin / Shards::kBlock);
+  }
 }
 
 template <typename C>
@@ -175,7 +203,10 @@ void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
     ops_.Copy(at, values, size);
   });
   ranks_.Fork();
-  group.AllGatherV(mine, message.data(), bytes);
+  {
+    const profile::Span span = ranks_.Message("gather shards", message.bytes());
+    group.AllGatherV(mine, message.data(), bytes);
+  }
   ranks_.Join();
   for_shards([&](int member, const float* at, float* values, int64_t size) {
     if (member != group.rank()) ops_.Copy(values, at, size);
@@ -186,11 +217,15 @@ void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
 template <typename C>
 void DeviceParameters<C>::ClearGradients() {
   ops_.Zero(gradients_.data(), gradients_.bytes());
+  squared_.assign(slabs_.size(), false);
 }
 
 template <typename C>
 GradientNorm DeviceParameters<C>::Norm() {
-  ops_.SquareSums(gradients_.data(), count_, sums_.data());
+  std::vector<bool> rest = squared_;
+  rest.flip();
+  SquareSums(rest);
+  squared_.assign(slabs_.size(), false);
   std::vector<double> sums(static_cast<size_t>(sums_.size()));
   memory_.device().CopyOut(sums.data(), sums_.data(), sums.size() * sizeof(double));
   GradientNorm out;
@@ -257,6 +292,8 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
                      .unbias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
                      .epsilon = static_cast<float>(options.epsilon)};
   const auto keep = static_cast<float>(1 - learning_rate * options.weight_decay);
+  squared_.assign(slabs_.size(), false);
+  const profile::Span span = ranks_.Operation("AdamW");
   for (const Slab& slab : slabs_) {
     if (!slab.trained) continue;
     update.keep = slab.decay ? keep : 1.0f;

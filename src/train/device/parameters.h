@@ -47,9 +47,9 @@ class DeviceParameters final : public DeviceUpdate {
   DeviceParameters(std::span<Parameter<float>* const> host, TrainOps<C>& ops, DeviceRanks& ranks,
                    DeviceMemory& memory);
 
-  // Places parameters, before Allocate. All must have rows of the same length, be trained or not
-  // alike, and be parameters of experts or not alike. A name may be placed once. The result is
-  // valid until the object is destroyed.
+  // Places parameters, before Allocate. The host releases the memory of their gradients. All must
+  // have rows of the same length, be trained or not alike, and be parameters of experts or not
+  // alike. A name may be placed once. The result is valid until the object is destroyed.
   const Slab* Place(std::span<const std::string> names);
   const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.
@@ -83,6 +83,12 @@ class DeviceParameters final : public DeviceUpdate {
 
  private:
   std::string FirstNotFinite(const Slab& slab);
+  // The end of a slab with the gap after it.
+  int64_t EndOf(size_t slab) const {
+    return slab + 1 < slabs_.size() ? slabs_[slab + 1].offset : count_;
+  }
+  // Sums the squares of the gradients of slabs for the norm.
+  void SquareSums(const std::vector<bool>& slabs);
   // The ranks that hold copies of the slab; null: only this one.
   Collectives* GroupOf(const Slab& slab) const {
     const DeviceGroups& groups = ranks_.groups();
@@ -98,7 +104,9 @@ class DeviceParameters final : public DeviceUpdate {
   std::map<std::string, Parameter<float>*> host_;    // those without a place yet
   std::map<const Parameter<float>*, size_t> index_;  // of a parameter among those of the host
   std::deque<Slab> slabs_;
-  std::vector<bool> summed_;         // [slabs] whether StartSums was called
+  std::vector<bool> summed_;  // [slabs] whether StartSums was called
+  // [slabs] whether sums_ has the squares of the present gradients.
+  std::vector<bool> squared_;
   int64_t count_ = 0, moments_ = 0;  // elements of all slabs and shards, with gaps
   DeviceArray<float> values_, gradients_, first_, second_;
   DeviceArray<C> copies_;

@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <map>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "train/device/model.h"
+#include "train/device/row_exchange.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
 #include "train/run/test_layouts.h"
@@ -75,11 +78,65 @@ Batch PartOf(const Batch& batch, const Layout& layout, int rank) {
   return testing::Sequences(batch, part.begin, part.end);
 }
 
-// `change`: of the values of a rank, before the model is made.
+// Runs collectives as late as DeviceRanks allows. On a GPU they run at any time before.
+class DelayedRanks final : public DeviceRanks {
+ public:
+  explicit DelayedRanks(const DeviceGroups& groups) : DeviceRanks(groups) {
+    for (Collectives** const group : {&groups_.all, &groups_.experts, &groups_.expert_copies}) {
+      if (*group == nullptr) continue;
+      delayed_.push_back(std::make_unique<Delayed>(**group, queue_));
+      *group = delayed_.back().get();
+    }
+  }
+  void Join() override { RunFirst(queue_.size()); }
+  void Mark() override { marked_ = queue_.size(); }
+  void JoinMarked() override { RunFirst(marked_); }
+
+ private:
+  using Queue = std::deque<std::function<void()>>;
+  class Delayed final : public Collectives {
+   public:
+    Delayed(Collectives& group, Queue& queue) : group_(group), queue_(queue) {}
+    int rank() const override { return group_.rank(); }
+    int size() const override { return group_.size(); }
+    void AllReduceSum(float* data, size_t count) override {
+      queue_.emplace_back([=, this] { group_.AllReduceSum(data, count); });
+    }
+    void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override {
+      queue_.emplace_back([=, this, own = std::vector<size_t>(counts.begin(), counts.end())] {
+        group_.AllGatherV(in, out, own);
+      });
+    }
+    void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override {
+      queue_.emplace_back([=, this, own = std::vector<size_t>(counts.begin(), counts.end())] {
+        group_.ReduceScatterV(in, out, own);
+      });
+    }
+
+   private:
+    Collectives& group_;
+    Queue& queue_;
+  };
+
+  void RunFirst(size_t count) {
+    marked_ -= std::min(marked_, count);
+    for (; count > 0; --count) {
+      queue_.front()();
+      queue_.pop_front();
+    }
+  }
+
+  Queue queue_;
+  size_t marked_ = 0;  // messages before the last Mark
+  std::vector<std::unique_ptr<Delayed>> delayed_;
+};
+
+// `change`: of the values of a rank, before the model is made. `delayed`: with DelayedRanks.
 template <typename C>
 StepOfRanks WithRanks(const ModelConfig& config, const LossOptions& options,
                       const std::vector<Batch>& batches, const Layout& layout,
-                      const std::function<void(Parameter<float>&)>& change = {}) {
+                      const std::function<void(Parameter<float>&)>& change = {},
+                      bool delayed = false) {
   StepOfRanks step;
   std::map<std::string, std::vector<bool>> gradients_known, values_known;
   std::mutex mutex;
@@ -98,9 +155,11 @@ StepOfRanks WithRanks(const ModelConfig& config, const LossOptions& options,
       if (change) change(*p);
     }
     const std::unique_ptr<TrainOps<C>> ops = MakePlainOps<C>(pool);
-    const std::unique_ptr<DeviceRanks> groups = MakeHostRanks(*ranks);
+    std::unique_ptr<DeviceRanks> groups = MakeHostRanks(*ranks);
+    if (delayed) groups = std::make_unique<DelayedRanks>(groups->groups());
     DeviceModel<C> device(model, *ops, *groups);
-    for (const Batch& batch : batches) device.Learn(PartOf(batch, layout, rank), kRanksSize);
+    for (const Batch& batch : batches)
+      device.Learn(PartOf(batch, layout, rank), kRanksSize, &batch == &batches.back());
     const Losses losses = device.TakeLosses();
     const std::vector<std::vector<float>> loads = device.TakeLoads();
     const Model<float>::ReplayCounts replay = device.TakeReplay();
@@ -201,6 +260,77 @@ TEST(DeviceRanks, EqualRunsHaveEqualBits) {
                     two = WithRanks<BF16>(config, {}, batches, {.ep = 2, .dp = 2});
   EXPECT_EQ(one.losses.main, two.losses.main);
   EXPECT_EQ(one.values, two.values);
+}
+
+// No message reads or writes memory that is released or used before it is joined.
+TEST(DeviceRanks, MessagesMayRunAtTheLastMoment) {
+  for (const char* kind : {"qwen3_moe", "deepseek_v3"}) {
+    const ModelConfig config = ParseModelConfig(SmallConfig(kind));
+    const LossOptions options = {.balance = {.batch = 0.3, .sequence = 0.2},
+                                 .mtp_layers = std::string(kind) == "deepseek_v3" ? 1 : 0,
+                                 .mtp_weight = 0.4};
+    const std::vector<Batch> batches = RanksBatches(config, false);
+    for (const Layout& layout :
+         {Layout{.dp = 2}, Layout{.ep = 2, .dp = 2}, Layout{.ep = 2, .dp = 4}}) {
+      SCOPED_TRACE(kind + (", " + layout.ToString()));
+      const StepOfRanks want = WithRanks<BF16>(config, options, batches, layout),
+                        got = WithRanks<BF16>(config, options, batches, layout, {}, true);
+      EXPECT_EQ(got.losses.main, want.losses.main);
+      EXPECT_EQ(got.losses.balance, want.losses.balance);
+      EXPECT_EQ(got.losses.mtp, want.losses.mtp);
+      EXPECT_EQ(got.norm.norm, want.norm.norm);
+      EXPECT_EQ(got.gradients, want.gradients);
+      EXPECT_EQ(got.values, want.values);
+    }
+  }
+}
+
+TEST(DeviceRanks, PartsOfRowsHaveTheSumsOfAllRows) {
+  constexpr int64_t kWidth = 3;
+  for (const int64_t rows : {0, 1, 2, 7, 511, 1366, 1500}) {
+    const Range first = RowPart(0, rows), second = RowPart(1, rows);
+    EXPECT_EQ(first.begin, 0);
+    EXPECT_EQ(first.end, second.begin);
+    EXPECT_EQ(second.end, rows);
+    EXPECT_LE(first.size(), second.size());
+  }
+  for (const std::vector<int64_t>& of_ranks :
+       {std::vector<int64_t>{5, 0, 1400}, std::vector<int64_t>{1, 1, 2}, std::vector<int64_t>{9}}) {
+    const Layout layout = {.ep = static_cast<int>(of_ranks.size()),
+                           .dp = static_cast<int>(of_ranks.size())};
+    const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {
+      const auto ranks =
+          LayoutRanks::Create(arena, layout, rank, {.timeout = std::chrono::seconds(60)});
+      ThreadPool pool(1);
+      const std::unique_ptr<TrainOps<float>> ops = MakePlainOps<float>(pool);
+      DelayedRanks groups({.experts = ranks->experts.get()});
+      DeviceMemory memory(ops->device());
+      DeviceParameters<float> none({}, *ops, groups, memory);
+      const DeviceContext<float> on{*ops, groups, memory, none};
+      const DeviceRows rows{.of_ranks = of_ranks};
+      const RowExchange<float> exchange(on, rows, 0);
+      std::vector<float> parts(exchange.rows() * kWidth);
+      for (size_t i = 0; i < parts.size(); ++i)
+        parts[i] = static_cast<float>((i * 7919 + static_cast<size_t>(rank) * 104729) % 1000) / 7;
+      std::vector<float> want(of_ranks[rank] * kWidth);
+      exchange.Sum("whole", parts.data(), kWidth, want.data());
+      groups.Join();
+      DeviceRowSums sums;
+      const auto add = [&](const Range& tokens, float* out) {
+        std::copy_n(parts.data() + tokens.begin * kWidth, tokens.size() * kWidth, out);
+      };
+      exchange.SumInParts("parts", kWidth, add, &sums);
+      ASSERT_TRUE(sums.started);
+      const Range first = RowPart(0, of_ranks[rank]) * kWidth;
+      const std::vector<float> unknown(want.size(), -1.0f);
+      std::ranges::copy(unknown, sums.sums.data());
+      groups.JoinMarked();
+      EXPECT_TRUE(std::equal(want.begin(), want.begin() + first.end, sums.sums.data()));
+      groups.Join();
+      EXPECT_TRUE(std::ranges::equal(want, std::span(sums.sums.data(), want.size())));
+    };
+    RunRankThreads(layout.ranks(), LayoutRanks::BytesPerRank(layout) + 4096, body);
+  }
 }
 
 // Only the rank of an expert has its gradient, but all ranks name it.

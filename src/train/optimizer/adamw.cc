@@ -44,8 +44,8 @@ void Update(const Factors& f, int64_t n, float* __restrict value, float* __restr
 AdamW::AdamW(std::vector<Parameter<float>*> parameters, const AdamWOptions& options)
     : parameters_(std::move(parameters)), moments_(parameters_.size()), options_(options) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const size_t size = parameters_[i]->gradient.size();
-    CHECK(size == 0 || size == parameters_[i]->value.size());
+    const int64_t size = parameters_[i]->trained_count();
+    CHECK(size == 0 || size == std::ssize(parameters_[i]->value));
     const auto shard = static_cast<size_t>(parameters_[i]->MyShard().size());
     moments_[i].first.assign(shard, 0);
     moments_[i].second.assign(shard, 0);
@@ -133,7 +133,7 @@ void AddShardedSums(const Catalog& catalog, Collectives& group, ThreadPool& pool
     const std::vector<double> blocks = BlockSums(*p, pool);
     mine.insert(mine.end(), blocks.begin(), blocks.end());
     for (int m = 0; m < group.size(); ++m) {
-      const Range shard = p->shards.Of(m, static_cast<int64_t>(p->gradient.size()));
+      const Range shard = p->shards.Of(m, p->trained_count());
       counts[static_cast<size_t>(m)] += static_cast<size_t>(Shards::Blocks(shard.size()));
     }
   }
@@ -149,7 +149,7 @@ void AddShardedSums(const Catalog& catalog, Collectives& group, ThreadPool& pool
     double& sum = (*sums)[p];
     for (int part = 0; part < group.size(); ++part) {
       const int m = (part + p->shards.first) % group.size();
-      const Range shard = p->shards.Of(m, static_cast<int64_t>(p->gradient.size()));
+      const Range shard = p->shards.Of(m, p->trained_count());
       for (int64_t b = 0; b < Shards::Blocks(shard.size()); ++b)
         sum += all[next[static_cast<size_t>(m)]++];
     }

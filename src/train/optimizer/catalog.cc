@@ -136,7 +136,7 @@ std::vector<float> Catalog::GatherShards(const Parameter<float>& p,
                                          const std::vector<float>& mine) const {
   Collectives* const group = copies_.Of(p);
   CHECK(group != nullptr && group->size() == p.shards.members);
-  const auto count = static_cast<int64_t>(p.gradient.size());
+  const int64_t count = p.trained_count();
   std::vector<size_t> bytes;
   int64_t before = 0;  // elements of the members before the one with the first shard
   for (int member = 0; member < group->size(); ++member) {

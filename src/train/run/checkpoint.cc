@@ -70,7 +70,7 @@ AssembledTensors Collect(const Catalog& catalog, AdamW* optimizer, bool copies) 
   std::map<std::string, const AdamW::Moments*> moments;
   for (size_t i = 0; optimizer != nullptr && i < optimizer->parameters().size(); ++i) {
     const Parameter<float>& p = *optimizer->parameters()[i];
-    if (!p.gradient.empty()) moments[p.name] = &optimizer->moments()[i];
+    if (p.trained()) moments[p.name] = &optimizer->moments()[i];
   }
   AssembledTensors out;
   for (const Parameter<float>* p : catalog.parameters()) {

@@ -155,7 +155,7 @@ TrainerState LoadCheckpoint(const fs::path& dir, const Catalog& catalog, AdamW* 
   for (size_t i = 0; i < optimizer->parameters().size(); ++i) {
     Parameter<float>& p = *optimizer->parameters()[i];
     files.Read("master." + p.name, p, {0, std::ssize(p.value)}, &p.value);
-    if (p.gradient.empty()) continue;
+    if (!p.trained()) continue;
     AdamW::Moments& moments = optimizer->moments()[i];
     files.Read("first." + p.name, p, p.MyShard(), &moments.first);
     files.Read("second." + p.name, p, p.MyShard(), &moments.second);

@@ -64,6 +64,16 @@ int LayerNumber(const std::string& name, const std::string& prefix) {
 
 std::string LayerPrefix(const ModelConfig& config) { return NamesOf(config).layers; }
 
+// In profiles.
+const char* NameOf(const Operation& o) {
+  if (o.kind == Kind::kForward) return Name(o.phase);
+  if (o.kind != Kind::kBackward) return Name(o.kind);
+  constexpr const char* kNames[] = {"qkv backward",      "attention backward", "route backward",
+                                    "dispatch backward", "shared backward",    "experts backward",
+                                    "combine backward",  "down backward",      "finish backward"};
+  return kNames[static_cast<int>(o.phase)];
+}
+
 }  // namespace
 
 Learner::Learner(Model<float>& model, const LearnerOptions& options, const LearnerRanks& ranks)
@@ -130,12 +140,25 @@ Losses Learner::Learn(std::span<const Batch> batches, const StepSize& step) {
   return losses;
 }
 
+// The operations of a place of passes_ have a row of the viewer.
+profile::Span Learner::SpanOf(const Operation& o) const {
+  const bool of_pass = o.micro_batch != Operation::kNone;
+  return {options_.profiler,
+          {.name = NameOf(o),
+           .track = of_pass ? profile::Track::kPass : profile::Track::kSteps,
+           .micro_batch =
+               of_pass ? o.micro_batch % static_cast<int>(passes_.size()) : profile::Event::kNone,
+           .layer =
+               o.layer == Operation::kNone ? profile::Event::kNone : shape_.first_layer + o.layer}};
+}
+
 void Learner::Execute(const Operation& o, std::span<const Batch> batches, const StepSize& step,
                       Losses* losses) {
   Pass<float>* pass = nullptr;
   if (o.micro_batch != Operation::kNone) {
     pass = &passes_[static_cast<size_t>(o.micro_batch) % passes_.size()];
   }
+  const profile::Span span = SpanOf(o);
   switch (o.kind) {
     case Kind::kBegin:
       return model_.Begin(batches[static_cast<size_t>(o.micro_batch)], step, pass);

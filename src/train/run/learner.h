@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/device/collectives.h"
+#include "profile/profiler.h"
 #include "schedule/plan.h"
 #include "train/batch.h"
 #include "train/exchange/stage_link.h"
@@ -88,6 +89,8 @@ struct LearnerOptions {
   // The order of operations; results are bitwise independent of it. kZeroBubble needs a model with
   // separate weight gradients (BackwardOptions).
   schedule::Order order = schedule::Order::kPlain;
+  // Records the operations of steps; null: none. Outlives the learner.
+  profile::Profiler* profiler = nullptr;
 };
 
 // The groups of ranks that a learner communicates with (run/layout.h). All are borrowed. The
@@ -144,6 +147,7 @@ class Learner : public TrainedModel {
   void PlanStep(int micro_batches);
   void Execute(const schedule::Operation& operation, std::span<const Batch> batches,
                const StepSize& step, Losses* losses);
+  profile::Span SpanOf(const schedule::Operation& operation) const;
   void SumLayer(int layer);
 
   Model<float>& model_;

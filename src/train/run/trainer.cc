@@ -93,7 +93,7 @@ std::string Trainer::MomentsText() const {
   };
   Bytes mine{.here = adam_.moment_bytes()};
   for (const Parameter<float>* p : catalog_.parameters())
-    mine.whole += static_cast<int64_t>(2 * p->gradient.size() * sizeof(float));
+    mine.whole += 2 * p->trained_count() * static_cast<int64_t>(sizeof(float));
   std::vector<Bytes> ranks(static_cast<size_t>(catalog_.size()), mine);
   if (ranks_.all != nullptr)
     ranks_.all->AllGatherV(&mine, ranks.data(), std::vector<size_t>(ranks.size(), sizeof mine));
@@ -148,15 +148,18 @@ StepReport Trainer::Step() {
   const int64_t per_pass = options_.rows_per_pass * ranks_.parts;
   std::vector<Batch> batches(static_cast<size_t>((total + per_pass - 1) / per_pass));
   for (size_t i = 0; i < batches.size(); ++i) {
-    const RowRange range =
+    const Range range =
         RowsOfMicroBatch(total, static_cast<int64_t>(i), static_cast<int64_t>(batches.size()),
                          ranks_.part, ranks_.parts);
     for (int64_t r = range.begin; r < range.end; ++r) {
       AppendRow(corpus_.documents(), rows[static_cast<size_t>(r)], &batches[i]);
     }
   }
-  report.losses = SumOverRanks(model_.Learn(batches, size));
-  model_.SumGradients();
+  {
+    const profile::Span span(options_.profiler, {.name = "learn", .rows = report.tokens});
+    report.losses = SumOverRanks(model_.Learn(batches, size));
+    model_.SumGradients();
+  }
   DeviceUpdate* const update = model_.update();
   const GradientNorm gradient =
       update != nullptr ? update->Norm() : NormOfGradients(catalog_, pool_);
@@ -186,7 +189,15 @@ StepReport Trainer::Step() {
   return report;
 }
 
+StepReport Trainer::RecordedStep() {
+  profile::Step recorded(options_.profiler);
+  StepReport report = Step();
+  recorded.End(profile::Stage::kTraining, report.tokens);
+  return report;
+}
+
 void Trainer::Apply(double norm, StepReport* report) {
+  const profile::Span span(options_.profiler, {.name = "update"});
   const double scale = ClipScale(norm, options_.clip);
   if (DeviceUpdate* const update = model_.update()) {
     update->Step(report->rate, scale, &adam_);
@@ -277,7 +288,7 @@ void Trainer::Run(const std::function<void(const StepReport&)>& report,
         AnyRank(static_cast<uint8_t>((stops ? kStop : 0) | (writes ? kWriting : 0)));
     if ((ranks & kWriting) == 0) WarnOfFullDisk(warn, [this] { Publish(); });
     if ((ranks & kStop) != 0) break;
-    const StepReport step = Step();
+    const StepReport step = RecordedStep();
     if (report) report(step);
     if (warn && !step.skipped.empty())
       warn(fmt::format("step {}: the update is skipped: {}", step.step, step.skipped));

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "profile/profiler.h"
 #include "train/optimizer/schedule.h"
 #include "train/run/checkpoint.h"
 #include "train/run/learner.h"
@@ -32,6 +33,7 @@ struct TrainerOptions {
   std::chrono::seconds full_disk_wait{0};  // time for which saving the last checkpoint is retried
   std::filesystem::path output;            // folder of the checkpoints
   CheckpointFiles files;
+  profile::Profiler* profiler = nullptr;  // records the steps of this rank; null: none
 };
 
 // Report of one step.
@@ -101,6 +103,7 @@ class Trainer {
 
  private:
   StepReport Step();
+  StepReport RecordedStep();
   void Apply(double norm, StepReport* report);
   void Skip();
   [[noreturn]] void EndRun(const std::string& why);

@@ -218,11 +218,23 @@ FAMILIES.update({
         moe_latent_size=20, intermediate_size=40,
         layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "linear_attention", "moe"])),
 })
+LING3 = dict(**LATENT, num_local_experts=8, moe_intermediate_size=16, intermediate_size=40, rms_norm_eps=1e-4)
+FAMILIES.update({
+    "bailing_hybrid": ("BailingHybrid", dict(
+        **LING3, num_hidden_layers=4, num_experts_per_tok=3, head_dim=12, layer_group_size=2, first_k_dense_replace=1, n_group=4,
+        topk_group=2)),
+    "bailing_hybrid_layers": ("BailingHybrid", dict(
+        **{**LING3, "q_lora_rank": None, "kv_lora_rank": 20}, num_hidden_layers=3, num_experts_per_tok=2, head_dim=18,
+        short_conv_kernel_size=3, kda_safe_gate=False, n_group=1, topk_group=1, n_shared_experts=2, norm_topk_prob=False,
+        routed_scaling_factor=1.6, attention_bias=True, rope_parameters=YARN_INDEX,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"])),
+})
 V4 = dict(hidden_size=32, head_dim=16, qk_rope_head_dim=8, q_lora_rank=20, n_routed_experts=8, moe_intermediate_size=24,
           o_lora_rank=12, index_n_heads=16, index_head_dim=12, hc_sinkhorn_iters=6, sliding_window=6, swiglu_limit=2.0)
 FAMILIES.update({
     "deepseek_v4": ("DeepseekV4", dict(
-        **V4, num_hidden_layers=4, num_experts_per_tok=3, o_groups=2, index_topk=3, num_hash_layers=2,
+        **{**V4, "moe_intermediate_size": 8}, num_hidden_layers=4, num_experts_per_tok=3, o_groups=2, index_topk=3, num_hash_layers=2,
         layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
                      "compressed_sparse_attention"],
         compress_rates=dict(compressed_sparse_attention=2, heavily_compressed_attention=8), rope_parameters=dict(
@@ -460,7 +472,7 @@ def make(name, folder):
 
 
 # The classes of families that the program loads; decoders of multimodal checkpoints are read as their text_config.
-KEYS = ["Afmoe", "DeepseekV2", "DeepseekV3", "DeepseekV32", "DeepseekV4", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
+KEYS = ["Afmoe", "BailingHybrid", "DeepseekV2", "DeepseekV3", "DeepseekV32", "DeepseekV4", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "FlexOlmo", "Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "GptOss",
         "GraniteMoe", "GraniteMoeShared", "HunYuanMoEV1", "KimiLinear", "Llama", "Llama4Text", "LongcatFlash", "MiMoV2Flash", "MiniMaxM2", "Mistral", "Mistral4", "Mixtral",
         "NemotronH", "Olmoe", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5MoeText", "SarvamMoE", "SolarOpen"]
 

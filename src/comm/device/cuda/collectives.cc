@@ -22,7 +22,7 @@ namespace {
 // With NCCL, a reduce-scatter runs one ncclReduce for each part, because parts differ in length.
 class MixedCollectives : public Collectives {
  public:
-  MixedCollectives(std::unique_ptr<Collectives> peer, std::unique_ptr<Collectives> nccl,
+  MixedCollectives(std::unique_ptr<Collectives> peer, std::shared_ptr<NcclGroup> nccl,
                    size_t max_peer_bytes)
       : peer_(std::move(peer)), nccl_(std::move(nccl)), max_peer_bytes_(max_peer_bytes) {}
 
@@ -30,19 +30,21 @@ class MixedCollectives : public Collectives {
   int size() const override { return peer_->size(); }
 
   void AllReduceSum(float* data, size_t count) override {
-    (count * sizeof(float) <= max_peer_bytes_ ? peer_ : nccl_)->AllReduceSum(data, count);
+    For(count * sizeof(float)).AllReduceSum(data, count);
   }
   void AllGatherV(const void* in, void* out, std::span<const size_t> counts) override {
     peer_->AllGatherV(in, out, counts);
   }
   void ReduceScatterV(const float* in, float* out, std::span<const size_t> counts) override {
     const size_t floats = std::reduce(counts.begin(), counts.end());
-    (floats * sizeof(float) / 4 <= max_peer_bytes_ ? peer_ : nccl_)
-        ->ReduceScatterV(in, out, counts);
+    For(floats * sizeof(float) / 4).ReduceScatterV(in, out, counts);
   }
 
  private:
-  std::unique_ptr<Collectives> peer_, nccl_;
+  Collectives& For(size_t bytes) { return bytes <= max_peer_bytes_ ? *peer_ : *nccl_; }
+
+  std::unique_ptr<Collectives> peer_;
+  std::shared_ptr<NcclGroup> nccl_;
   size_t max_peer_bytes_;
 };
 
@@ -53,13 +55,14 @@ struct GroupSetup {
 };
 
 std::vector<GroupSetup> ExchangeGroupSetup(RankComm& comm, const PeerMemory& memory,
-                                           const std::vector<int>& group, bool nccl_requested) {
+                                           const std::vector<int>& group, bool nccl_requested,
+                                           bool shared) {
   GroupSetup mine = {.one_host = memory.OnThisHost(group)};
   // NCCL allocates GPU memory, so it is loaded only if it may be used.
   if (nccl_requested || !mine.one_host) {
     const NcclLibrary& nccl = NcclLibrary::Get();
     mine.nccl = nccl.missing.empty() && (nccl.shares_gpus || memory.HasDistinctGpus(group));
-    if (mine.nccl && group.size() > 1 && group.front() == memory.rank())
+    if (mine.nccl && !shared && group.size() > 1 && group.front() == memory.rank())
       mine.nccl = nccl.GetUniqueId(&mine.id) == kNcclSuccess;
   }
   std::vector<GroupSetup> cards(static_cast<size_t>(memory.world()));
@@ -85,6 +88,16 @@ std::string WhyNoNccl() {
 
 }  // namespace
 
+std::shared_ptr<NcclGroup> SharedNccl::Find(std::span<const int> members) const {
+  for (const auto& [group, nccl] : made_)
+    if (std::ranges::equal(group, members)) return nccl.lock();
+  return nullptr;
+}
+
+void SharedNccl::Add(std::span<const int> members, std::shared_ptr<NcclGroup> group) {
+  made_.emplace_back(std::vector(members.begin(), members.end()), std::move(group));
+}
+
 std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
                                              std::vector<int> group, const std::string& name,
                                              cudaStream_t stream,
@@ -95,27 +108,41 @@ std::unique_ptr<Collectives> MakeCollectives(RankComm& comm, PeerMemory& memory,
   const bool nccl_requested =
       !quick &&
       (!options.custom_all_reduce || options.max_custom_bytes < std::numeric_limits<size_t>::max());
-  const std::vector<GroupSetup> cards = ExchangeGroupSetup(comm, memory, group, nccl_requested);
+  std::shared_ptr<NcclGroup> nccl;
+  std::vector<int> all(static_cast<size_t>(memory.world()));
+  std::iota(all.begin(), all.end(), 0);
+  if (options.shared && memory.OnThisHost(all)) nccl = options.shared->Find(group);
+  const std::vector<GroupSetup> cards =
+      ExchangeGroupSetup(comm, memory, group, nccl_requested, nccl != nullptr);
   const bool one_host = std::ranges::all_of(cards, &GroupSetup::one_host);
   const bool has_nccl = std::ranges::all_of(cards, &GroupSetup::nccl);
   if (!one_host && !has_nccl) ThrowNeedsNccl(cards);
   if (nccl_requested && !has_nccl && memory.rank() == 0 && name == "tp")
     LOG_INFO("collectives of all sizes use peer memory: {}", WhyNoNccl());
 
-  std::unique_ptr<Collectives> peer, nccl;
+  std::unique_ptr<Collectives> peer;
   // A group of one member has PeerCollectives on any number of hosts; it needs no peer memory.
   if (one_host || group.size() == 1)
     peer = std::make_unique<PeerCollectives>(memory, group, stream);
-  if ((!one_host || (nccl_requested && has_nccl)) && group.size() > 1) {
-    const auto own = std::ranges::find(group, memory.rank());
-    nccl = std::make_unique<NcclGroup>(
+  const bool mixed = peer && options.custom_all_reduce;
+  if (group.size() == 1 || (one_host && !(nccl_requested && has_nccl))) {
+    comm.tp->Barrier("collectives setup");
+    return peer;
+  }
+  std::unique_ptr<NcclGroup> own;
+  if (!mixed || !nccl) {
+    const auto self = std::ranges::find(group, memory.rank());
+    own = std::make_unique<NcclGroup>(
         NcclLibrary::Get(), cards[static_cast<size_t>(group.front())].id,
-        static_cast<int>(own - group.begin()), static_cast<int>(group.size()), name, stream,
+        static_cast<int>(self - group.begin()), static_cast<int>(group.size()), name, stream,
         options.watch ? options.watch : std::make_shared<NcclWatch>(comm, memory.timeout()));
   }
   comm.tp->Barrier("collectives setup");
-  if (nccl == nullptr) return peer;
-  if (peer == nullptr || !options.custom_all_reduce) return nccl;
+  if (!mixed) return own;
+  if (own) {
+    nccl = std::move(own);
+    if (options.shared) options.shared->Add(group, nccl);
+  }
   return std::make_unique<MixedCollectives>(std::move(peer), std::move(nccl),
                                             options.max_custom_bytes);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/device/collectives.h"
@@ -44,6 +45,22 @@ class PeerCollectives : public Collectives {
   size_t tagged_bytes_ = 0, one_shot_bytes_ = 0;
 };
 
+class NcclGroup;
+
+// The communicators of NCCL that groups with the same members and the same stream share, because
+// the start of each takes a fifth of a second and some memory of the GPU. Used by the rank's
+// thread.
+class SharedNccl {
+ public:
+  // Null: none was made for `members`. All members have the same answer, because they make the same
+  // groups in the same order.
+  std::shared_ptr<NcclGroup> Find(std::span<const int> members) const;
+  void Add(std::span<const int> members, std::shared_ptr<NcclGroup> group);
+
+ private:
+  std::vector<std::pair<std::vector<int>, std::weak_ptr<NcclGroup>>> made_;
+};
+
 struct CollectiveOptions {
   // Gathers and small reductions use one kernel over peer memory; large reductions use NCCL. With
   // --disable-custom-all-reduce everything uses NCCL. If NCCL is unavailable (libnccl.so.2, loaded
@@ -58,6 +75,8 @@ struct CollectiveOptions {
   // The watch of NCCL operations, shared by all groups of the rank; null: each group creates one.
   // If groups span hosts, the rank's thread waits for the stream through this watch.
   std::shared_ptr<NcclWatch> watch;
+  // Null, or ranks on several hosts: each group has a communicator of its own.
+  SharedNccl* shared = nullptr;
 };
 
 // Collectives of `group`, enqueued on `stream`. All operations can be captured in a CUDA graph:

@@ -98,6 +98,32 @@ TEST(Nccl, JoinsRanksOfSeveralHosts) {
   });
 }
 
+TEST(Nccl, GroupsOfTheSameMembersShareACommunicator) {
+  if (DeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  GpuRanks{.shape = {.tp = 2, .ep = 2}}.Run([](GpuRank& gpu) {
+    SharedNccl shared;
+    const auto make = [&](std::vector<int> group, const char* name) {
+      return MakeCollectives(*gpu.comm, gpu.memory, std::move(group), name, gpu.stream.get(),
+                             {.max_custom_bytes = 0, .shared = &shared});
+    };
+    const std::vector<int> both = gpu.comm->mesh.TpGroup(), one = gpu.comm->mesh.MoeTpGroup();
+    EXPECT_EQ(shared.Find(both), nullptr);
+    const auto tp = make(both, "tp");
+    const auto nccl = shared.Find(both);
+    ASSERT_NE(nccl, nullptr);
+    const auto ep = make(gpu.comm->mesh.EpGroup(), "ep");
+    const auto moe_tp = make(one, "moe-tp");
+    EXPECT_EQ(shared.Find(both), nccl);
+    EXPECT_EQ(shared.Find(one), nullptr);  // one member needs no communicator
+    for (unsigned salt = 0; salt < 3; ++salt) {
+      EXPECT_TRUE(LargeIsRight(gpu, *tp, salt));
+      EXPECT_TRUE(LargeIsRight(gpu, *ep, salt));
+      EXPECT_TRUE(LargeIsRight(gpu, *moe_tp, salt));
+    }
+    gpu.comm->tp->Barrier("end");
+  });
+}
+
 TEST(Nccl, LeavesGroupsOfOneHostToPeerMemory) {
   if (DeviceCount() < 4) GTEST_SKIP() << "needs four GPUs, two for each of two simulated hosts";
   GpuRanks{.shape = {.tp = 4, .dp = 2}, .ranks_per_host = 2}.Run([](GpuRank& gpu) {

@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <new>
 #include <numeric>
 #include <random>
@@ -238,37 +239,42 @@ TEST(GpuMoverDeathTest, MappedMemoryOutlivesItsProcess) {
   EXPECT_EQ(RunTwoProcesses(0, /*kills=*/true), 0);
 }
 
-TEST(GpuMover, RowsOfOneProcessAreCopied) {
-  if (cuda::DeviceCount() == 0) GTEST_SKIP() << "no GPU";
-  cuda::UseDevice(0);
-  const cuda::DeviceMemory memory(kSourceBytes);
-  const auto contents = RandomBytes(kSourceBytes, kSourceSeed);
-  Write(memory.data(), contents);
-  const std::shared_ptr<KvMover> mover = MakeGpuMover();
-  const auto mapped = mover->Map(ExportGpuMemory(memory.data(), kSourceBytes));
-  EXPECT_EQ(mapped.get(), memory.data());
-  ExpectPlainCopies(*mover, mapped.get(), contents);
-  std::vector<std::byte> want = contents;
+// Memory of this process's GPU, mapped by a mover.
+class GpuMover : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::DeviceCount() == 0) GTEST_SKIP() << "no GPU";
+    cuda::UseDevice(0);
+    contents_ = RandomBytes(kSourceBytes, kSourceSeed);
+    memory_ = cuda::DeviceMemory(kSourceBytes);
+    Write(memory_.data(), contents_);
+    mover_ = MakeGpuMover();
+    mapped_ = mover_->Map(ExportGpuMemory(memory_.data(), kSourceBytes));
+  }
+
+  std::vector<std::byte> contents_;
+  cuda::DeviceMemory memory_;
+  std::shared_ptr<KvMover> mover_;
+  std::shared_ptr<std::byte> mapped_;
+};
+
+TEST_F(GpuMover, RowsOfOneProcessAreCopied) {
+  EXPECT_EQ(mapped_.get(), memory_.data());
+  ExpectPlainCopies(*mover_, mapped_.get(), contents_);
+  std::vector<std::byte> want = contents_;
   std::fill(want.begin() + 100, want.begin() + 200, std::byte{0});
   std::fill(want.begin() + 1000, want.begin() + 1003, std::byte{0});
-  const std::span<std::byte> parts[] = {{mapped.get() + 100, 100}, {mapped.get() + 1000, 3}};
-  mover->Clear(parts);
-  EXPECT_TRUE(Read(memory.data(), kSourceBytes) == want);
+  const std::span<std::byte> parts[] = {{mapped_.get() + 100, 100}, {mapped_.get() + 1000, 3}};
+  mover_->Clear(parts);
+  EXPECT_TRUE(Read(memory_.data(), kSourceBytes) == want);
 }
 
-TEST(GpuMover, ThreadsCopyAtTheSameTime) {
-  if (cuda::DeviceCount() == 0) GTEST_SKIP() << "no GPU";
-  cuda::UseDevice(0);
-  const cuda::DeviceMemory memory(kSourceBytes);
-  const auto contents = RandomBytes(kSourceBytes, kSourceSeed);
-  Write(memory.data(), contents);
-  const std::shared_ptr<KvMover> mover = MakeGpuMover();
-  const auto mapped = mover->Map(ExportGpuMemory(memory.data(), kSourceBytes));
+TEST_F(GpuMover, ThreadsCopyAtTheSameTime) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
       cuda::UseDevice(0);
-      ExpectPlainCopies(*mover, mapped.get(), contents);
+      ExpectPlainCopies(*mover_, mapped_.get(), contents_);
     });
   for (std::thread& thread : threads) thread.join();
 }

@@ -15,6 +15,7 @@ struct FourBitLanes {
   using I = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
+  static constexpr int kDirectPanelRows = 1, kWidePanels = 0;
   static constexpr int Chains(int) {
     return 1;
   }  // one chain is enough: each product has only one addition that depends on the previous one
@@ -48,6 +49,10 @@ struct FourBitLanes {
   static I ShiftRight32(I x) {
     return _mm256_srli_epi32(x, n);
   }
+  template <int n>
+  static I ShiftRightSigned(I x) {
+    return _mm256_srai_epi32(x, n);
+  }
   static I ReplaceEqual(I x, I code, I bits, I other) {
     return _mm256_blendv_epi8(bits, other, _mm256_cmpeq_epi32(x, code));
   }
@@ -69,6 +74,16 @@ struct FourBitLanes {
     alignas(32) int32_t lanes[kLanes];
     Store(lanes, x);
     for (int i = 0; i < kLanes; ++i) out[i] = static_cast<char>(lanes[i]);
+  }
+
+  static bool BytesWithin(const void* p, uint8_t least, uint8_t most) {
+    const I first = Load(p), second = Load(static_cast<const char*>(p) + kVectorBytes);
+    const I lower = _mm256_min_epu8(first, second), upper = _mm256_max_epu8(first, second);
+    const I low = _mm256_set1_epi8(static_cast<char>(least));
+    const I high = _mm256_set1_epi8(static_cast<char>(most));
+    const I within = _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_max_epu8(lower, low), lower),
+                                      _mm256_cmpeq_epi8(_mm256_min_epu8(upper, high), upper));
+    return _mm256_movemask_epi8(within) == -1;
   }
 
   [[gnu::always_inline]] static void AddProducts(I& a, I&, I low, I high, const char* x) {

@@ -23,6 +23,7 @@ constexpr KernelTable kKernels = {
     .round = simd::Round<Vec>,
     .short_conv = simd::ShortConvRow<Vec>,
     .multiply_by_sigmoid = simd::MultiplyBySigmoid<Vec>,
+    .key_decays = simd::KeyDecays<Vec>,
     .delta = simd::Delta<Vec>,
     .delta_columns = simd::kDeltaVectors * Vec::kLanes,
 };

@@ -14,6 +14,8 @@ struct FourBitLanes {
   using I = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
+  static constexpr int kDirectPanelRows = 4;
+  static constexpr int kWidePanels = 2, kWideRows = 6, kWideLeastRows = 4;
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
   static constexpr bool kByteStarts = true;
@@ -45,6 +47,10 @@ struct FourBitLanes {
   static I ShiftRight32(I x) {
     return _mm512_srli_epi32(x, n);
   }
+  template <int n>
+  static I ShiftRightSigned(I x) {
+    return _mm512_srai_epi32(x, n);
+  }
   static I ReplaceEqual(I x, I code, I bits, I other) {
     return _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(x, code), other);
   }
@@ -66,12 +72,24 @@ struct FourBitLanes {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
   }
 
+  static bool BytesWithin(const void* p, uint8_t least, uint8_t most) {
+    const I above = _mm512_sub_epi8(Load(p), _mm512_set1_epi8(static_cast<char>(least)));
+    return _mm512_cmpgt_epu8_mask(above, _mm512_set1_epi8(static_cast<char>(most - least))) == 0;
+  }
+
   [[gnu::always_inline]] static void AddProducts(I& a, I& b, I low, I high, const char* x) {
-    AddFour(a, low, x);
-    AddFour(b, high, x + simd::kFourBitChunk / 2);
+    AddAt(a, low, x);
+    AddAt(b, high, x + simd::kFourBitChunk / 2);
   }
   [[gnu::always_inline]] static void AddByteProducts(I& a, I& b, I low, I high, const char* x) {
     AddProducts(a, b, low, high, x);
+  }
+
+  [[gnu::always_inline]] static I Four(const char* x) {
+    return _mm512_set1_epi32(*reinterpret_cast<const FourCodes*>(x));
+  }
+  [[gnu::always_inline]] static void AddFour(I& sum, I weights, I four) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(four));
   }
 
   // Transposes one cache line (64 bytes) of sixteen rows. Rows are loaded in halves of 32 bytes,
@@ -99,12 +117,12 @@ struct FourBitLanes {
   }
 
  private:
-  using Four [[gnu::may_alias]] = int32_t;  // four codes of x, which were written as bytes
+  using FourCodes [[gnu::may_alias]] = int32_t;  // four codes of x, which were written as bytes
   // In place: with the intrinsic, GCC 12 copies the sums and spills them.
-  [[gnu::always_inline]] static void AddFour(I& sum, I weights, const char* x) {
+  [[gnu::always_inline]] static void AddAt(I& sum, I weights, const char* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0"
         : "+v"(sum)
-        : "v"(weights), "m"(*reinterpret_cast<const Four*>(x)));
+        : "v"(weights), "m"(*reinterpret_cast<const FourCodes*>(x)));
   }
 };
 
@@ -220,8 +238,8 @@ void FourBitDot::DirectTile(const simd::FourBitOutputs<FourBitDot>& o,
       }
 #pragma GCC unroll 4
       for (int q = 0; q < kQuads; ++q) {
-        const I low = Codes::Decode(LowNibbles(quads[q][kPart]), table);
-        const I high = Codes::Decode(HighNibbles(quads[q][kPart]), table);
+        const I low = Codes::Low(quads[q][kPart], table);
+        const I high = Codes::High(quads[q][kPart], table);
 #pragma GCC unroll 4
         for (int r = 0; r < M; ++r) {
           I& sum = sums[r][kPart * kHalves / kQuads][q];

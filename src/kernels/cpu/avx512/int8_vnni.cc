@@ -97,10 +97,100 @@ struct Int8Dot {
   static Codes Unsigned(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 };
 
+// Products of short weight rows, sixteen at a time, whose lanes are reduced together.
+constexpr int kShortOutputs = 16, kHalfOutputs = kShortOutputs / 2;
+
+// Sets sums to the products of x with eight weight rows, which are `stride` codes apart. Rows from
+// `count` on repeat the one before.
+[[gnu::always_inline]] inline void EightProducts(const int8_t* first, int64_t stride, int64_t count,
+                                                 int64_t k, const int8_t* x, __m512i* sums) {
+  const int8_t* w[kHalfOutputs] = {first};
+#pragma GCC unroll 8
+  for (int c = 1; c < kHalfOutputs; ++c) w[c] = c < count ? w[c - 1] + stride : w[c - 1];
+#pragma GCC unroll 8
+  for (int c = 0; c < kHalfOutputs; ++c) sums[c] = Int8Dot::Zero();
+  const auto step = [&](int64_t j, const auto& load) __attribute__((always_inline)) {
+    __m512i codes = Int8Dot::Load(x + j);
+    asm("" : "+v"(codes));  // prevents a reload for each product
+#pragma GCC unroll 8
+    for (int c = 0; c < kHalfOutputs; ++c) sums[c] = Int8Dot::Add(sums[c], load(w[c] + j), codes);
+  };
+  int64_t j = 0;
+  for (; j + Int8Dot::kBytes <= k; j += Int8Dot::kBytes)
+    step(
+        j, [](const int8_t* p) __attribute__((always_inline)) { return Int8Dot::Bytes(p); });
+  if (j < k)  // tail: x rows are zero-padded, weight rows are not
+    step(
+        j, [left = k - j](const int8_t* p)
+               __attribute__((always_inline)) { return Int8Dot::BytesN(p, left); });
+}
+
+// Lane i: the sum of the lanes of sums[i].
+[[gnu::always_inline]] inline __m512i ReduceSixteen(const __m512i (&sums)[kShortOutputs]) {
+  __m512i fours[4];  // each 128-bit lane has one partial sum of each of four vectors
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i* s = sums + 4 * i;
+    const auto add = [](__m512i a, __m512i b) __attribute__((always_inline)) {
+      return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    };
+    const __m512i ab = add(s[0], s[1]), cd = add(s[2], s[3]);
+    fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  }
+  const auto halve = [](__m512i a, __m512i b) __attribute__((always_inline)) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+  };
+  const __m512i low = halve(fours[0], fours[1]), high = halve(fours[2], fours[3]);
+  return _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88),
+                          _mm512_shuffle_i32x4(low, high, 0xdd));
+}
+
+// Scales of `count` weight rows from n on. They may be unaligned, in a mapped file.
+__m512 ShortScales(const WeightRef& w, int64_t n, int64_t count) {
+  float scales[kShortOutputs] = {};
+  const auto* from = static_cast<const char*>(w.scales) + (w.row0 + n * w.row_step) * 4;
+  for (int64_t c = 0; c < count; ++c) __builtin_memcpy(&scales[c], from + c * w.row_step * 4, 4);
+  return _mm512_loadu_ps(scales);
+}
+
+// Computes the same as LinearInt8.
+void LinearInt8Short(const LinearTask& t) {
+  const int64_t stride = t.w.row_step * t.w.stored_k;
+  for (int64_t n = t.begin; n < t.end; n += kShortOutputs) {
+    const int64_t count = t.end - n < kShortOutputs ? t.end - n : kShortOutputs;
+    const auto mask = static_cast<__mmask16>((1u << count) - 1);
+    const int8_t* first = simd::Int8WeightRow<Int8Dot>(t.w, n);
+    const __m512 scales =
+        count == kShortOutputs && t.w.row_step == 1
+            ? _mm512_loadu_ps(static_cast<const char*>(t.w.scales) + (t.w.row0 + n) * sizeof(float))
+            : ShortScales(t.w, n, count);
+    // The second half repeats the last row if it has none.
+    const int64_t second = kHalfOutputs < count ? kHalfOutputs : count - 1;
+    for (int64_t i = 0; i < t.m; ++i) {
+      const int64_t row = Vnni::Row(t, i);
+      const auto* x = reinterpret_cast<const int8_t*>(Vnni::Data(t, row));
+      __m512i sums[kShortOutputs];
+      EightProducts(first, stride, count, t.w.k, x, sums);
+      EightProducts(first + second * stride, stride, count - second, t.w.k, x, sums + kHalfOutputs);
+      const Int8Row& rounded = t.codes.rows[row];
+      const uint32_t offset = Vnni::kOffset * static_cast<uint32_t>(rounded.sum);
+      const __m512i exact =
+          _mm512_sub_epi32(ReduceSixteen(sums), _mm512_set1_epi32(static_cast<int32_t>(offset)));
+      __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_set1_ps(rounded.scale));
+      value = _mm512_mul_ps(value, scales);
+      float* y = t.y + i * t.ldy + n;
+      if (t.bias != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, t.bias + n));
+      if (t.accumulate) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), value);
+      _mm512_mask_storeu_ps(y, mask, value);
+    }
+  }
+}
+
 }  // namespace
 
 void LinearInt8(const LinearTask& t) {
   if (t.m >= kInt8PanelMinRows) return LinearInt8Panels(t);
+  if (t.m <= kShortInt8Rows && t.w.k <= kShortInt8Row) return LinearInt8Short(t);
   simd::LinearInt8<Int8Dot>(t);
 }
 

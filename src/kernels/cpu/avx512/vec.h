@@ -69,6 +69,24 @@ struct Vec {
     const __m512i heads = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(heads, total)));
   }
+  // Sums of sixteen vectors, in their order, with the bits of ReduceAdd. Takes less than half as
+  // long as four calls of ReduceAdd4.
+  static F ReduceAdd16(const F (&x)[kLanes]) {
+    F lanes[4];  // 128-bit lane l of lanes[i]: partial sums of x[4 · l + i]
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const F ab = Add(_mm512_shuffle_f32x4(x[i], x[4 + i], 0x44),
+                       _mm512_shuffle_f32x4(x[i], x[4 + i], 0xee));
+      const F cd = Add(_mm512_shuffle_f32x4(x[8 + i], x[12 + i], 0x44),
+                       _mm512_shuffle_f32x4(x[8 + i], x[12 + i], 0xee));
+      lanes[i] = Add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    }
+    const auto halve = [](F a, F b) __attribute__((always_inline)) {
+      return Add(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    };
+    const F low = halve(lanes[0], lanes[1]), high = halve(lanes[2], lanes[3]);
+    return Add(_mm512_shuffle_ps(low, high, 0x88), _mm512_shuffle_ps(low, high, 0xdd));
+  }
   static float FirstLane(F x) { return _mm512_cvtss_f32(x); }
   static float ReduceMax(F x) { return _mm512_reduce_max_ps(x); }
 

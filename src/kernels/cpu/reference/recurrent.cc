@@ -30,6 +30,11 @@ void Normalise(float* x, int64_t n, double scale) {
 // The decays and the step of a row of a head.
 void Gates(const GatedDeltaParams& p, int64_t row, int64_t head, std::span<double> decays,
            double* step) {
+  if (p.rule == StateRule::kFixed) {
+    decays[0] = std::exp(double{p.rate[head]});
+    *step = 1.0;
+    return;
+  }
   const int64_t group = p.value_heads / p.key_heads, g = head / group, i_group = head % group;
   const int64_t n = p.decays();
   const float* a = p.a + row * p.ld_gates + g * p.a_stride + i_group * n;
@@ -41,8 +46,11 @@ void Gates(const GatedDeltaParams& p, int64_t row, int64_t head, std::span<doubl
   }
   const double b = p.b[row * p.ld_gates + g * p.b_stride + i_group];
   *step = Sigmoid(b);
-  for (int64_t i = 0; i < n; ++i)
-    decays[static_cast<size_t>(i)] = std::exp(p.rate[head] * SoftPlus(double{a[i]} + bias[i]));
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = double{a[i]} + bias[i];
+    decays[static_cast<size_t>(i)] = std::exp(p.bound < 0.0f ? p.bound * Sigmoid(-p.rate[head] * x)
+                                                             : p.rate[head] * SoftPlus(x));
+  }
 }
 
 // One row of one head: S [key_dim, value_dim] in place.
@@ -55,10 +63,11 @@ void Step(const GatedDeltaParams& p, int64_t row, int64_t head, float* s) {
   double step = 0;
   Gates(p, row, head, decays, &step);
   const auto decay = [&](int64_t i) { return decays[decays.size() == 1 ? 0 : i]; };
-  const bool sums = p.rule == StateRule::kMamba2;
+  const bool sums = !IsDeltaRule(p.rule);
+  const double skip = p.rule == StateRule::kMamba2 ? p.skip[head] : 0.0;
   float* out = p.out + row * p.ldo + head * p.value_dim;
   for (int64_t c = 0; c < p.value_dim; ++c) {
-    double predicted = 0, sum = sums ? double{p.skip[head]} * v[c] : 0.0;
+    double predicted = 0, sum = skip * v[c];
     for (int64_t i = 0; i < p.key_dim && !sums; ++i)
       predicted += decay(i) * s[i * p.value_dim + c] * k[i];
     const double delta = step * (v[c] - predicted);
@@ -108,7 +117,7 @@ void ShortConv(const ShortConvParams& p) {
 
 void GatedDelta(const GatedDeltaParams& p) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(p.key_dim));
-  for (int64_t row = 0; row < p.m && p.rule != StateRule::kMamba2; ++row) {
+  for (int64_t row = 0; row < p.m && IsDeltaRule(p.rule); ++row) {
     for (int64_t g = 0; g < p.key_heads; ++g) {
       Normalise(p.q + row * p.ld + g * p.q_stride, p.key_dim, scale);
       Normalise(p.k + row * p.ld + g * p.k_stride, p.key_dim, 1.0);
@@ -136,8 +145,10 @@ void GatedNorm(const GatedNormParams& p) {
   for (int64_t row = 0; row < p.m; ++row) {
     for (int64_t head = 0; head < p.heads; ++head) {
       float* x = p.x + row * p.ldx + head * p.n;
-      const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
       const float* weight = p.weight + head * p.weight_stride;
+      const float* z = nullptr;
+      if (p.gate != OutputGate::kNone)
+        z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
       std::vector<double> gated(x, x + p.n);
       for (int64_t i = 0; i < p.n && p.gate == OutputGate::kSiluBefore; ++i)
         gated[static_cast<size_t>(i)] *= Silu(z[i]);

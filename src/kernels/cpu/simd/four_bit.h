@@ -41,13 +41,56 @@ template <class D>
   V::StoreN(y, value, o.count);
 }
 
-// Multiplies rows [i, i + M) of x with a panel.
-template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
+// The sum of all chains. Even chains are sums of low nibbles, odd ones of high nibbles, which are
+// 16 times as large if `high_in_place`.
+template <class D, int kChains, bool high_in_place>
+[[gnu::always_inline]] inline typename D::I TotalOfChains(const typename D::I (&sums)[kChains]) {
+  using I = typename D::I;
+  if constexpr (high_in_place) {
+    I low = sums[0], high = sums[1];
+    if constexpr (kChains == 4) {
+      low = D::Add(low, sums[2]);
+      high = D::Add(high, sums[3]);
+    }
+    return D::Add(low, D::template ShiftRightSigned<4>(high));
+  } else {
+    I sum = sums[0];
+#pragma GCC unroll 4
+    for (int s = 1; s < kChains; ++s) sum = D::Add(sum, sums[s]);
+    return sum;
+  }
+}
+
+// The scales, minima and zero points of a panel that were converted before its tiles run.
+template <class D, int kBlocks>
+struct ConvertedNumbers {
+  const FourBitPanel<D>& panel;
+  int64_t first = 0;  // position of the chunk's numbers
+
+  [[gnu::always_inline]] void Begin(int64_t chunk) { first = chunk * kBlocks * D::kLanes; }
+  // Whether the chunk has block b. Absent blocks have scales of 0 here.
+  [[gnu::always_inline]] bool Has(int) const { return true; }
+  [[gnu::always_inline]] auto Scale(int b) const {
+    return D::Vec::Load(panel.scales + first + b * D::kLanes);
+  }
+  [[gnu::always_inline]] auto Minimum(int b) const {
+    return D::Vec::Load(panel.minima + first + b * D::kLanes);
+  }
+  [[gnu::always_inline]] auto Zeros(int b) const {
+    return D::Load(panel.zeros + first + b * D::kLanes);
+  }
+};
+
+// Multiplies rows [i, i + M) of x with a panel. `first`: ConvertedNumbers, or a class with the
+// same functions.
+template <class Codes, int kBlocks, int M, class Numbers, class D = typename Codes::Device>
 [[gnu::noinline]] void FourBitTile(const FourBitOutputs<D>& o, int64_t i,
-                                   const FourBitAhead<D>& ahead) {
+                                   const FourBitAhead<D>& ahead, const Numbers& first) {
   using V = typename D::Vec;
   using I = typename D::I;
   constexpr int kChains = D::Chains(M);
+  // Sums of low and of high nibbles are separate, so high nibbles need no shift: their sums do.
+  constexpr bool kHighInPlace = Codes::kPlain && kChains > 1;
   constexpr int kVectors = kFourBitVectors / kBlocks;  // vectors of a block
   constexpr int kStep = kVectors < 4 ? kVectors : 4;
   constexpr int64_t kCodesPerVector = 4;  // a vector of weights needs 4 even and 4 odd codes of x
@@ -58,6 +101,7 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
     x[r] = rows.base + (rows.ids != nullptr ? rows.ids[i + r] : i + r) * rows.ld;
   const int64_t scales_at = o.chunks * kFourBitChunk, starts_at = scales_at + o.chunks * 4;
   const I table = Codes::Numbers();
+  Numbers numbers = first;  // a copy, which can stay in registers
   typename V::F total[M];
 #pragma GCC unroll 8
   for (int r = 0; r < M; ++r) total[r] = V::Zero();
@@ -65,27 +109,34 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
   const char* chunk = o.panel.codes;
   for (int64_t c = 0; c < o.chunks; ++c, chunk += o.panel.stride) {
     ahead.Prefetch(c);
+    numbers.Begin(c);
     typename V::F inner[M];
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) inner[r] = V::Zero();
     int64_t vector = 0, at = c * kFourBitChunk;  // at: offset of the next even codes of x
-    for (int64_t b = c * kBlocks; b < (c + 1) * kBlocks; ++b) {
+    int64_t start_at = starts_at + c * kBlocks * 4;
+    for (int b = 0; b < kBlocks && numbers.Has(b); ++b, start_at += 4) {
       constexpr bool kStarts = !Codes::kMinima && (!Codes::kBytes || D::kByteStarts);
       I sums[M][kChains];
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r) {
-        const int64_t start_at = starts_at + b * 4;
         sums[r][0] = D::Set1(kStarts ? LoadNumber<D, int32_t>(x[r] + start_at) : 0);
 #pragma GCC unroll 4
         for (int s = 1; s < kChains; ++s) sums[r][s] = D::Set1(0);
       }
-      I numbers = table;
-      if constexpr (Codes::kZeros) numbers = D::Load(o.panel.zeros + b * D::kLanes);
+      I argument = table;
+      if constexpr (Codes::kZeros) argument = numbers.Zeros(b);
       for (int v = 0; v < kVectors; v += kStep, vector += kStep) {
 #pragma GCC unroll 4
         for (int s = 0; s < kStep; ++s, at += kCodesPerVector) {
           I low, high;
-          Codes::Operands(chunk, vector + s, s, step, numbers, low, high);
+          if constexpr (kHighInPlace) {
+            const I bytes = D::Load(chunk + (vector + s) * step);
+            low = D::LowNibbles(bytes);
+            high = D::HighNibblesInPlace(bytes);
+          } else {
+            Codes::Operands(chunk, vector + s, s, step, argument, low, high);
+          }
 #pragma GCC unroll 8
           for (int r = 0; r < M; ++r) {
             I &even = sums[r][2 * s % kChains], &odd = sums[r][(2 * s + 1) % kChains];
@@ -97,19 +148,17 @@ template <class Codes, int kBlocks, int M, class D = typename Codes::Device>
           }
         }
       }
-      const auto scale = V::Load(o.panel.scales + b * D::kLanes);
+      const auto scale = numbers.Scale(b);
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r) {
-        I sum = sums[r][0];
-#pragma GCC unroll 4
-        for (int s = 1; s < kChains; ++s) sum = D::Add(sum, sums[r][s]);
+        const I sum = TotalOfChains<D, kChains, kHighInPlace>(sums[r]);
         inner[r] = V::Fma(D::ToFloat(sum), scale, inner[r]);
       }
       if constexpr (Codes::kMinima) {
-        const auto least = V::Load(o.panel.minima + b * D::kLanes);
+        const auto least = numbers.Minimum(b);
 #pragma GCC unroll 8
         for (int r = 0; r < M; ++r) {
-          const auto start = V::Set1(LoadNumber<D, float>(x[r] + starts_at + b * 4));
+          const auto start = V::Set1(LoadNumber<D, float>(x[r] + start_at));
           inner[r] = V::Fma(least, start, inner[r]);
         }
       }
@@ -130,7 +179,7 @@ void RunFourBitTile(const FourBitOutputs<D>& o, int64_t i, int64_t m,
   if constexpr (M > 1) {
     if (m < M) return RunFourBitTile<Codes, kBlocks, D, M - 1>(o, i, m, ahead);
   }
-  FourBitTile<Codes, kBlocks, M>(o, i, ahead);
+  FourBitTile<Codes, kBlocks, M>(o, i, ahead, ConvertedNumbers<D, kBlocks>{o.panel});
 }
 
 // Multiplies m rows of x, at most M, without a panel of codes.

@@ -4,6 +4,7 @@
 // A codes class defines, for D = FourBitOps of an instruction set:
 //   kZeros, kMinima: whether blocks have zero points, or minima
 //   kBytes: whether operands are bytes of weight + 128, which may exceed 63
+//   kPlain: whether operands are the nibbles themselves
 //   kCodeBytes: bytes of the codes of a part of a panel (quant/panels.h)
 //   Numbers(): the argument `numbers` of Operands if there are no zero points
 //   Operands(chunk, v, s, step, numbers, low, high): loads vector v of the chunk, which holds eight
@@ -19,18 +20,21 @@ template <class Codes, class D = typename Codes::Device>
 [[gnu::always_inline]] inline void NibbleOperands(const char* vector, typename D::I numbers,
                                                   typename D::I& low, typename D::I& high) {
   const typename D::I bytes = D::Load(vector);
-  low = Codes::Decode(D::LowNibbles(bytes), numbers);
-  high = Codes::Decode(D::HighNibbles(bytes), numbers);
+  low = Codes::Low(bytes, numbers);
+  high = Codes::High(bytes, numbers);
 }
 
-// Base of codes that consist of a nibble only. `Self` defines Decode.
+// Base of codes that consist of a nibble only. `Self` defines Low and High, which return the
+// operands of the low and high nibbles of bytes, unless these are the nibbles themselves.
 template <class D, class Self>
 struct NibbleCodes {
   using Device = D;
   using I = typename D::I;
-  static constexpr bool kZeros = false, kMinima = false, kBytes = false;
+  static constexpr bool kZeros = false, kMinima = false, kBytes = false, kPlain = false;
   static constexpr int64_t kCodeBytes = 1024;
   static I Numbers() { return D::Set1(0); }
+  static I Low(I bytes, I) { return D::LowNibbles(bytes); }
+  static I High(I bytes, I) { return D::HighNibbles(bytes); }
   [[gnu::always_inline]] static void Operands(const char* chunk, int64_t v, int, int64_t step,
                                               I numbers, I& low, I& high) {
     NibbleOperands<Self, D>(chunk + v * step, numbers, low, high);
@@ -40,14 +44,15 @@ struct NibbleCodes {
 template <class D>
 struct Int4Codes : NibbleCodes<D, Int4Codes<D>> {
   using I = typename D::I;
-  static I Decode(I nibbles, I) { return nibbles; }
+  static constexpr bool kPlain = true;
 };
 
 template <class D>
 struct Int4ZeroCodes : NibbleCodes<D, Int4ZeroCodes<D>> {
   using I = typename D::I;
   static constexpr bool kZeros = true;
-  static I Decode(I nibbles, I zeros) { return D::AddBytes(nibbles, zeros); }
+  static I Low(I bytes, I zeros) { return D::AddBytes(D::LowNibbles(bytes), zeros); }
+  static I High(I bytes, I zeros) { return D::AddBytes(D::HighNibbles(bytes), zeros); }
 };
 
 template <class D>
@@ -56,7 +61,8 @@ struct E2M1Codes : NibbleCodes<D, E2M1Codes<D>> {
   static I Numbers() {  // operand of each code: twice its value, plus 12
     return D::Table(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   }
-  static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
+  static I Low(I bytes, I table) { return D::Lookup(table, D::LowNibbles(bytes)); }
+  static I High(I bytes, I table) { return D::Lookup(table, D::HighNibbles(bytes)); }
 };
 
 // kNonLinear4 of quant/formats.h, as bytes of value + 128.
@@ -67,14 +73,14 @@ struct IQ4Codes : NibbleCodes<D, IQ4Codes<D>> {
   static I Numbers() {
     return D::Table(1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241);
   }
-  static I Decode(I nibbles, I table) { return D::Lookup(table, nibbles); }
+  static I Low(I bytes, I table) { return D::Lookup(table, D::LowNibbles(bytes)); }
+  static I High(I bytes, I table) { return D::Lookup(table, D::HighNibbles(bytes)); }
 };
 
 template <class D>
 struct Q4KCodes : NibbleCodes<D, Q4KCodes<D>> {
   using I = typename D::I;
-  static constexpr bool kMinima = true;
-  static I Decode(I nibbles, I) { return nibbles; }
+  static constexpr bool kMinima = true, kPlain = true;
 };
 
 // Inserts `count` high bits of each byte of `bits` into each operand: from bit `at` on into `low`,
@@ -95,7 +101,6 @@ struct Q5KCodes : NibbleCodes<D, Q5KCodes<D>> {
   using I = typename D::I;
   static constexpr bool kMinima = true;
   static constexpr int64_t kCodeBytes = 1280;
-  static I Decode(I nibbles, I) { return nibbles; }
   [[gnu::always_inline]] static void Operands(const char* chunk, int64_t v, int s, int64_t step,
                                               I numbers, I& low, I& high) {
     NibbleOperands<Q5KCodes, D>(chunk + v * step, numbers, low, high);
@@ -120,7 +125,6 @@ template <class D>
 struct Q6KCodes : NibbleCodes<D, Q6KCodes<D>> {
   using I = typename D::I;
   static constexpr int64_t kCodeBytes = 1536;
-  static I Decode(I nibbles, I) { return nibbles; }
   [[gnu::always_inline]] static void Operands(const char* chunk, int64_t v, int s, int64_t step,
                                               I numbers, I& low, I& high) {
     NibbleOperands<Q6KCodes, D>(chunk + v * step, numbers, low, high);

@@ -5,7 +5,8 @@
 //   kLanes, kRows: outputs of a panel, and rows of x of a tile
 //   Chains(m): partial sums per row for m rows of x. Few rows need several, because of latency
 //   Load, Store, Set1, Add, Subtract, Multiply, Max: of int32 lanes; ToFloat, AsFloat
-//   And, Or, Xor; ShiftLeft<n>, ShiftRight<n>: of 16-bit lanes; ShiftLeft32<n>, ShiftRight32<n>
+//   And, Or, Xor; ShiftLeft<n>, ShiftRight<n>: of 16-bit lanes; ShiftLeft32<n>, ShiftRight32<n>;
+//     ShiftRightSigned<n>: of int32 lanes
 //   ReplaceEqual(x, code, bits, other): lanes of `bits`, or of `other` where x equals the code
 //   Table, Lookup: a table of sixteen bytes, and its bytes at the given nibbles
 //   AddBytes: adds each byte
@@ -20,6 +21,7 @@
 //     kVectorBytes; writes kLanes vectors
 //   Step(step): bytes between the vectors of a panel, given as `step`
 //   StoreBytes(x, out): the lowest byte of each lane
+//   BytesWithin(p, least, most): whether each of the 64 bytes at p is from `least` to `most`
 #pragma once
 
 #include <cstdint>
@@ -39,6 +41,9 @@ struct FourBitOps : L {
 
   static I LowNibbles(I x) { return L::And(x, L::Set1(0x0f0f0f0f)); }
   static I HighNibbles(I x) { return LowNibbles(L::template ShiftRight<4>(x)); }
+  static I HighNibblesInPlace(I x) {  // times 16
+    return L::And(x, L::Set1(static_cast<int32_t>(0xf0f0f0f0)));
+  }
 
   // Moves bit b of each byte to bit 4 and clears the others. If `mask` has bits 4 and 5, moves bits
   // b and b + 1 to these.
@@ -64,6 +69,11 @@ struct FourBitOps : L {
     const I bits = L::Max(L::template ShiftLeft32<23>(codes), L::Set1(0x00400000));
     const I all = L::ReplaceEqual(codes, L::Set1(255), bits, L::Set1(0x7fc00000));
     return L::Vec::Mul(L::AsFloat(all), L::Vec::Set1(0.5f));
+  }
+
+  // The same for codes from 2 to 254.
+  static F HalvedNormalE8M0(I codes) {
+    return L::AsFloat(L::template ShiftLeft32<23>(L::Subtract(codes, L::Set1(1))));
   }
 
   // 16 - zero point, in all four bytes of each lane.

@@ -176,6 +176,8 @@ void MultiplyInt8(const LinearTask& t, const Int8Input<D>& x, int64_t first, int
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t i = count * tile / tiles;
       ForInt8Rows<D>(count * (tile + 1) / tiles - i, [&]<int M>() {
+        if (tiles == 1 && t.w.k <= kShortInt8Row)
+          return RunInt8Tiles<D, M, D::CachedCols(M), 0>(t, x, first + i, outputs);
         if (tiles == 1)
           return RunInt8Tiles<D, M, D::Cols(M), D::PrefetchDistance(M)>(t, x, first + i, outputs);
         RunInt8Tiles<D, M, D::CachedCols(M), kPrefetchInTurns>(t, x, first + i, outputs,

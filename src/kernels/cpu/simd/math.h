@@ -1,4 +1,5 @@
-// Vector exp and sigmoid. Tails use the same instructions, so a result does not depend on the lane.
+// Vector exp, sigmoid and softplus. Tails use the same instructions, so a result does not depend on
+// the lane.
 #pragma once
 
 namespace switchyard::kernels::cpu::simd {
@@ -29,6 +30,25 @@ template <class V>
 typename V::F Sigmoid(typename V::F x) {
   const auto one = V::Set1(1.0f);
   return V::Div(one, V::Add(one, Exp<V>(V::Sub(V::Zero(), x))));
+}
+
+// log(1 + e^x) within a few ulp, also where e^x is small. NaN stays NaN. Method: max(x, 0) +
+// log(1 + t) with t = e^−|x|. With s = t / (2 + t) <= 1/3, log(1 + t) = 2 · atanh(s). The first
+// omitted term of the series is below 2^-29 of the sum.
+template <class V>
+typename V::F SoftPlus(typename V::F x) {
+  const auto t = Exp<V>(V::Min(x, V::Sub(V::Zero(), x)));
+  const auto s = V::Div(t, V::Add(V::Set1(2.0f), t));
+  const auto square = V::Mul(s, s);
+  auto p = V::Set1(1.0f / 15);
+  p = V::Fma(p, square, V::Set1(1.0f / 13));
+  p = V::Fma(p, square, V::Set1(1.0f / 11));
+  p = V::Fma(p, square, V::Set1(1.0f / 9));
+  p = V::Fma(p, square, V::Set1(1.0f / 7));
+  p = V::Fma(p, square, V::Set1(1.0f / 5));
+  p = V::Fma(p, square, V::Set1(1.0f / 3));
+  p = V::Fma(p, square, V::Set1(1.0f));
+  return V::Fma(V::Add(s, s), p, V::Max(V::Zero(), x));
 }
 
 }  // namespace switchyard::kernels::cpu::simd

@@ -28,6 +28,23 @@ void MultiplyBySigmoid(float* x, const float* gate, int64_t n) {
   });
 }
 
+// decays[i] = exp(rate · softplus(a[i] + bias[i])), or with a bound exp(bound · sigmoid(−rate ·
+// (a[i]
+// + bias[i])))
+template <class V>
+void KeyDecays(const float* a, const float* bias, float rate, float bound, float* decays,
+               int64_t n) {
+  if (bound < 0.0f)
+    return ForVectors<V>(n, [&](int64_t i, auto load, auto store) {
+      const auto x = V::Mul(V::Set1(-rate), V::Add(load(a + i), load(bias + i)));
+      store(decays + i, Exp<V>(V::Mul(V::Set1(bound), Sigmoid<V>(x))));
+    });
+  ForVectors<V>(n, [&](int64_t i, auto load, auto store) {
+    const auto step = SoftPlus<V>(V::Add(load(a + i), load(bias + i)));
+    store(decays + i, Exp<V>(V::Mul(V::Set1(rate), step)));
+  });
+}
+
 // A block of columns has this many vectors. With two chains of sums for each, there are enough
 // independent sums to hide the latency of a multiply-add.
 constexpr int kDeltaVectors = 4;
@@ -140,6 +157,7 @@ void Delta(const DeltaTask& t) {
     case StateRule::kKeyDelta:
       return DeltaByRule<V, StateRule::kKeyDelta>(t);
     case StateRule::kMamba2:
+    case StateRule::kFixed:  // its `skip` is 0
       return DeltaByRule<V, StateRule::kMamba2>(t);
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/entries/entry_rows.cuh"
 
 // A block of kThreads threads computes one query row and up to kHeads heads. For each block of
@@ -19,15 +20,6 @@ struct Scores {
   float of[kBlockKeys][kHeads];  // replaced by weights in the softmax
   float rescale[kHeads];         // factor of the sums over earlier blocks
 };
-
-__device__ __forceinline__ float WarpMax(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-  return x;
-}
-__device__ __forceinline__ float WarpSum(float x) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  return x;
-}
 
 // Scores of keys [begin, end) of a block; −∞ for its other keys. row(j): the `width` elements of
 // key j, for begin <= j < end. q: [kHeads, width].

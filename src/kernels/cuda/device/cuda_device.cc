@@ -221,6 +221,9 @@ class Gpu final : public CudaDevice,
   void MultiplyBySigmoid(float* x, const float* gate, int64_t count) override {
     Check(ops::MultiplyBySigmoid(x, gate, count, stream_.get()), "MultiplyBySigmoid");
   }
+  void MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n) override {
+    Check(ops::MultiplyRowsBySigmoid(x, gate, rows, n, stream_.get()), "MultiplyRowsBySigmoid");
+  }
   void GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens,
                     int64_t count) override {
     Check(ops::GatherTokens(ids, rows, tokens, count, stream_.get()), "GatherTokens");
@@ -449,7 +452,7 @@ int StreamTimer::Mark() noexcept {
   } catch (const std::exception&) {
     return -1;  // no memory for an event
   }
-  if (cudaEventRecord(events_[marks_].get(), device_.stream()) != cudaSuccess) return -1;
+  if (cudaEventRecord(events_[marks_].get(), stream_) != cudaSuccess) return -1;
   return static_cast<int>(marks_++);
 }
 
@@ -463,7 +466,7 @@ std::span<const int64_t> StreamTimer::Resolve() {
   int64_t reference = 0, window = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < kReadings && window > kGoodWindow; ++i) {
     const int64_t before = SteadyNanoseconds();
-    reference_.Record(device_.stream());
+    reference_.Record(stream_);
     reference_.Wait();
     window = SteadyNanoseconds() - before;
     reference = before + window / 2;

@@ -37,21 +37,24 @@ class CudaDevice : public kernels::Device {
   static CudaDevice& From(kernels::Device& device);  // CHECKs that `device` is a CudaDevice
 };
 
-// Times of work on a GPU's stream, by CUDA events.
-// Marks the stream of `device`. Keeps its events for reuse.
+// Times of work on a GPU's stream, by CUDA events. Marks the stream of `device`, or another stream
+// of the same GPU, whose work the stream of `device` has joined before Resolve. Keeps its events
+// for reuse.
 class StreamTimer final : public kernels::DeviceTimer {
  public:
   // Maximum number of marks between two calls of Resolve: two for each operation of a step of 1000
   // layers.
   static constexpr size_t kMaxMarks = size_t{1} << 14;
 
-  explicit StreamTimer(CudaDevice& device) : device_(device) {}
+  explicit StreamTimer(CudaDevice& device) : StreamTimer(device, device.stream()) {}
+  StreamTimer(CudaDevice& device, cudaStream_t stream) : device_(device), stream_(stream) {}
 
   int Mark() noexcept override;
   std::span<const int64_t> Resolve() override;
 
  private:
   CudaDevice& device_;
+  const cudaStream_t stream_;
   std::vector<Event> events_;
   size_t marks_ = 0;  // number of recorded, unresolved events of events_
   Event reference_;

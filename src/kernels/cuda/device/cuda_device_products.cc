@@ -80,7 +80,7 @@ LinearOps::Rows LinearOps::PrepareRows(const ops::RowSource& source, const RowFo
   const int64_t k = source.k, capacity = Capacity(source.m);
   Rows rows = {.source = source, .form = form, .ld = k};
   if (form.kind == RowForm::kFp8) {
-    rows.scale_ld = CeilDiv(capacity, 4) * 4;
+    rows.scale_ld = RoundUp(capacity, 4);
     auto* codes = static_cast<uint8_t*>(data_.Get(capacity * k));
     auto* scales = static_cast<float*>(
         scales_.Get(k / kFp8BlockSize * rows.scale_ld * static_cast<int64_t>(sizeof(float))));

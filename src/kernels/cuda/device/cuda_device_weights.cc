@@ -59,8 +59,6 @@ std::vector<float> BlockScales(const WeightView& w) {
   return scales;
 }
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
 }  // namespace
 
 WeightFormat DeviceFormat(const WeightView& w, DType dtype, bool plain) {

@@ -250,6 +250,21 @@ TEST_F(RowsTest, SigmoidsMultiplyAsOnTheCpu) {
   }
 }
 
+TEST_F(RowsTest, SigmoidsMultiplyRowsAsOnTheCpu) {
+  for (int round = 0; round < 12; ++round) {
+    const int64_t rows = random_.Pick<int64_t>({0, 1, 3, 255, 5000});
+    const int64_t n = random_.Pick<int64_t>({1, 12, 128, 131});
+    const std::vector<float> x = random_.Normal(rows * n), gate = random_.Normal(rows, 5.0f);
+    std::vector<float> want = x;
+    const DeviceVector device_x(*exact_, x), device_gate(*exact_, gate);
+    cpu_->MultiplyRowsBySigmoid(want.data(), gate.data(), rows, n);
+    exact_->MultiplyRowsBySigmoid(device_x.data(), device_gate.data(), rows, n);
+    const std::vector<float> got = device_x.Read();
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-6 * std::abs(want[i])) << rows << " x " << n << " at " << i;
+  }
+}
+
 TEST_F(RowsTest, ClearEntriesClearsListedOnes) {
   for (const int64_t count : {0, 1, 300, 5000}) {
     const std::vector<int32_t> values = random_.Shuffled(6000);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/elementwise/sample.h"
 #include "kernels/exp_sum.h"
 
@@ -27,18 +28,13 @@ __device__ Key KeyOf(float logit, int64_t index) {
 }
 __device__ int64_t IndexOf(Key key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 
-__device__ Key WarpBest(Key key) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) key = max(key, __shfl_xor_sync(~0u, key, step));
-  return key;
-}
 // The largest key of the block, returned to all threads.
 __device__ Key BlockBest(Key key, Key* shared) {
-  key = WarpBest(key);
+  key = WarpMax(key);
   __syncthreads();  // readers of the previous result are done
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = key;
   __syncthreads();
-  return WarpBest(shared[threadIdx.x % 32]);
+  return WarpMax(shared[threadIdx.x % 32]);
 }
 
 // The best element of a column after the element of key `last`. The threads of a warp call it
@@ -49,7 +45,7 @@ __device__ Key NextInColumn(const float* logits, int64_t vocab, int column, Key 
     const Key key = KeyOf(logits[i], i);
     if (key < last) best = max(best, key);
   }
-  return WarpBest(best);
+  return WarpMax(best);
 }
 
 struct ExpShared {

@@ -2,19 +2,13 @@
 // rows (heads) use one warp, others a block. Sums are in double, as on the CPU.
 #pragma once
 
+#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/elementwise/ops_elements.cuh"
 
 namespace switchyard::cuda::ops {
 
 constexpr int kNormThreads = 512;
 constexpr int64_t kWarpRow = 1024;  // longest row handled by one warp
-
-__device__ __forceinline__ double WarpSum(double value) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  }
-  return value;
-}
 
 // The threads that share a row: a warp or a block.
 template <bool kWholeBlock>

@@ -181,6 +181,12 @@ __global__ void MultiplyBySigmoidKernel(float* x, const float* gate, int64_t cou
   });
 }
 
+__global__ void MultiplyRowsBySigmoidKernel(float* x, const float* gate, int64_t count, int64_t n) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
+    x[i] /= 1.0f + expf(-gate[i / n]);
+}
+
 // Comparisons keep NaN; fminf and fmaxf would not.
 __global__ void ClampKernel(float* x, int64_t count, float limit) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
@@ -303,6 +309,14 @@ cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaSt
   const bool aligned = Aligned16(x) && Aligned16(gate) && count % 4 == 0;
   const auto kernel = aligned ? MultiplyBySigmoidKernel<true> : MultiplyBySigmoidKernel<false>;
   kernel<<<Blocks(CeilDiv(count, 4)), kThreads, 0, stream>>>(x, gate, count);
+  return cudaGetLastError();
+}
+
+cudaError_t MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n,
+                                  cudaStream_t stream) {
+  const int64_t count = rows * n;
+  if (count == 0) return cudaSuccess;
+  MultiplyRowsBySigmoidKernel<<<Blocks(count), kThreads, 0, stream>>>(x, gate, count, n);
   return cudaGetLastError();
 }
 

@@ -20,6 +20,8 @@ cudaError_t MoveRows(const kernels::MoveRowsParams& p, cudaStream_t stream);
 cudaError_t AddInPlace(float* y, const float* x, int64_t count, cudaStream_t stream);
 cudaError_t Clamp(float* x, int64_t count, float limit, cudaStream_t stream);
 cudaError_t MultiplyBySigmoid(float* x, const float* gate, int64_t count, cudaStream_t stream);
+cudaError_t MultiplyRowsBySigmoid(float* x, const float* gate, int64_t rows, int64_t n,
+                                  cudaStream_t stream);
 cudaError_t GatherTokens(int32_t* ids, const int32_t* rows, const int32_t* tokens, int64_t count,
                          cudaStream_t stream);
 cudaError_t TokensToFloats(float* y, int64_t ldy, const int32_t* tokens, int64_t count,

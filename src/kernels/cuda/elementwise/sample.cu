@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/elementwise/sample.h"
 
 namespace switchyard::cuda {
@@ -17,8 +18,7 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32;
 // Block-wide sum in the order of warps, returned to all threads.
 template <typename T>
 __device__ T BlockSum(T x, T* shared) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  x = WarpSum(x);
   __syncthreads();  // readers of the previous sum are done
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/cuda/runtime.h"
+#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/entries/entries.h"
 #include "kernels/cuda/entries/entry_rows.cuh"
 #include "kernels/recurrent.h"
@@ -121,7 +122,7 @@ struct Channel {
 // The sum over the block, returned to every thread.
 __device__ float BlockSum(float x) {
   __shared__ float parts[kMaxThreads / 32];
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  x = WarpSum(x);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0.0f;

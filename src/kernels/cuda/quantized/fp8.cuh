@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/warp.cuh"
+
 namespace switchyard::cuda {
 
 // The bits of |x|, which compare as magnitudes; NaN compares as the largest.
@@ -14,14 +16,6 @@ __device__ __forceinline__ int MagnitudeBits(float x) { return __float_as_int(x)
 __device__ __forceinline__ int LargestOf(float4 v) {
   return max(max(MagnitudeBits(v.x), MagnitudeBits(v.y)),
              max(MagnitudeBits(v.z), MagnitudeBits(v.w)));
-}
-
-// Maximum over the warp's 32 lanes.
-__device__ __forceinline__ int WarpMax(int bits) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    bits = max(bits, __shfl_xor_sync(~0u, bits, offset));
-  return bits;
 }
 
 // Fp8Scale of a group whose largest magnitude has these bits.

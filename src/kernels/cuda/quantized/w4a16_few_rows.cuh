@@ -11,9 +11,7 @@
 
 #include "kernels/cuda/device/kernel_chain.cuh"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/gemm/gemm_few_rows_multiply.cuh"
-#include "kernels/cuda/gemm/gemm_few_rows_produce.cuh"
-#include "kernels/cuda/gemm/gemm_few_rows_store.cuh"
+#include "kernels/cuda/gemm/gemm_few_rows.cuh"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/quantized/w4a16_unpack.cuh"
 

@@ -31,6 +31,12 @@ using Warp = RowThreads<false>;  // the threads of one head of a row
 
 __device__ __forceinline__ float SoftPlus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
+// The decay of a key with kKeyDelta.
+__device__ __forceinline__ float KeyDecay(const GatedDeltaParams& p, int64_t head, float x) {
+  const float rate = p.rate[head];
+  return expf(p.bound < 0.0f ? p.bound / (1.0f + expf(rate * x)) : rate * SoftPlus(x));
+}
+
 // Places in GatedDeltaParams::gates: a decay and a step for each row and value head. With kKeyDelta
 // all decays [m, value_heads, key_dim], which are aligned as keys are, then all steps.
 template <StateRule kRule>
@@ -70,7 +76,7 @@ __global__ void __launch_bounds__(kNormThreads) PrepareKernel(const GatedDeltaPa
       for (int64_t head = g * group; head < (g + 1) * group; ++head, a += p.key_dim) {
         float* decays = Gates<kRule>::Decays(p, row, head);
         for (int64_t i = Warp::Rank(); i < p.key_dim; i += Warp::kSize)
-          decays[i] = expf(p.rate[head] * SoftPlus(a[i] + p.bias[head * p.key_dim + i]));
+          decays[i] = KeyDecay(p, head, a[i] + p.bias[head * p.key_dim + i]);
       }
     }
     return;
@@ -84,17 +90,20 @@ __global__ void __launch_bounds__(kNormThreads) PrepareKernel(const GatedDeltaPa
   }
 }
 
-// Mamba-2.
+// Mamba-2, and kFixed without `a`.
 __global__ void __launch_bounds__(kNormThreads) StepsKernel(const GatedDeltaParams p) {
   LaunchDependentsAndWait();
   using MambaGates = Gates<StateRule::kMamba2>;
   const int64_t at = int64_t{blockIdx.x} * kNormThreads + threadIdx.x;
   const int64_t row = at / p.value_heads, head = at % p.value_heads;
   if (row >= p.m) return;
-  const int64_t group = p.value_heads / p.key_heads;
-  const float a = p.a[row * p.ld_gates + head / group * p.a_stride + head % group];
-  float step = SoftPlus(a + p.bias[head]);
-  step = step < p.min_step ? p.min_step : step;  // NaN stays NaN
+  float step = 1.0f;
+  if (p.a != nullptr) {
+    const int64_t group = p.value_heads / p.key_heads;
+    const float a = p.a[row * p.ld_gates + head / group * p.a_stride + head % group];
+    step = SoftPlus(a + p.bias[head]);
+    step = step < p.min_step ? p.min_step : step;  // NaN stays NaN
+  }
   *MambaGates::Decays(p, row, head) = expf(p.rate[head] * step);
   *MambaGates::Step(p, row, head) = step;
 }
@@ -345,7 +354,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kKeys <= 128 ? 4 : 2)
   for (Rows& stage : stages) rows.Clear(stage);
   WaitForPriorKernels();
   if (span.rows == 0) return;
-  const float skip = kRule == StateRule::kMamba2 ? p.skip[head] : 0.0f;
+  const float skip = kRule == StateRule::kMamba2 && p.skip != nullptr ? p.skip[head] : 0.0f;
   rows.Load(0, stages[0]);
   __pipeline_commit();
   StatePart<kKeys> state;
@@ -426,6 +435,7 @@ cudaError_t GatedDelta(const GatedDeltaParams& p, const PdlStream& chain) {
     case StateRule::kKeyDelta:
       return Start<StateRule::kKeyDelta>(p, chain);
     case StateRule::kMamba2:
+    case StateRule::kFixed:
       return Start<StateRule::kMamba2>(p, chain);
   }
   return cudaErrorInvalidValue;

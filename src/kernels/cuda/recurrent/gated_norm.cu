@@ -30,9 +30,11 @@ __global__ void __launch_bounds__(kNormThreads) GatedNormKernel(const GatedNormP
   const int64_t at = Warp::Row(), row = at / p.heads, head = at % p.heads;
   if (row >= p.m) return;
   float* x = p.x + row * p.ldx + head * p.n;
-  const float* z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
+  const float* z = nullptr;
+  if constexpr (kGate != OutputGate::kNone)
+    z = p.z + row * p.ldz + head / p.group * p.z_stride + head % p.group * p.n;
   const float* weight = p.weight + head * p.weight_stride;
-  const auto gate = [&](int64_t i) { return LoadRow4<kAligned>(z, i, p.n); };
+  [[maybe_unused]] const auto gate = [&](int64_t i) { return LoadRow4<kAligned>(z, i, p.n); };
   const auto normed = [&](int64_t i) {  // elements before the norm
     float4 v = LoadRow4<kAligned>(x, i, p.n);
     if constexpr (kBefore) v = Gated<kGate>(v, gate(i));
@@ -43,16 +45,16 @@ __global__ void __launch_bounds__(kNormThreads) GatedNormKernel(const GatedNormP
   const float scale = ScaleOf(Warp::Sum(squares), p.n, p.eps);
   for (int64_t i = Warp::Rank() * 4; i < p.n; i += Warp::kSize * 4) {
     float4 y = Scaled(normed(i), scale, LoadRow4<kAligned>(weight, i, p.n));
-    if constexpr (!kBefore) y = Gated<kGate>(y, gate(i));
+    if constexpr (!kBefore && kGate != OutputGate::kNone) y = Gated<kGate>(y, gate(i));
     StoreRow4<kAligned>(x, i, p.n, y);
   }
 }
 
 template <OutputGate kGate>
 cudaError_t Start(const GatedNormParams& p, const PdlStream& chain) {
-  const bool aligned = RowsAligned(p.x, p.ldx, p.n) && Aligned16(p.weight) &&
-                       p.weight_stride % 4 == 0 && RowsAligned(p.z, p.ldz, p.n) &&
-                       p.z_stride % 4 == 0;
+  const bool aligned =
+      RowsAligned(p.x, p.ldx, p.n) && Aligned16(p.weight) && p.weight_stride % 4 == 0 &&
+      (kGate == OutputGate::kNone || (RowsAligned(p.z, p.ldz, p.n) && p.z_stride % 4 == 0));
   const auto kernel = aligned ? GatedNormKernel<kGate, true> : GatedNormKernel<kGate, false>;
   const int64_t blocks = CeilDiv(p.m * p.heads, Warp::kRowsPerBlock);
   return LaunchWithPdl(kernel, dim3(static_cast<unsigned>(blocks)), kNormThreads, 0, chain, p);
@@ -63,6 +65,8 @@ cudaError_t Start(const GatedNormParams& p, const PdlStream& chain) {
 cudaError_t GatedNorm(const GatedNormParams& p, const PdlStream& chain) {
   if (p.m == 0 || p.heads == 0 || p.n == 0) return cudaSuccess;
   switch (p.gate) {
+    case OutputGate::kNone:
+      return Start<OutputGate::kNone>(p, chain);
     case OutputGate::kSilu:
       return Start<OutputGate::kSilu>(p, chain);
     case OutputGate::kSigmoid:

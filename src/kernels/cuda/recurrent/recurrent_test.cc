@@ -12,7 +12,8 @@
 namespace switchyard::kernels {
 namespace {
 
-constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2};
+constexpr StateRule kRules[] = {StateRule::kDelta, StateRule::kKeyDelta, StateRule::kMamba2,
+                                StateRule::kFixed};
 
 class GpuRecurrentTest : public DeviceTest {
  protected:
@@ -38,7 +39,7 @@ class GpuRecurrentTest : public DeviceTest {
 TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
   ReferenceRecurrentOps reference;
   for (int round = 0; round < 120; ++round) {
-    const StateRule rule = kRules[round % 3];
+    const StateRule rule = kRules[round / 30];
     std::vector<StateSpan> spans;
     int32_t rows = 0;
     const auto add = [&](int32_t count, int32_t from, int32_t to) {
@@ -58,7 +59,7 @@ TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
     std::vector<float> want = random_.Normal(8 * layer.slot_floats), got = want;
     const std::vector<float> outputs = layer.Run(reference, spans, want);
     SCOPED_TRACE(::testing::Message()
-                 << "rule " << round % 3 << " key_dim " << layer.key_dim << " value_dim "
+                 << "rule " << round / 30 << " key_dim " << layer.key_dim << " value_dim "
                  << layer.value_dim << " width " << layer.width);
     ExpectNear(Run(layer, spans, got), outputs, 2e-4);  // the norm enlarges errors of small rows
     ExpectNear(got, want, 5e-5);
@@ -70,8 +71,8 @@ TEST_F(GpuRecurrentTest, OpsMatchTheReference) {
 // One chunk of more rows than ShortConv computes one by one.
 TEST_F(GpuRecurrentTest, ChunksDoNotChangeABit) {
   constexpr int32_t kRows = 1100;
-  for (int round = 0; round < 9; ++round) {
-    const RecurrentLayer layer = RandomLayer(kRows, kRules[round % 3]);
+  for (int round = 0; round < 12; ++round) {
+    const RecurrentLayer layer = RandomLayer(kRows, kRules[round % 4]);
     std::vector<float> whole = layer.States(), states = whole, got;
     const StateSpan all[] = {{.rows = kRows, .to = 0, .copies = {{.rows = 40, .slot = 1}}}};
     const std::vector<float> want = Run(layer, all, whole);
@@ -110,8 +111,8 @@ TEST_F(GpuRecurrentTest, StatesAfterEachRowAreThoseOfSingleRows) {
 
 // A decode batch that is padded: rows without slots, and spans without rows.
 TEST_F(GpuRecurrentTest, PaddingLeavesNoStateAndChangesNoBit) {
-  for (int round = 0; round < 18; ++round) {
-    const RecurrentLayer layer = RandomLayer(8, kRules[round % 3]);
+  for (int round = 0; round < 20; ++round) {
+    const RecurrentLayer layer = RandomLayer(8, kRules[round % 4]);
     const std::vector<StateSpan> batch = {{.row_begin = 0, .rows = 1, .from = 4, .to = 0},
                                           {.row_begin = 1, .rows = 3, .from = -1, .to = 1},
                                           {.row_begin = 4, .rows = 1, .from = 5, .to = 2}};

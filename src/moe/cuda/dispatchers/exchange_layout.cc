@@ -10,8 +10,6 @@
 namespace switchyard::cuda {
 namespace {
 
-int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
 void Validate(const ExchangeConfig& c) {
   if (c.ranks < 1 || c.ranks > kMaxExchangeRanks || c.rank < 0 || c.rank >= c.ranks)
     throw Invalid("exchange on GPUs: rank {} of {} ranks, want at most {}", c.rank, c.ranks,

@@ -9,7 +9,7 @@
 namespace switchyard::cuda {
 namespace {
 
-int64_t RoundUp(int64_t bytes) { return CeilDiv(bytes, 256) * 256; }
+constexpr int64_t kNcclAlignment = 256;  // of the buffers, in bytes
 
 // Bytes that a rank sends in fixed-size messages, per token of the longest rank.
 int64_t FixedBytes(const ExchangeConfig& c, const ExchangeLayout& message) {
@@ -35,7 +35,8 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
                     : std::min(c.max_tokens, std::max(c.recorded_tokens,
                                                       kNcclSmallBytes / FixedBytes(c, message)));
   plan.send_buffer_bytes = RoundUp(
-      std::max(message.returned, plan.fixed_tokens * ReturnsFromRank(c) * message.combined_bytes));
+      std::max(message.returned, plan.fixed_tokens * ReturnsFromRank(c) * message.combined_bytes),
+      kNcclAlignment);
   plan.metadata_bytes = MetadataBytes(message);
 
   const int64_t rows = c.ranks * c.max_tokens;
@@ -45,7 +46,7 @@ NcclSlotPlan NcclPlanOf(const ExchangeConfig& c) {
       std::max(c.max_tokens * ReturnsOfToken(c), c.ranks * plan.fixed_tokens * ReturnsFromRank(c));
   const auto add = [&](int64_t bytes) {
     const int64_t begin = plan.bytes;
-    plan.bytes += RoundUp(bytes);
+    plan.bytes += RoundUp(bytes, kNcclAlignment);
     return begin;
   };
   plan.send_buffers = add(c.ranks * plan.send_buffer_bytes);

@@ -3,13 +3,12 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace switchyard::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;  // alignment of an array in a block
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 const DeviceExpert* Placed(const OwnedExpert& expert) {
   return static_cast<const DeviceExpert*>(expert.placed.get());
@@ -61,7 +60,7 @@ ExpertMover::ExpertMover(CudaDevice& device, int64_t block_bytes, int blocks)
 
 int64_t ExpertMover::BlockBytes(const DeviceExperts& experts) {
   int64_t bytes = 0;
-  for (const int64_t array : experts.slot_bytes()) bytes += Aligned(array);
+  for (const int64_t array : experts.slot_bytes()) bytes += RoundUp(array, kAlignment);
   return bytes;
 }
 
@@ -71,7 +70,7 @@ ExpertSlot ExpertMover::BlockSlot(const DeviceExperts& layer, std::byte* block) 
   const ExpertSlotBytes bytes = layer.slot_bytes();
   for (size_t i = 0; i < slot.size(); ++i) {
     if (bytes[i] > 0) slot[i] = block;
-    block += Aligned(bytes[i]);
+    block += RoundUp(bytes[i], kAlignment);
   }
   return slot;
 }
@@ -143,7 +142,7 @@ OwnedExpert ExpertMover::Download(const DeviceExperts& layer, int slot) {
       Check(cudaMemcpyAsync(next, from[i], static_cast<size_t>(bytes[i]), cudaMemcpyDeviceToHost,
                             side_.get()),
             "copy of an expert to the host");
-      next += Aligned(bytes[i]);
+      next += RoundUp(bytes[i], kAlignment);
     }
     side_.Synchronize();
   }

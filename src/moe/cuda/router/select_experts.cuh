@@ -1,6 +1,7 @@
 // Device functions of expert selection: one warp per token.
 #pragma once
 
+#include "kernels/cuda/device/warp.cuh"
 #include "moe/cuda/router/select_experts.h"
 
 namespace switchyard::cuda {
@@ -54,16 +55,6 @@ __device__ __forceinline__ int WarpBest(Best best) {
   // −1 becomes the largest number, so it is never the minimum.
   const auto id = static_cast<uint32_t>(best.id);
   return static_cast<int>(__reduce_min_sync(kAll, rank == highest ? id : ~0u));
-}
-__device__ __forceinline__ float WarpMax(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, offset));
-  return x;
-}
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kAll, x, offset);
-  return x;
 }
 
 // Returns a bit mask: bit g is set if experts of group g are eligible. `choice`: [num_experts] in

@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kPage = 4096;  // whole pages are locked
 
-int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignment) * kAlignment; }
-
 // A buffer of `group` experts like those of the layer; its contents do not matter.
 DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeights& expert,
                          int group) {
@@ -26,8 +24,8 @@ DeviceExperts BufferLike(const DeviceExperts& layer, const kernels::ExpertWeight
 }  // namespace
 
 PinnedExperts::PinnedExperts(const DeviceExperts& layer, int experts) : bytes_(layer.slot_bytes()) {
-  for (const int64_t array : bytes_) stride_ += Aligned(array);
-  memory_ = Tensor::Empty(DType::kU8, {CeilDiv(stride_ * experts, kPage) * kPage});
+  for (const int64_t array : bytes_) stride_ += RoundUp(array, kAlignment);
+  memory_ = Tensor::Empty(DType::kU8, {RoundUp(stride_ * experts, kPage)});
 }
 
 void PinnedExperts::Pin() {
@@ -52,7 +50,7 @@ ExpertSlot PinnedExperts::Slot(int32_t expert) const {
   ExpertSlot slot{};
   for (size_t i = 0; i < slot.size(); ++i) {
     if (bytes_[i] > 0) slot[i] = at;
-    at += Aligned(bytes_[i]);
+    at += RoundUp(bytes_[i], kAlignment);
   }
   return slot;
 }

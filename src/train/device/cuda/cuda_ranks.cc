@@ -55,10 +55,29 @@ class CudaRanks final : public DeviceRanks {
     device_.SetWait([watch = watch_](cudaEvent_t event) { watch->Wait(event); });
     LOG_INFO("computes on {}", device_.Describe());
   }
-  ~CudaRanks() override { device_.SetWait({}); }
+  ~CudaRanks() override {
+    SetProfiler(nullptr);
+    device_.SetWait({});
+  }
 
   void Fork() override { branch_.Fork(device_.stream()); }
-  void Join() override { branch_.Join(device_.stream()); }
+  void Join() override {
+    const profile::Span wait = Operation(profile::kWait);
+    branch_.Join(device_.stream());
+  }
+  void Mark() override { marked_.Record(branch_.stream()); }
+  void JoinMarked() override {
+    const profile::Span wait = Operation(profile::kWait);
+    cuda::Check(cudaStreamWaitEvent(device_.stream(), marked_.get()), "waiting for messages");
+  }
+  void SetProfiler(profile::Profiler* profiler) override {
+    if (DeviceRanks::profiler() != nullptr) DeviceRanks::profiler()->SetMessages(nullptr);
+    DeviceRanks::SetProfiler(profiler);
+    timer_.reset();
+    if (profiler == nullptr) return;
+    timer_ = std::make_unique<cuda::StreamTimer>(device_, branch_.stream());
+    profiler->SetMessages(timer_.get());
+  }
 
  private:
   Collectives* Make(std::vector<int> group, const char* name) {
@@ -69,6 +88,8 @@ class CudaRanks final : public DeviceRanks {
 
   cuda::CudaDevice& device_;
   const cuda::Branch branch_{/*urgent=*/true};
+  const cuda::Event marked_{cudaEventDisableTiming};
+  std::unique_ptr<cuda::StreamTimer> timer_;  // of the messages, for a profiler
   const std::unique_ptr<RankComm> comm_;
   const std::shared_ptr<cuda::PeerMemory> peers_;
   const std::shared_ptr<cuda::NcclWatch> watch_;

@@ -1,12 +1,12 @@
+#include "core/cache_aware.h"
+
 #include <gmock/gmock.h>
 
 #include <map>
 #include <random>
 #include <vector>
 
-#include "route/policy.h"
-
-namespace switchyard::route {
+namespace switchyard {
 namespace {
 
 constexpr size_t kNoLimit = size_t{1} << 40;
@@ -105,4 +105,4 @@ TEST(PrefixTreeTest, EqualsASearchThroughAllTexts) {
 }
 
 }  // namespace
-}  // namespace switchyard::route
+}  // namespace switchyard
