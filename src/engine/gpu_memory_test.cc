@@ -66,6 +66,8 @@ TEST(MemoryBudgetTest, ContextsOfOtherProcessesReduceTheMemoryOfAGpu) {
   config.disaggregation_mode = "decode";
   EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 3 * kGpuContextBytes);
   EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/false), on_host);
+  config.mesh.tp = 2;  // a former spare keeps the GPUs of other ranks until its first epoch ends
+  EXPECT_EQ(MemoryBudget(memory, config, /*cuda=*/true), alone - 5 * kGpuContextBytes);
 }
 
 }  // namespace

@@ -116,7 +116,9 @@ int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool 
   const auto share =
       static_cast<int64_t>(static_cast<double>(memory.total) * config.mem_fraction_static);
   if (!cuda) return std::min(memory.available, share);
-  const int64_t contexts = config.spare_ranks + (config.disaggregated() ? 1 : 0);
+  // A former spare leaves the GPUs of other ranks after its first epoch, when other spares run.
+  const int64_t spares = config.spare_ranks * (config.mesh.world() > 1 ? 2 : 1);
+  const int64_t contexts = spares + (config.disaggregated() ? 1 : 0);
   return memory.available - (memory.total - share) - contexts * kGpuContextBytes;
 }
 

@@ -29,8 +29,8 @@ constexpr int64_t kGpuContextBytes = int64_t{600} << 20;
 // Bytes that a plan may use of `memory`; negative if none are left. --mem-fraction-static leaves a
 // part of the memory for unplanned allocations. On a GPU, these are scratch of kernels, graphs and
 // buffers of NCCL. This part is reserved in addition to the memory of other processes, and to
-// kGpuContextBytes of each process that starts later: of spares, and with --disaggregation-mode of
-// the server process. On a host, other processes may use this part.
+// kGpuContextBytes of each process that starts later: of spares, twice with several ranks, and with
+// --disaggregation-mode of the server process. On a host, other processes may use this part.
 int64_t MemoryBudget(const HostMemory& memory, const EngineConfig& config, bool cuda);
 
 // Bytes of the host's memory that experts on CPUs beside GPUs need, of all ranks. GPUs pin their

@@ -248,6 +248,9 @@ struct RankLoopIo {
   // Connects to the front of the next epoch, of which this rank is the leader; with an empty
   // endpoint, only closes the present connection. Null: there is one epoch.
   std::function<RankLoopIo(const std::string& endpoint)> reconnect;
+  // Called on another thread once the first epoch of this process has ended; returns before the
+  // next one begins. May be null.
+  std::function<void()> after_first_epoch = {};
 };
 void RunRankLoop(const EngineConfig& config, const EnginePlan& plan, int rank,
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io);

@@ -1,8 +1,10 @@
 // The epochs of a rank: its weights outlive the end of another rank.
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,7 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
                  const std::shared_ptr<SharedArena>& arena, const RankLoopIo& io,
                  KeptWeights kept) {
   RankLoopIo current = io;
+  std::function<void()> after_epoch = io.after_first_epoch;
   for (;;) {
     const uint32_t epoch = arena->epoch();
     try {
@@ -93,6 +96,8 @@ void RunRankLoop(const EngineConfig& all_epochs, const EnginePlan& plan, int ran
     }
     if (arena->aborted() && kept.can_continue())
       LOG_INFO("{}; this rank keeps its weights and waits", arena->AbortReason());
+    std::jthread after;  // its end is awaited before the next epoch begins
+    if (after_epoch) after = std::jthread(std::exchange(after_epoch, {}));
     const std::string endpoint = arena->WaitForEpoch(rank, epoch);
     const bool leads = arena->ActiveRanks().front() == rank;
     if (current.reconnect) current = current.reconnect(leads ? endpoint : std::string());

@@ -62,7 +62,7 @@ void LeaveGpus(const std::set<int>& gpus) {
     return;
   }
   times.End("GPUs of other ranks");
-  LOG_INFO("the spare process has left GPUs after {}", times.Describe());
+  LOG_INFO("the former spare process has left GPUs after {}", times.Describe());
 }
 
 // Loads what all ranks need, and waits until a rank's place is free. Then sets the rank and the
@@ -107,8 +107,6 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
     SetProcessTitle(memory, "switchyard::rank " + TitleOf(job, spec));
   }
   InitLog(job.config.log_level, TitleOf(job, spec));
-  std::jthread leaving;
-  if (!others.empty()) leaving = std::jthread([&others] { LeaveGpus(others); });
   if (spec.network) {
     const auto timeout = Milliseconds(job.config.dist_timeout_seconds);
     ConnectTcpRanks(*spec.arena, spec.rank, std::move(spec.listener), *spec.network, timeout);
@@ -125,11 +123,12 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
     times.End("other ranks");
     LOG_INFO("this process waited for its epoch for {}", times.Describe());
   }
-  // Before memory of other ranks is mapped: the reset of a GPU would end the access to its memory.
-  if (leaving.joinable()) leaving.join();
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
-  const RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()),
-                                    spec.arena, job.config.watchdog_timeout_seconds);
+  RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()), spec.arena,
+                              job.config.watchdog_timeout_seconds);
+  // A GPU is left between two epochs, because its reset would end the access to memory of its rank,
+  // and because it takes 0.4 s, which a pause must not contain.
+  if (!others.empty()) io.after_first_epoch = [others] { LeaveGpus(others); };
   RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io, std::move(kept));
   return 0;
 }
