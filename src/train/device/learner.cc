@@ -9,8 +9,8 @@ namespace switchyard::train {
 
 template <typename C>
 DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
-                                DeviceRanks& ranks)
-    : host_(host), options_(options), ranks_(ranks), model_(host, ops, ranks) {
+                                DeviceRanks& ranks, const DeviceOptions& device)
+    : host_(host), options_(options), ranks_(ranks), model_(host, ops, ranks, device) {
   CHECK(options.order == schedule::Order::kPlain);
 }
 

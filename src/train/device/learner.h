@@ -19,7 +19,7 @@ class DeviceLearner final : public TrainedModel {
  public:
   // Throws errors of DeviceModel. `options.order` must be kPlain.
   DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
-                DeviceRanks& ranks);
+                DeviceRanks& ranks, const DeviceOptions& device = {});
 
   std::vector<Parameter<float>*> Parameters() override { return host_.parameters(); }
   std::vector<std::pair<std::string, const Parameter<float>*>> Aliases() override {
