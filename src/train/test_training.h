@@ -78,7 +78,7 @@ inline std::string Fp8Config(std::string_view kind) {
                "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 32,
                "qk_rope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4)";
   return R"({"vocab_size": 24, "hidden_size": 128, "num_hidden_layers": 2,
-             "max_position_embeddings": 32, "num_attention_heads": 4, "intermediate_size": 128,
+             "max_position_embeddings": 128, "num_attention_heads": 4, "intermediate_size": 128,
              "num_experts_per_tok": 2, )" +
          own + "}";
 }

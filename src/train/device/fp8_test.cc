@@ -283,7 +283,7 @@ TEST(Fp8Model, OtherWidthsAreNamed) {
   const ModelConfig config = ParseModelConfig(testing::SmallConfig("mixtral"));
   EXPECT_THAT(ErrorOf([&] { CheckFp8Widths(config); }), HasSubstr("hidden_size is 12"));
   EXPECT_EQ(ErrorOf([&] { CheckFp8Widths(ParseModelConfig(testing::Fp8Config("deepseek_v3"))); }),
-            "");
+            "no error");
   OneRank<float> one(config, {});
   const auto ops = MakePlainOps<float>(one.pool);
   DeviceRanks alone;
