@@ -12,8 +12,8 @@ namespace switchyard::train {
 
 struct DeviceOptions {
   // Whether the products of attention and feed-forward layers are FP8 (LinearShape::fp8), except
-  // routers and the first product of latent attention's keys, which has an odd width. Rows on their
-  // way to experts then are FP8, too.
+  // those of routers and the first one of latent attention's keys. Then rows on their way to
+  // experts are FP8, too.
   bool fp8 = false;
 };
 

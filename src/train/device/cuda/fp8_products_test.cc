@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -213,8 +214,8 @@ TEST_F(TrainFp8, TransitRowsAreDecodedExactly) {
 }
 
 TEST_F(TrainFp8, ColumnsHaveTheBitsOfPlainRounding) {
-  for (const std::vector<int32_t>& counts :
-       {std::vector<int32_t>{1}, {0, 130, 0, 0, 128, 7, 0}, {0, 0}, {400, 3}}) {
+  const std::vector<int32_t> all_counts[] = {{1}, {0, 130, 0, 0, 128, 7, 0}, {0, 0}, {400, 3}};
+  for (const std::vector<int32_t>& counts : all_counts) {
     const GpuFp8Layer layer(counts, 256, 384, random_);
     const int64_t width = layer.k, padded = Fp8PaddedRows(layer.rows, layer.groups);
     const TestFp8 got = layer.Columns(layer.x, width);
