@@ -104,8 +104,9 @@ train::TrainingOptions OptionsOf(const TrainArgs& args) {
   o.lora = {.rank = args.lora_rank, .alpha = args.lora_alpha, .targets = args.lora_targets};
   o.recompute = RecomputeOf(args.recompute);
   o.threads = args.threads;
-  o.products = args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
-                                                : train::ProductDtype::kFloat32;
+  o.products = args.compute_dtype == "fp8"        ? train::ProductDtype::kFp8
+               : args.compute_dtype == "bfloat16" ? train::ProductDtype::kBFloat16
+                                                  : train::ProductDtype::kFloat32;
   o.synchronous = args.exchange == "sync";
   o.timeout = std::chrono::milliseconds(static_cast<int64_t>(args.timeout_seconds * 1e3));
   o.resume = args.resume;

@@ -14,6 +14,7 @@
 #include "bench/cuda/gpu_timing.h"
 #include "train/cuda/adamw.h"
 #include "train/cuda/attention.h"
+#include "train/cuda/fp8.h"
 #include "train/cuda/head_loss.h"
 #include "train/cuda/products.h"
 #include "train/cuda/router_products.h"
@@ -36,26 +37,18 @@ void Fill(const DeviceArray<__nv_bfloat16>& array, int64_t count, uint64_t seed)
 
 void Measure(const std::string& name, const std::string& shape, double flops, double bytes,
              const GpuMachine& machine, Report& report,
-             const std::function<void(int, cudaStream_t)>& call) {
+             const std::function<void(int, cudaStream_t)>& call, bool fp8 = false) {
   const double seconds = GraphSeconds(kCalls, call);
   report.Add({.name = name,
               .shape = shape,
               .seconds = seconds,
               .flops = flops,
               .bytes = bytes,
-              .limit = Roofline(bytes, machine.read, flops, machine.bf16)});
+              .limit = Roofline(bytes, machine.read, flops, fp8 ? machine.fp8 : machine.bf16)});
 }
 
-// The three products of a layer whose groups have between 0.7 and 1.3 times rows / groups rows.
-void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
-              const GpuMachine& machine, Report& report) {
-  const std::string shape =
-      Text("%s %d groups %lld x %lld x %lld", what, groups, static_cast<long long>(rows),
-           static_cast<long long>(n), static_cast<long long>(k));
-  const char* const names[] = {"forward", "input-gradient", "weight-gradient"};
-  bool any = false;
-  for (const char* name : names) any = any || report.Selects(name, shape);
-  if (!any) return;
+// The row ranges of groups that have between 0.7 and 1.3 times rows / groups rows.
+std::vector<int32_t> RaggedBegins(int groups, int64_t rows) {
   std::mt19937 random(static_cast<unsigned>(groups));
   std::vector<int32_t> begins = {0};
   double left = static_cast<double>(rows);
@@ -66,7 +59,20 @@ void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
     begins.push_back(g + 1 == groups ? static_cast<int32_t>(rows)
                                      : begins.back() + static_cast<int32_t>(share));
   }
-  const DeviceArray<int32_t> device_begins(begins);
+  return begins;
+}
+
+// The three products of a layer of ragged groups.
+void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
+              const GpuMachine& machine, Report& report) {
+  const std::string shape =
+      Text("%s %d groups %lld x %lld x %lld", what, groups, static_cast<long long>(rows),
+           static_cast<long long>(n), static_cast<long long>(k));
+  const char* const names[] = {"forward", "input-gradient", "weight-gradient"};
+  bool any = false;
+  for (const char* name : names) any = any || report.Selects(name, shape);
+  if (!any) return;
+  const DeviceArray<int32_t> device_begins(RaggedBegins(groups, rows));
   const DeviceArray<__nv_bfloat16> x(rows * k), y(rows * n), w(groups * n * k);
   const DeviceArray<float> dw(groups * n * k);
   Fill(x, rows * k, 1);
@@ -93,6 +99,84 @@ void Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
   // The float32 gradients are read and written.
   measure(2, moved + 6.0 * static_cast<double>(groups * n * k), [&](cudaStream_t stream) {
     gpu::LinearWeightGradient(p, Rounded(y), Rounded(x), dw.data, true, stream);
+  });
+}
+
+// Codes and scales of an operand of an FP8 product.
+struct Codes {
+  Codes(int64_t count, int64_t scale_count) : codes(count), scales(scale_count) {}
+  gpu::Fp8Array view() const { return {codes.data, scales.data}; }
+  const DeviceArray<uint8_t> codes;
+  const DeviceArray<float> scales;
+};
+
+// The FP8 products of a layer of ragged groups, and the quantization of their operands.
+void Fp8Products(const char* what, int groups, int64_t rows, int64_t n, int64_t k,
+                 const GpuMachine& machine, Report& report) {
+  const std::string shape =
+      Text("fp8 %s %d groups %lld x %lld x %lld", what, groups, static_cast<long long>(rows),
+           static_cast<long long>(n), static_cast<long long>(k));
+  const char* const names[] = {"quantize-weights", "quantize-rows",  "quantize-columns",
+                               "forward",          "input-gradient", "weight-gradient"};
+  bool any = false;
+  for (const char* name : names) any = any || report.Selects(name, shape);
+  if (!any) return;
+  const DeviceArray<int32_t> device_begins(RaggedBegins(groups, rows));
+  const int64_t weights = groups * n * k, padded = gpu::Fp8PaddedRows(rows, groups);
+  constexpr int64_t kBlock = gpu::kScaleBlock;
+  const DeviceArray<__nv_bfloat16> x(rows * k), y(rows * n), w(weights);
+  const DeviceArray<float> dw(weights);
+  const Codes weight(weights, weights / (kBlock * kBlock)),
+      transposed(weights, weights / (kBlock * kBlock)),
+      x_rows(rows * k, k / kBlock * gpu::Fp8RowStride(rows)),
+      y_rows(rows * n, n / kBlock * gpu::Fp8RowStride(rows)),
+      x_columns(padded * k, padded * k / kBlock), y_columns(padded * n, padded * n / kBlock);
+  Fill(x, rows * k, 1);
+  Fill(y, rows * n, uint64_t{1} << 40);
+  Fill(w, weights, uint64_t{1} << 41);
+  cuda::Check(cudaMemset(dw.data, 0, weights * sizeof(float)), "gradients");
+  const gpu::ProductShape p = {
+      .rows = rows, .n = n, .k = k, .groups = groups, .begins = device_begins.data};
+  gpu::ProductShape back = p;
+  std::swap(back.n, back.k);
+  const auto quantize_weights = [&](cudaStream_t stream) {
+    gpu::QuantizeBlocks(p, Rounded(w), weight.view(), transposed.view(), stream);
+  };
+  const auto quantize_rows = [&](cudaStream_t stream) {
+    gpu::QuantizeRows({.rows = rows, .width = k}, Rounded(x), x_rows.view(), stream);
+  };
+  const auto quantize_columns = [&](cudaStream_t stream) {
+    gpu::QuantizeColumns(p, Rounded(x), k, x_columns.view(), stream);
+  };
+  quantize_weights(nullptr);
+  quantize_rows(nullptr);
+  quantize_columns(nullptr);
+  gpu::QuantizeRows({.rows = rows, .width = n}, Rounded(y), y_rows.view(), nullptr);
+  gpu::QuantizeColumns(p, Rounded(y), n, y_columns.view(), nullptr);
+  cuda::Check(cudaDeviceSynchronize(), "made-up operands");
+  const double flops = 2.0 * static_cast<double>(rows * n) * static_cast<double>(k);
+  const auto of_weights = static_cast<double>(weights), of_x = static_cast<double>(rows * k),
+             of_y = static_cast<double>(rows * n);
+  const auto measure = [&](int i, double operations, double bytes,
+                           const std::function<void(cudaStream_t)>& call) {
+    if (!report.Selects(names[i], shape)) return;
+    report.Start(names[i], shape);
+    Measure(
+        names[i], shape, operations, bytes, machine, report,
+        [&](int, cudaStream_t stream) { call(stream); }, /*fp8=*/true);
+  };
+  measure(0, 0, 4 * of_weights, quantize_weights);
+  measure(1, 0, 3 * of_x, quantize_rows);
+  measure(2, 0, 3 * of_x, quantize_columns);
+  measure(3, flops, of_x + of_weights + 2 * of_y, [&](cudaStream_t stream) {
+    gpu::Fp8Product(p, x_rows.view(), weight.view(), Rounded(y), false, stream);
+  });
+  measure(4, flops, of_y + of_weights + 2 * of_x, [&](cudaStream_t stream) {
+    gpu::Fp8Product(back, y_rows.view(), transposed.view(), Rounded(x), false, stream);
+  });
+  // The float32 gradients are read and written.
+  measure(5, flops, of_x + of_y + 8 * of_weights, [&](cudaStream_t stream) {
+    gpu::Fp8WeightGradient(p, y_columns.view(), x_columns.view(), dw.data, stream);
   });
 }
 
@@ -319,6 +403,9 @@ void TrainKernelsBench(const Options&, const GpuMachine& machine, Report& report
   Products("down of few rows", 64, 8192, 2048, 1024, machine, report);
   Products("query", 1, 16384, 2048, 2048, machine, report);
   Products("head", 1, 4096, 50304, 2048, machine, report);
+  Fp8Products("gate and up", 64, 131072, 2048, 2048, machine, report);
+  Fp8Products("down", 64, 131072, 2048, 1024, machine, report);
+  Fp8Products("query", 1, 16384, 2048, 2048, machine, report);
   Attention("OLMoE", 4, 4096, 16, 16, 128, 128, machine, report);
   Attention("OLMoE with older tiles", 4, 4096, 16, 16, 128, 128, machine, report,
             gpu::AttentionTiles::kOneWarpgroup);

@@ -48,8 +48,10 @@ struct Options {
   int gpu = 0, threads = 16, layers = 0, sequences = 4, length = 4096, per_pass = 1, steps = 8;
   int ranks = 1, ep = 1, zero_stage = 0, profile_steps = 2;
   std::string profile;  // directory of traces; empty: none
+  std::string compute_dtype = "bfloat16";
 
   Layout layout() const { return {.ep = ep, .dp = ranks}; }
+  bool fp8() const { return compute_dtype == "fp8"; }
 };
 
 // "lowbias32" by Chris Wellons.
@@ -148,7 +150,10 @@ MessageTimes MeasureMessages(const Options& o, const ModelConfig& config, RankOp
   DeviceArray<BF16> mine(memory, floats), all(memory, o.ep * floats);
   DeviceArray<float> parts(memory, o.ep * floats), sum(memory, floats);
   const auto ranks = static_cast<size_t>(o.ep), count = static_cast<size_t>(floats);
-  const std::vector<size_t> bytes(ranks, count * sizeof(BF16)), counts(ranks, count);
+  // FP8 rows: codes, and a float32 scale for each kFp8Block.
+  const size_t row_bytes =
+      o.fp8() ? count + count / kFp8Block * sizeof(float) : count * sizeof(BF16);
+  const std::vector<size_t> bytes(ranks, row_bytes), counts(ranks, count);
   const double layer = MillisecondsOf(device, 20, [&] {  // forward and backward
     for (int pass = 0; pass < 2; ++pass) {
       rank.ranks->Fork();
@@ -200,7 +205,9 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
   experts *= options.ep;  // of all ranks
   RankOps rank = MakeCudaRankOps(options.gpu + index, *ranks);
   profile::Profiler profiler(index, ranks->place.Title());
-  DeviceLearner<BF16> learner(model, {.profiler = &profiler}, *rank.ops, *rank.ranks);
+  if (options.fp8()) CheckFp8Widths(config);
+  DeviceLearner<BF16> learner(model, {.profiler = &profiler}, *rank.ops, *rank.ranks,
+                              {.fp8 = options.fp8()});
   AdamW adam(model.parameters(), {});
   learner.update()->FromHost(&adam);
 
@@ -249,11 +256,13 @@ void RunRank(const Options& options, int index, const std::shared_ptr<SharedAren
   const double flops =
       FlopsPerToken(config, matrices, experts, options.length) * static_cast<double>(tokens);
   fmt::print(
-      "{:.2f} G parameters, {} ranks, ep {}, {} sequences of {} tokens for each: median {:.1f} ms, "
+      "{} products, {:.2f} G parameters, {} ranks, ep {}, {} sequences of {} tokens for each: "
+      "median {:.1f} ms, "
       "{:.0f} tokens/s of a GPU, {:.1f} TFLOP/s, {:.1f} % of the measured product rate ({:.0f} "
       "TFLOP/s); {:.1f} GiB in use\n",
-      static_cast<double>(others + experts) * 1e-9, options.ranks, options.ep, options.sequences,
-      options.length, median * 1e3, static_cast<double>(tokens) / median, flops / median * 1e-12,
+      options.compute_dtype, static_cast<double>(others + experts) * 1e-9, options.ranks,
+      options.ep, options.sequences, options.length, median * 1e3,
+      static_cast<double>(tokens) / median, flops / median * 1e-12,
       100 * flops / median / machine.bf16, machine.bf16 * 1e-12,
       static_cast<double>(total - free) / (1 << 30));
   if (options.ranks > 1)
@@ -310,6 +319,9 @@ int main(int argc, char** argv) {
   app.Option("--zero-stage", o.zero_stage, "1: copies share the moments")
       .ShowDefault()
       .NonNegative();
+  app.Option("--compute-dtype", o.compute_dtype, "operands of products: bfloat16, or fp8")
+      .ShowDefault()
+      .OneOf({"bfloat16", "fp8"});
   app.Option("--sequences", o.sequences, "sequences per step and rank").ShowDefault().Positive();
   app.Option("--length", o.length, "tokens per sequence").ShowDefault().Positive();
   app.Option("--per-pass", o.per_pass, "sequences per micro-batch").ShowDefault().Positive();

@@ -66,6 +66,23 @@ inline std::string SmallConfig(std::string_view kind) {
   return "{" + std::string(kCommon) + own + "}";
 }
 
+// The same for "mixtral" and "deepseek_v3", with widths for FP8 products.
+inline std::string Fp8Config(std::string_view kind) {
+  const std::string own =
+      kind == "mixtral"
+          ? R"("architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "head_dim": 64,
+               "num_key_value_heads": 2, "sliding_window": 8)"
+          : R"("architectures": ["DeepseekV3ForCausalLM"], "moe_intermediate_size": 128,
+               "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+               "norm_topk_prob": true, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+               "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 32,
+               "qk_rope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4)";
+  return R"({"vocab_size": 24, "hidden_size": 128, "num_hidden_layers": 2,
+             "max_position_embeddings": 128, "num_attention_heads": 4, "intermediate_size": 128,
+             "num_experts_per_tok": 2, )" +
+         own + "}";
+}
+
 // Sequences of these lengths with random tokens and targets; about every fifth target is ignored.
 inline Batch RandomBatch(const std::vector<int>& lengths, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -112,6 +112,40 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one(folder, name):
         assert (rest / "checkpoint-000200" / file).read_bytes() == (whole / "checkpoint-000200" / file).read_bytes()
 
 
+FP8_KINDS = ["mixtral", "qwen3_moe", "deepseek_v3"]  # their widths are multiples of 128
+
+
+@pytest.mark.parametrize("name", FP8_KINDS)
+def test_fp8_products_learn_as_bfloat16(folder, name):
+    one = train_once(folder, name, f"{name}-one-bfloat16")
+    other = train_once(folder, name, f"{name}-one-bfloat16-other", "--rows-per-pass", 8)
+    fp8 = train_once(folder, name, f"{name}-one-fp8", "--compute-dtype", "fp8")
+    wanted = means(one, "main")
+    bound = max([0.02, *(2 * abs(a - b) / abs(b) for a, b in zip(means(other, "main"), wanted, strict=True))])
+    for a, b in zip(means(fp8, "main"), wanted, strict=True):
+        assert abs(a - b) < bound * b, bound
+    assert abs(score(folder, fp8) - score(folder, one)) < 0.02 * score(folder, one)
+
+
+def test_a_resumed_fp8_run_has_the_bits_of_the_whole_one(folder):
+    device, _ = where(1)
+    whole = train_once(folder, "mixtral", "mixtral-one-fp8", "--compute-dtype", "fp8")
+    rest = folder / "fp8-rest"
+    train(folder, "mixtral", rest, *device, "--compute-dtype", "fp8", "--resume", whole / "checkpoint-000100")
+    assert same_checkpoints(rest, whole, 200)
+
+
+# Rows go to the other GPU's experts in FP8.
+@pytest.mark.parametrize("name", FP8_KINDS)
+def test_an_fp8_run_on_two_gpus_is_that_on_one(folder, name):
+    device, env = where(2)
+    one = train_once(folder, name, f"{name}-one-fp8", "--compute-dtype", "fp8")
+    two = folder / f"{name}-two-fp8"
+    train(folder, name, two, *device, *TWO_RANKS["ep2"], "--compute-dtype", "fp8", env=env)
+    for a, b in zip(means(two, "main"), means(one, "main"), strict=True):
+        assert abs(a - b) < 0.03 * b
+
+
 def test_a_run_changes_its_device(folder):
     device, _ = where(1)
     output = folder / "changes"

@@ -112,8 +112,9 @@ void AddStepFlags(CommandLine& app, TrainArgs& a) {
   app.Flag("--compute-dtype", a.compute_dtype, kGroup,
            "Format of matrix product operands: float32, or bfloat16 (sums, weights, norms, softmax "
            "and routers stay float32). bfloat16 is faster on CPUs with AVX512_BF16 and slower on "
-           "others")
-      .OneOf({"float32", "bfloat16"});
+           "others. fp8, on Hopper GPUs: e4m3 with scales in attention's projections, dense layers "
+           "and experts, and bfloat16 elsewhere")
+      .OneOf({"float32", "bfloat16", "fp8"});
 }
 
 void AddBalanceFlags(CommandLine& app, TrainArgs& a) {
@@ -137,9 +138,9 @@ void AddBalanceFlags(CommandLine& app, TrainArgs& a) {
 
 void AddRankFlags(CommandLine& app, TrainArgs& a) {
   constexpr const char* kGroup = "Ranks (tp x dp x pp)";
-  app.Flag(
-         "--device", a.device, kGroup,
-         "Device that computes: cpu, or cuda (a GPU for each rank, with --compute-dtype bfloat16)")
+  app.Flag("--device", a.device, kGroup,
+           "Device that computes: cpu, or cuda (a GPU for each rank, with --compute-dtype bfloat16 "
+           "or fp8)")
       .OneOf({"cpu", "cuda"});
   app.Flag("--base-gpu-id", a.base_gpu_id, kGroup, "GPU of the first rank").NonNegative();
   app.Flag("--gpu-id-step", a.gpu_id_step, kGroup,

@@ -46,7 +46,7 @@ struct TrainArgs {
   std::string on_nonfinite = "stop";      // --on-nonfinite: stop, skip
   double spike_sigmas = 0;                // --spike-sigmas; 0: no rule for spikes
   int max_skipped_steps = 10;             // --max-skipped-steps in a row
-  std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16
+  std::string compute_dtype = "float32";  // --compute-dtype of products: float32, bfloat16, fp8
   // Balance of experts
   double balance_loss = 0.0;  // --balance-loss: weight of the loss over a micro-batch of all ranks
   double sequence_balance_loss = 0.0;       // --sequence-balance-loss

@@ -88,6 +88,7 @@ TEST_F(TrainArgsTest, TheCommandLineOverridesTheFile) {
   EXPECT_TRUE(args->whole_documents);
   EXPECT_EQ(args->compute_dtype, "bfloat16");
   EXPECT_EQ(ParseTrain(kLeast)->compute_dtype, "float32");
+  EXPECT_EQ(ParseTrain(WithYaml("compute-dtype: fp8\n", kLeast))->compute_dtype, "fp8");
 }
 
 TEST_F(TrainArgsTest, WordsGiveTheSameFlagsWithoutTheFile) {

@@ -145,6 +145,13 @@ TEST_F(DeviceTrainingTest, OptionsThatOnlyCpusHaveAreRefusedByName) {
               HasSubstr("--pp is not supported yet; want --pp 1"));
   EXPECT_THAT(refusal([](Options& o) { o.products = ProductDtype::kFloat32; }),
               HasSubstr("want --compute-dtype bfloat16"));
+  EXPECT_THAT(refusal([](Options& o) { o.products = ProductDtype::kFp8; }),
+              HasSubstr("hidden_size is 12; --compute-dtype fp8 needs a multiple of 128"));
+  EXPECT_THAT(refusal([](Options& o) {
+                o.products = ProductDtype::kFp8;
+                o.device_ops = nullptr;
+              }),
+              HasSubstr("--compute-dtype fp8: FP8 products run on GPUs; want --device cuda"));
   EXPECT_THAT(refusal([](Options& o) { o.recompute = Recompute::kLayer; }),
               HasSubstr("--recompute is not supported yet"));
   EXPECT_THAT(refusal([](Options& o) { o.learner.order = schedule::Order::kOverlapped; }),

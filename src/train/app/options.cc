@@ -30,14 +30,20 @@ Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config) {
 }
 
 void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config) {
-  if (options.device_ops == nullptr) return;
+  const bool fp8 = options.products == ProductDtype::kFp8;
+  if (options.device_ops == nullptr) {
+    if (fp8) throw Invalid("--compute-dtype fp8: FP8 products run on GPUs; want --device cuda");
+    return;
+  }
   const auto refuse = [](bool is, const char* flag, const char* want) {
     if (is) throw Invalid("--device cuda: {} is not supported yet; want {}", flag, want);
   };
   refuse(layout.tp > 1, "--tp", "--tp 1 with --dp and --ep");
   refuse(layout.pp > 1, "--pp", "--pp 1 with --dp and --ep");
-  if (options.products != ProductDtype::kBFloat16)
-    throw Invalid("--device cuda: products have bfloat16 operands; want --compute-dtype bfloat16");
+  if (options.products == ProductDtype::kFloat32)
+    throw Invalid(
+        "--device cuda: products have bfloat16 or FP8 operands; want --compute-dtype bfloat16 or "
+        "fp8");
   refuse(options.lora.rank > 0, "--lora-rank", "--lora-rank 0");
   refuse(options.losses.mtp_only, "--train-only mtp", "--train-only all");
   refuse(options.recompute != Recompute::kNone, "--recompute", "--recompute none");
@@ -46,6 +52,7 @@ void CheckDevice(const TrainingOptions& options, const Layout& layout, const Mod
     throw Invalid("--device cuda: gradients are always summed early; leave --early-sums out");
   refuse(options.synchronous, "--exchange sync", "--exchange async");
   CheckDeviceModel(config, options.losses);
+  if (fp8) CheckFp8Widths(config);
 }
 
 LoraOptions LoraOf(const TrainingOptions& options, const ModelConfig& config) {

@@ -70,7 +70,7 @@ struct TrainingOptions {
 Layout LayoutOf(const TrainingOptions& options, const ModelConfig& config);
 
 // Throws Error kInvalid, naming the flag or what the model has, for options that train on CPUs and
-// not on a device; nothing without options.device_ops. `layout`: of LayoutOf.
+// not on a device, and for FP8 products without options.device_ops. `layout`: of LayoutOf.
 void CheckDevice(const TrainingOptions& options, const Layout& layout, const ModelConfig& config);
 
 // The adapters with all fields filled in. Throws Error kInvalid, naming the flag, for targets that

@@ -237,7 +237,8 @@ class RankLearner {
       host_.emplace(model, own, links.ranks());
     } else {
       ops_ = options.device_ops(ranks, pool);
-      device_.emplace(model, own, *ops_.ops, *ops_.ranks);
+      device_.emplace(model, own, *ops_.ops, *ops_.ranks,
+                      DeviceOptions{.fp8 = options.products == ProductDtype::kFp8});
     }
   }
   TrainedModel& model() {

@@ -19,16 +19,15 @@
 #include "kernels/cuda/gemm/gemm_tiles.cuh"
 #include "train/cuda/launch.cuh"
 #include "train/cuda/products_problem.h"
+#include "train/cuda/products_tiles.cuh"
 
 namespace switchyard::train::gpu {
 namespace {
 
-namespace ptx = switchyard::cuda::ptx;
+using namespace products;  // NOLINT(google-build-using-namespace): this file is a part of it
 using switchyard::cuda::PipelineState;
 
-constexpr int kBlockM = 128, kBlockN = 256, kBlockK = 64;
-constexpr int kCluster = 2, kConsumers = 2, kStages = 4;
-constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kBlockN = 256, kBlockK = 64, kStages = 4;
 constexpr int kUnitBytes = 64 * 128;  // 64 rows of 64 bfloat16
 
 struct Shared {
@@ -40,103 +39,8 @@ struct Shared {
   int32_t first_tile[kMaxProductGroups + 1];  // row tiles of the groups before each group
 };
 
-// Kernel arguments other than the tensor maps. D [m, n] per group: with ProductForm::kForward and
-// kInputGradient, m is the number of rows of the group.
-struct Arguments {
-  const int32_t* begins;  // null: one group
-  int groups;
-  int64_t rows;
-  int64_t m, n, inner;  // m: weight gradients only; inner: others only
-  Array d;
-  int64_t ldd, group_stride;
-  bool accumulate;
-};
-
 // The code for Hopper. In machine code for other GPUs the kernel is empty, and it is not launched.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-constexpr int kWaveTiles = 16;  // row tiles per wave of tiles, for L2 reuse
-
-__device__ __forceinline__ int64_t BeginOf(const Arguments& p, int group) {
-  return p.begins != nullptr ? p.begins[group] : group == 0 ? 0 : p.rows;
-}
-
-struct Tile {
-  int group;
-  int64_t row, row_end;  // of D: in all rows, or of the group's weight
-  int64_t column;        // of D
-  int64_t inner_begin;   // weight gradients: first row of the group
-  int64_t inner;         // length of the inner dimension
-};
-
-template <ProductForm kForm>
-__device__ __forceinline__ int TileCount(const Arguments& p, const Shared& shared) {
-  constexpr int kColumns = kBlockN * kCluster;
-  const int pairs = static_cast<int>((p.n + kColumns - 1) / kColumns);
-  if constexpr (kForm == ProductForm::kWeightGradient)
-    return p.groups * static_cast<int>((p.m + kBlockM - 1) / kBlockM) * pairs;
-  return shared.first_tile[p.groups] * pairs;
-}
-
-// Tile number `index` of a block of the cluster. Order: waves of kWaveTiles row tiles by all
-// columns, so that concurrent reads hit L2. Weight gradients: group by group.
-template <ProductForm kForm>
-__device__ __forceinline__ Tile TileOf(const Arguments& p, const Shared& shared, int index,
-                                       int block_of_cluster) {
-  constexpr int kColumns = kBlockN * kCluster;
-  const int pairs = static_cast<int>((p.n + kColumns - 1) / kColumns);
-  Tile tile;
-  if constexpr (kForm == ProductForm::kWeightGradient) {
-    const int row_tiles = static_cast<int>((p.m + kBlockM - 1) / kBlockM);
-    tile.group = index / (row_tiles * pairs);
-    const int in_group = index % (row_tiles * pairs);
-    tile.row = int64_t{in_group % row_tiles} * kBlockM;
-    tile.row_end = p.m;
-    tile.column = int64_t{in_group / row_tiles} * kColumns + block_of_cluster * kBlockN;
-    tile.inner_begin = BeginOf(p, tile.group);
-    tile.inner = BeginOf(p, tile.group + 1) - tile.inner_begin;
-  } else {
-    const int first = index / (kWaveTiles * pairs) * kWaveTiles;
-    const int height = min(kWaveTiles, shared.first_tile[p.groups] - first);
-    const int in_wave = index - first * pairs;
-    const int row_tile = first + in_wave % height;
-    int low = 0, high = p.groups;  // first_tile[low] <= row_tile < first_tile[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (shared.first_tile[middle] <= row_tile) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    tile.group = low;
-    tile.row = BeginOf(p, low) + int64_t{row_tile - shared.first_tile[low]} * kBlockM;
-    tile.row_end = BeginOf(p, low + 1);
-    tile.column = int64_t{in_wave / height} * kColumns + block_of_cluster * kBlockN;
-    tile.inner_begin = 0;
-    tile.inner = p.inner;
-  }
-  return tile;
-}
-
-// Computes first_tile with one warp.
-__device__ void CountRowTiles(const Arguments& p, int lane, Shared& shared) {
-  int before = 0;
-  if (lane == 0) shared.first_tile[0] = 0;
-  for (int first = 0; first < p.groups; first += kWarp) {
-    const int g = first + lane;
-    int tiles = 0;
-    if (g < p.groups)
-      tiles = static_cast<int>((BeginOf(p, g + 1) - BeginOf(p, g) + kBlockM - 1) / kBlockM);
-#pragma unroll
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const int other = __shfl_up_sync(~0u, tiles, distance);
-      if (lane >= distance) tiles += other;
-    }
-    if (g < p.groups) shared.first_tile[g + 1] = before + tiles;
-    before += __shfl_sync(~0u, tiles, kWarp - 1);
-  }
-}
 
 // Descriptors of an operand's tiles in the pipeline stages. K-major: 128-byte rows along the inner
 // dimension. MN-major: units of 64 inner rows × 64 columns, kUnitBytes apart.
@@ -200,43 +104,6 @@ __device__ __forceinline__ void ClearTail(Shared& shared, int stage, int valid, 
   ptx::NamedBarrier(3, kConsumers * 128);
 }
 
-// Adds four adjacent floats to memory without waiting for the old ones. Each element is added once
-// per launch, so the sum does not depend on the order.
-__device__ __forceinline__ void AddToMemory(float* to, float4 x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
-               "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-}
-
-// Element 4j + i of `sums` is row lane / 4 + 8 (i / 2) of the warp's 16 rows and column
-// 8j + 2 (lane % 4) + i % 2. Two neighboring lanes exchange pairs of two adjacent blocks of eight
-// columns, so that each has four adjacent columns of one block.
-__device__ __forceinline__ void StoreFloats(const Arguments& p, const Tile& tile, int64_t row,
-                                            int lane, const float (&sums)[kBlockN / 2]) {
-  const bool odd = lane % 2 != 0;
-  const int64_t first = tile.column + (odd ? 8 : 0) + lane % 4 / 2 * 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t r = row + lane / 4 + half * 8;
-    float* d = static_cast<float*>(p.d.data) + tile.group * p.group_stride + r * p.ldd + first;
-#pragma unroll
-    for (int j = 0; j < kBlockN / 8; j += 2) {
-      const float* even_block = &sums[4 * j + 2 * half];
-      const float* odd_block = even_block + 4;
-      const float x = __shfl_xor_sync(~0u, odd ? even_block[0] : odd_block[0], 1);
-      const float y = __shfl_xor_sync(~0u, odd ? even_block[1] : odd_block[1], 1);
-      if (r >= tile.row_end || first + 8 * j >= p.n) continue;  // n is a multiple of 8
-      const float4 four = odd ? make_float4(x, y, odd_block[0], odd_block[1])
-                              : make_float4(even_block[0], even_block[1], x, y);
-      if (p.accumulate) {
-        AddToMemory(d + 8 * j, four);
-      } else {
-        *reinterpret_cast<float4*>(d + 8 * j) = four;
-      }
-    }
-  }
-}
-
 // Old elements of D that a thread loads before it uses the first one: loads of a batch overlap.
 constexpr int kBatch = 16;
 
@@ -266,43 +133,14 @@ __device__ __forceinline__ void AddOld(const Arguments& p, const Tile& tile, int
   }
 }
 
-// Stages 64 columns at a time in shared memory, so that lanes store runs of 16 bytes. Each warp
-// stages and stores its own 16 rows.
-__device__ __forceinline__ void StoreRounded(const Arguments& p, const Tile& tile, int64_t row,
-                                             int lane, uint8_t* staging,
-                                             const float (&sums)[kBlockN / 2]) {
-  const int in_warp = lane % 16;  // row whose address this lane provides
-#pragma unroll
-  for (int slab = 0; slab < kBlockN / 64; ++slab) {
-    __syncwarp();
-#pragma unroll
-    for (int chunk = 0; chunk < 8; chunk += 2) {
-      const float* x = &sums[(slab * 8 + chunk) * 4];
-      const int place = (chunk + lane / 16) ^ (in_warp % 8);
-      ptx::StoreMatrices(staging + in_warp * 128 + place * 16, PackPair(x[0], x[1]),
-                         PackPair(x[2], x[3]), PackPair(x[4], x[5]), PackPair(x[6], x[7]));
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = i * 4 + lane / 8, piece = lane % 8;
-      const int64_t c = tile.column + slab * 64 + piece * 8;
-      if (row + r >= tile.row_end || c >= p.n) continue;  // n is a multiple of 8
-      const uint4 x = *reinterpret_cast<const uint4*>(staging + r * 128 + (piece ^ (r % 8)) * 16);
-      auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.d.data) + (row + r) * p.ldd + c);
-      *to = x;
-    }
-  }
-}
-
 template <ProductForm kForm>
 __device__ __forceinline__ void Produce(const Arguments& p, const CUtensorMap& a_map,
                                         const CUtensorMap& b_map, Shared& shared,
                                         int block_of_cluster) {
   PipelineState ring;
-  const int tiles = TileCount<kForm>(p, shared);
+  const int tiles = TileCount<kForm, kBlockN>(p, shared.first_tile);
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
-    const Tile tile = TileOf<kForm>(p, shared, index, block_of_cluster);
+    const Tile tile = TileOf<kForm, kBlockN>(p, shared.first_tile, index, block_of_cluster);
     const int row = static_cast<int>(tile.row) + block_of_cluster * 64;
     const int column = static_cast<int>(tile.column);
     const int steps = static_cast<int>((tile.inner + kBlockK - 1) / kBlockK);
@@ -339,9 +177,9 @@ __device__ __forceinline__ void Consume(const Arguments& p, Shared& shared, int 
   const int warp = thread % 128 / kWarp;
   const Operands<kForm> operands(shared, warpgroup);
   PipelineState ring;
-  const int tiles = TileCount<kForm>(p, shared);
+  const int tiles = TileCount<kForm, kBlockN>(p, shared.first_tile);
   for (int index = blockIdx.x / kCluster; index < tiles; index += gridDim.x / kCluster) {
-    const Tile tile = TileOf<kForm>(p, shared, index, block_of_cluster);
+    const Tile tile = TileOf<kForm, kBlockN>(p, shared.first_tile, index, block_of_cluster);
     const int steps = static_cast<int>((tile.inner + kBlockK - 1) / kBlockK);
     float sums[kBlockN / 2];
 #pragma unroll
@@ -366,9 +204,9 @@ __device__ __forceinline__ void Consume(const Arguments& p, Shared& shared, int 
     const int64_t row = tile.row + warpgroup * 64 + warp * 16;
     if (p.d.bf16) {
       if (p.accumulate) AddOld(p, tile, row, lane, sums);
-      StoreRounded(p, tile, row, lane, shared.d[warpgroup] + warp * 16 * 128, sums);
+      StoreRounded<kBlockN>(p, tile, row, lane, shared.d[warpgroup] + warp * 16 * 128, sums);
     } else {
-      StoreFloats(p, tile, row, lane, sums);
+      StoreFloats<kBlockN>(p, tile, row, lane, sums);
     }
   }
 }
@@ -395,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     ptx::PrefetchTensorMap(&b_map);
   }
   if (kForm != ProductForm::kWeightGradient && warpgroup == 1 && threadIdx.x % 128 < kWarp)
-    CountRowTiles(p, static_cast<int>(threadIdx.x) % kWarp, shared);
+    CountRowTiles(p, static_cast<int>(threadIdx.x) % kWarp, shared.first_tile);
   ptx::ClusterSync();
 
   if (warpgroup == kConsumers) {

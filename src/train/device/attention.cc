@@ -16,7 +16,10 @@ constexpr float kLatentNormEps = 1e-6f;
 template <typename C>
 DeviceLinear<C> Place(const DeviceAttentionParts<C>& parts, const std::string& name, int64_t n,
                       int64_t k) {
-  return {.weight = parts.on.parameters.Place(parts.prefix + name + ".weight"), .n = n, .k = k};
+  return {
+      .weight = parts.on.parameters.Place(parts.prefix + name + ".weight", parts.on.Fp8Groups(1)),
+      .n = n,
+      .k = k};
 }
 
 template <typename C>
@@ -167,7 +170,10 @@ class LatentOnDevice final : public DeviceAttention<C> {
       q_a_norm_ = norm(names.q_a_norm);
       q_ = Place(parts, names.q_b, heads_ * qk_, q_lora);
     }
-    kv_a_ = Place(parts, names.kv_a, lora_ + rope_, hidden);
+    // Its width includes the rotary part of the keys, so it is not a multiple of 128.
+    kv_a_ = {.weight = on_.parameters.Place(parts.prefix + names.kv_a + ".weight"),
+             .n = lora_ + rope_,
+             .k = hidden};
     kv_a_norm_ = norm(names.kv_a_norm);
     kv_b_ = Place(parts, names.kv_b, heads_ * (nope_ + value_), lora_);
     o_ = Place(parts, names.o, hidden, heads_ * value_);

@@ -16,8 +16,10 @@ DeviceFeedForward<C> DeviceFeedForward<C>::Make(const DeviceContext<C>& on, cons
                                                 int64_t hidden, int64_t width) {
   const std::string names[] = {gate + ".weight", up + ".weight"};
   const DeviceLinear<C> gate_up = {
-      .weight = on.parameters.Place(names), .n = 2 * width, .k = hidden};
-  return {gate_up, {.weight = on.parameters.Place(down + ".weight"), .n = hidden, .k = width}};
+      .weight = on.parameters.Place(names, on.Fp8Groups(1)), .n = 2 * width, .k = hidden};
+  return {
+      gate_up,
+      {.weight = on.parameters.Place(down + ".weight", on.Fp8Groups(1)), .n = hidden, .k = width}};
 }
 
 template <typename C>
@@ -115,12 +117,14 @@ DeviceMoe<C>::DeviceMoe(const ModelConfig& config, const TensorNames& names, int
     down.push_back(expert + names.expert_down + ".weight");
   }
   experts_.emplace(
-      DeviceLinear<C>{.weight = on.parameters.Place(gate_up),
+      DeviceLinear<C>{.weight = on.parameters.Place(gate_up, on.Fp8Groups(mine_.size())),
                       .n = 2 * width,
                       .k = hidden_,
                       .groups = mine_.size()},
-      DeviceLinear<C>{
-          .weight = on.parameters.Place(down), .n = hidden_, .k = width, .groups = mine_.size()});
+      DeviceLinear<C>{.weight = on.parameters.Place(down, on.Fp8Groups(mine_.size())),
+                      .n = hidden_,
+                      .k = width,
+                      .groups = mine_.size()});
   if (const int64_t shared = config.moe->shared_intermediate; shared > 0) {
     const std::string at = block + names.shared + ".";
     shared_ = DeviceFeedForward<C>::Make(on, at + "gate_proj", at + "up_proj", at + "down_proj",
@@ -201,7 +205,7 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
                                          int32_t* counts, DeviceRowSums* sums) {
   const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), k = config_.top_k;
-  if (exchange.needed()) s->all_x = exchange.Gather("gather x", in.x, hidden_);  // during routing
+  DispatchedRows<C> dispatched(on_, exchange, "gather x", in.x, m, hidden_);  // during routing
   Route(m, in, s, counts);
   DeviceArray<float> losses = AddBalance(rows, in, s);
   const bool own = !exchange.needed();
@@ -221,6 +225,8 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   }
   if (n == 0) return losses;
 
+  s->all_x = dispatched.Take();
+  const C* const all_x = s->all_x.empty() ? in.x : s->all_x.data();
   s->place = on_.template Array<int32_t>(n * k);
   s->offsets = on_.template Array<int32_t>(mine_.size() + 1);
   const DeviceSlots slots = SlotsOf(n, *s);
@@ -228,7 +234,7 @@ DeviceArray<float> DeviceMoe<C>::Forward(const DeviceRows& rows, const Input& in
   {
     const profile::Span span = on_.ranks.Operation("experts", layer_, n);
     auto gathered = on_.template Array<C>(n * k * hidden_);
-    on_.ops.GatherRows(local_, slots, own ? in.x : s->all_x.data(), hidden_, gathered.data());
+    on_.ops.GatherRows(local_, slots, all_x, hidden_, gathered.data());
     s->results = experts_->Forward(on_, n * k, gathered.data(), &s->gate_up, s->offsets.data());
   }
   const profile::Span span = on_.ranks.Operation("combine", layer_, n);
@@ -253,22 +259,23 @@ void DeviceMoe<C>::Backward(const DeviceRows& rows, const C* x, DeviceMoeState<C
   const RowExchange<C> exchange(on_, rows, layer_);
   const int64_t m = rows.m, n = exchange.rows(), experts = config_.num_experts, k = config_.top_k;
   const bool own = !exchange.needed(), adds = shared_.has_value();
-  DeviceArray<C> all_dy;
-  if (!own) all_dy = exchange.Gather("gather dy", dy, hidden_);  // during what follows
+  DispatchedRows<C> dispatched(on_, exchange, "gather dy", dy, m, hidden_);  // during what follows
   const DeviceSlots slots = SlotsOf(n, s);
   auto gathered = on_.template Array<C>(n * k * hidden_);  // again, not saved
   DeviceArray<C> middle;
   if (n > 0) {
-    on_.ops.GatherRows(local_, slots, own ? x : s.all_x.data(), hidden_, gathered.data());
+    on_.ops.GatherRows(local_, slots, s.all_x.empty() ? x : s.all_x.data(), hidden_,
+                       gathered.data());
     middle = experts_->MiddleAgain(on_, n * k, s.gate_up, s.offsets.data());
   }
   if (adds && m > 0) shared_->Backward(on_, m, x, &s.shared_gate_up, dy, dx, false);
   if (!own) on_.ranks.Join();
   if (n == 0) return;
 
+  const DeviceArray<C> all_dy = dispatched.Take();
   auto dweights = on_.template Array<float>(m * k);
   auto all_dweights = on_.template Array<float>(own ? 0 : n * k);
-  on_.ops.CombineGradient(local_, slots, own ? dy : all_dy.data(), s.results.data(),
+  on_.ops.CombineGradient(local_, slots, all_dy.empty() ? dy : all_dy.data(), s.results.data(),
                           own ? s.weights.data() : s.all_weights.data(), hidden_, s.results.data(),
                           own ? dweights.data() : all_dweights.data());
   auto drows = on_.template Array<float>(n * k * hidden_);

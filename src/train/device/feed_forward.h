@@ -63,8 +63,8 @@ struct DeviceMoeState {
   DeviceArray<int32_t> ids;                            // [m, k]
   DeviceArray<float> batch_factors, sequence_factors;  // of DeviceBalance
   DeviceBalance balance;
-  // Only with such ranks: x, and the weights, of the n tokens.
-  DeviceArray<C> all_x;                             // [n, H]
+  // x as the experts get it (DispatchedRows), and with such ranks the weights, of the n tokens.
+  DeviceArray<C> all_x;                             // [n, H]; empty: the same rows as x
   DeviceArray<float> all_weights;                   // [n, k]
   DeviceArray<int32_t> place, offsets;              // of DeviceSlots, for n tokens
   DeviceArray<C> gate_up, results, shared_gate_up;  // [n · k, 2 I], [n · k, H], [m, 2 S]

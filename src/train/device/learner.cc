@@ -9,11 +9,11 @@ namespace switchyard::train {
 
 template <typename C>
 DeviceLearner<C>::DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
-                                DeviceRanks& ranks)
+                                DeviceRanks& ranks, const DeviceOptions& device)
     : host_(host),
       options_(options),
       ranks_(ranks),
-      model_(host, ops, ranks),
+      model_(host, ops, ranks, device),
       timer_(options.profiler, ops.device()) {
   CHECK(options.order == schedule::Order::kPlain);
   ranks.SetProfiler(options.profiler);

@@ -20,7 +20,7 @@ class DeviceLearner final : public TrainedModel {
  public:
   // Throws errors of DeviceModel. `options.order` must be kPlain.
   DeviceLearner(Model<float>& host, const LearnerOptions& options, TrainOps<C>& ops,
-                DeviceRanks& ranks);
+                DeviceRanks& ranks, const DeviceOptions& device = {});
   ~DeviceLearner() override { ranks_.SetProfiler(nullptr); }
 
   std::vector<Parameter<float>*> Parameters() override { return host_.parameters(); }

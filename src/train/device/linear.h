@@ -11,6 +11,13 @@
 
 namespace switchyard::train {
 
+struct DeviceOptions {
+  // Whether the products of attention and feed-forward layers are FP8 (LinearShape::fp8), except
+  // those of routers and the first one of latent attention's keys. Then rows on their way to
+  // experts are FP8, too.
+  bool fp8 = false;
+};
+
 // What the layers of a model on a device use. Borrowed by all layers.
 template <typename C>
 struct DeviceContext {
@@ -18,7 +25,11 @@ struct DeviceContext {
   DeviceRanks& ranks;
   DeviceMemory& memory;
   DeviceParameters<C>& parameters;
+  DeviceOptions options = {};
 
+  // The argument of DeviceParameters::Place for `groups` linear layers of attention or feed-forward
+  // layers.
+  int64_t Fp8Groups(int64_t groups) const { return options.fp8 ? groups : 0; }
   template <typename E>
   DeviceArray<E> Array(int64_t size) const {
     return DeviceArray<E>(memory, size);
@@ -33,7 +44,12 @@ struct DeviceLinear {
   int64_t n = 0, k = 0, groups = 1;
 
   LinearShape Shape(int64_t rows, const int32_t* offsets) const {
-    return {.rows = rows, .n = n, .k = k, .groups = groups, .offsets = offsets};
+    return {.rows = rows,
+            .n = n,
+            .k = k,
+            .groups = groups,
+            .offsets = offsets,
+            .fp8 = DeviceParameters<C>::fp8(*weight)};
   }
   // y [rows, n]
   DeviceArray<C> Forward(const DeviceContext<C>& on, int64_t rows, const C* x,

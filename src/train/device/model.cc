@@ -32,15 +32,41 @@ void CheckDeviceModel(const ModelConfig& config, const LossOptions& options) {
          "a router of more than 512 experts, or more than 16 for a token,");
 }
 
+void CheckFp8Widths(const ModelConfig& config) {
+  const auto check = [&](std::string_view name, int64_t width) {
+    if (width % kFp8Block != 0)
+      throw Invalid("{}: {} is {}; --compute-dtype fp8 needs a multiple of {}", config.architecture,
+                    name, width, kFp8Block);
+  };
+  check("hidden_size", config.hidden);
+  const AttentionConfig& a = config.attention;
+  if (a.kind == AttentionConfig::Kind::kLatent) {
+    check("q_lora_rank", a.q_lora_rank);
+    check("kv_lora_rank", a.kv_lora_rank);
+    check("the width of all queries", a.heads * (a.qk_nope_head_dim + a.qk_rope_head_dim));
+    check("the width of all keys and values", a.heads * (a.qk_nope_head_dim + a.v_head_dim));
+    check("the width of all values", a.heads * a.v_head_dim);
+  } else {
+    check("the width of all queries", a.heads * a.head_dim);
+    check("the width of all keys", a.kv_heads * a.head_dim);
+  }
+  if (std::ranges::any_of(config.layers, [](const LayerConfig& layer) { return !layer.moe; }))
+    check("intermediate_size", config.intermediate);
+  if (!config.moe) return;
+  check("the width of an expert", config.moe->intermediate);
+  check("the width of shared experts", config.moe->shared_intermediate);
+}
+
 template <typename C>
-DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks)
+DeviceModel<C>::DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks,
+                            const DeviceOptions& options)
     : host_(host),
       hidden_(host.config().hidden),
       ops_(ops),
       ranks_(ranks),
       memory_(ops.device()),
       parameters_(host.parameters(), ops, ranks, memory_),
-      on_{ops_, ranks_, memory_, parameters_} {
+      on_{ops_, ranks_, memory_, parameters_, options} {
   const ModelConfig& config = host.config();
   CheckDeviceModel(config, host.options());
   const TensorNames names = NamesOf(config);

@@ -23,6 +23,9 @@ namespace switchyard::train {
 // Throws Error kInvalid, naming what is missing, for a model or losses that Model trains on CPUs
 // and DeviceModel does not.
 void CheckDeviceModel(const ModelConfig& config, const LossOptions& options);
+// Throws Error kInvalid, naming the width, for a model whose linear layers cannot have FP8
+// products: all widths must be multiples of kFp8Block, except that of latent attention's keys.
+void CheckFp8Widths(const ModelConfig& config);
 
 // The model on the device of a rank, one micro-batch after the other. Ranks have different rows;
 // experts may be divided among them, and all other parameters are on every rank. The host's model
@@ -35,9 +38,11 @@ void CheckDeviceModel(const ModelConfig& config, const LossOptions& options);
 template <typename C>
 class DeviceModel {
  public:
-  // `host` has the experts of this rank. All arguments are borrowed. Throws errors of
-  // CheckDeviceModel, and kResource if the device's memory does not suffice.
-  DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks);
+  // `host` has the experts of this rank. The first three arguments are borrowed. Throws errors of
+  // CheckDeviceModel and DeviceParameters::Place, and kResource if the device's memory does not
+  // suffice.
+  DeviceModel(Model<float>& host, TrainOps<C>& ops, DeviceRanks& ranks,
+              const DeviceOptions& options = {});
   ~DeviceModel();
 
   DeviceParameters<C>& parameters() { return parameters_; }

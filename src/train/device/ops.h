@@ -15,12 +15,27 @@
 
 namespace switchyard::train {
 
+// Weights [groups, n, k] in e4m3, with a float32 scale for each block of 128 × 128, and their
+// transposes, which input gradients read. In device memory.
+struct Fp8Weight {
+  uint8_t* codes = nullptr;            // [groups, n, k]
+  float* scales = nullptr;             // [groups, n / 128, k / 128]
+  uint8_t* transposed = nullptr;       // [groups, k, n]
+  float* transposed_scales = nullptr;  // [groups, k / 128, n / 128]
+};
+constexpr int64_t kFp8Block = 128;  // n and k are multiples of it
+
 // A linear layer, or one of each of several groups (experts): y = x · Wᵀ with W [groups, n, k].
 // Rows [offsets[g], offsets[g + 1]) belong to group g. Products skip rows after the last offset.
 struct LinearShape {
   int64_t rows = 0, n = 0, k = 0;  // rows: of x and y
   int64_t groups = 1;
   const int32_t* offsets = nullptr;  // [groups + 1] in device memory; null: one group has all rows
+  // Not null: FP8 products. They read these codes instead of the weight, and round x and dy to
+  // e4m3, with a scale for each 128 elements along the inner dimension of the product: of a row
+  // for outputs and input gradients, and of a column of a group's rows for weight gradients.
+  // Scales are powers of two (plain_fp8.h). Sums are float32.
+  const Fp8Weight* fp8 = nullptr;
 };
 
 // Packed sequences in device memory.
@@ -118,6 +133,14 @@ class TrainOps {
   virtual void InputGradientSum(const LinearShape& s, const C* dy, const C* w, float* dx,
                                 bool accumulate) = 0;
   virtual void WeightGradient(const LinearShape& s, const C* dy, const C* x, float* dw) = 0;  // +=
+  // Fills s.fp8 from w [groups, n, k]. Reads neither s.rows nor s.offsets.
+  virtual void QuantizeWeight(const LinearShape& s, const C* w) = 0;
+  // Rows x [m, width] as e4m3 codes [m, width], with scales [m, width / 128] as in FP8 products.
+  // Decoded rows are exact in bfloat16, and FP8 products do not round them again.
+  virtual void QuantizeRows(const C* x, int64_t m, int64_t width, uint8_t* codes,
+                            float* scales) = 0;
+  virtual void DecodeRows(const uint8_t* codes, const float* scales, int64_t m, int64_t width,
+                          C* x) = 0;
 
   // Products of routers, whose logits and weights are float32. x [m, k], w [n, k].
   virtual void RouterProject(int64_t m, int64_t n, int64_t k, const C* x, const float* w,

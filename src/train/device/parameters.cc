@@ -28,15 +28,18 @@ DeviceParameters<C>::DeviceParameters(std::span<Parameter<float>* const> host, T
 }
 
 template <typename C>
-const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
+const Slab* DeviceParameters<C>::Place(std::span<const std::string> names, int64_t fp8_groups) {
   CHECK(values_.empty());
-  Slab slab{.offset = count_};
+  Slab slab{.offset = count_, .fp8_groups = fp8_groups};
   for (const std::string& name : names) {
     const auto found = host_.find(name);
     CHECK(found != host_.end());
     Parameter<float>* const p = found->second;
     host_.erase(found);
     if (!slab.parts.empty()) CHECK(p->shape.back() == slab.parts.front().parameter->shape.back());
+    if (fp8_groups > 0 && (p->shape[0] % kFp8Block != 0 || p->shape[1] % kFp8Block != 0))
+      throw Invalid("{} [{}, {}]: FP8 products need widths that are multiples of {}", p->name,
+                    p->shape[0], p->shape[1], kFp8Block);
     slab.trained = p->trained();
     slab.decay = p->decay;
     slab.expert = p->expert;
@@ -48,6 +51,7 @@ const Slab* DeviceParameters<C>::Place(std::span<const std::string> names) {
     if (slab.sharded) moments_ = RoundUp(moments_, kMomentUnit);
   }
   moments_ = RoundUp(moments_, kMomentUnit);
+  if (fp8_groups > 0) fp8_count_ += slab.count;
   count_ += Shards::Blocks(slab.count) * Shards::kBlock;
   slabs_.push_back(std::move(slab));
   return &slabs_.back();
@@ -62,6 +66,20 @@ void DeviceParameters<C>::Allocate() {
     ops_.Zero(array->data(), array->bytes());  // gaps stay zero
   }
   copies_ = DeviceArray<C>(memory_, count_);
+  constexpr int64_t kBlock = kFp8Block * kFp8Block;
+  for (DeviceArray<uint8_t>* array : {&codes_, &transposed_})
+    *array = DeviceArray<uint8_t>(memory_, fp8_count_);
+  for (DeviceArray<float>* array : {&scales_, &transposed_scales_})
+    *array = DeviceArray<float>(memory_, fp8_count_ / kBlock);
+  int64_t at = 0;
+  for (Slab& slab : slabs_) {
+    if (slab.fp8_groups == 0) continue;
+    slab.fp8 = {.codes = codes_.data() + at,
+                .scales = scales_.data() + at / kBlock,
+                .transposed = transposed_.data() + at,
+                .transposed_scales = transposed_scales_.data() + at / kBlock};
+    at += slab.count;
+  }
   summed_.assign(slabs_.size(), false);
   squared_.assign(slabs_.size(), false);
   sums_ = DeviceArray<double>(memory_, Shards::Blocks(count_));
@@ -73,6 +91,18 @@ void DeviceParameters<C>::UploadValue(const Slab& slab) {
     memory_.device().CopyIn(values_.data() + offset, p->value.data(),
                             p->value.size() * sizeof(float));
   ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
+  Quantize(slab);
+}
+
+template <typename C>
+void DeviceParameters<C>::Quantize(const Slab& slab) {
+  if (slab.fp8_groups == 0) return;
+  const int64_t k = slab.parts.front().parameter->shape[1];
+  ops_.QuantizeWeight({.n = slab.count / (slab.fp8_groups * k),
+                       .k = k,
+                       .groups = slab.fp8_groups,
+                       .fp8 = &slab.fp8},
+                      copy(slab));
 }
 
 template <typename C>
@@ -212,6 +242,7 @@ void DeviceParameters<C>::GatherShards(const Slab& slab, Collectives& group) {
     if (member != group.rank()) ops_.Copy(values, at, size);
   });
   ops_.Round(value(slab), copies_.data() + slab.offset, slab.count);
+  Quantize(slab);
 }
 
 template <typename C>
@@ -303,6 +334,7 @@ void DeviceParameters<C>::Step(double learning_rate, double gradient_scale, Adam
     };
     if (!slab.sharded) {
       apply(slab.offset, slab.count, slab.parts.front().moments);
+      Quantize(slab);
       continue;
     }
     for (const SlabPart& part : slab.parts) {

@@ -31,15 +31,18 @@ struct Slab {
   bool trained = false, decay = false;
   bool expert = false;   // Parameter::expert of all parts
   bool sharded = false;  // Shards::partial of all parts
+  // Equal weights of linear layers with FP8 products, and their codes; 0: other products.
+  int64_t fp8_groups = 0;
+  Fp8Weight fp8;
   std::vector<SlabPart> parts;
 };
 
 // Float32 master values, their gradients and AdamW's moments, and copies of the values in the dtype
-// of matrix products. Borrows the parameters of the host, which have names and shapes, and the
-// values that checkpoints load and store. Host and device exchange values at FromHost and ToHost
-// only. Several ranks hold copies of the same parameters, except those of experts, and call the
-// same functions in the same order. Of a parameter with shards, the device has moments of this
-// rank's shard only (ZeRO stage 1). Used by the rank's thread only.
+// of matrix products, of which some also have FP8 codes. Borrows the parameters of the host, which
+// have names and shapes, and the values that checkpoints load and store. Host and device exchange
+// values at FromHost and ToHost only. Several ranks hold copies of the same parameters, except
+// those of experts, and call the same functions in the same order. Of a parameter with shards, the
+// device has moments of this rank's shard only (ZeRO stage 1). Used by the rank's thread only.
 template <typename C>
 class DeviceParameters final : public DeviceUpdate {
  public:
@@ -50,14 +53,22 @@ class DeviceParameters final : public DeviceUpdate {
   // Places parameters, before Allocate. The host releases the memory of their gradients. All must
   // have rows of the same length, be trained or not alike, and be parameters of experts or not
   // alike. A name may be placed once. The result is valid until the object is destroyed.
-  const Slab* Place(std::span<const std::string> names);
-  const Slab* Place(const std::string& name) { return Place(std::span(&name, 1)); }
+  // `fp8_groups`: Slab::fp8_groups. Then Error kInvalid names a parameter whose widths are not
+  // multiples of kFp8Block.
+  const Slab* Place(std::span<const std::string> names, int64_t fp8_groups = 0);
+  const Slab* Place(const std::string& name, int64_t fp8_groups = 0) {
+    return Place(std::span(&name, 1), fp8_groups);
+  }
   // Allocates memory for all slabs. CHECKs that every parameter has a place.
   void Allocate();
 
   float* value(const Slab& slab) { return values_.data() + slab.offset; }
   float* gradient(const Slab& slab) { return gradients_.data() + slab.offset; }
   const C* copy(const Slab& slab) const { return copies_.data() + slab.offset; }
+  // The codes of the copy; null without FP8 products.
+  static const Fp8Weight* fp8(const Slab& slab) {
+    return slab.fp8_groups > 0 ? &slab.fp8 : nullptr;
+  }
 
   void UploadValue(const Slab& slab);  // the value alone, of a slab that is not trained
 
@@ -89,6 +100,7 @@ class DeviceParameters final : public DeviceUpdate {
   }
   // Sums the squares of the gradients of slabs for the norm.
   void SquareSums(const std::vector<bool>& slabs);
+  void Quantize(const Slab& slab);  // the copy, if its products are FP8
   // The ranks that hold copies of the slab; null: only this one.
   Collectives* GroupOf(const Slab& slab) const {
     const DeviceGroups& groups = ranks_.groups();
@@ -110,6 +122,9 @@ class DeviceParameters final : public DeviceUpdate {
   int64_t count_ = 0, moments_ = 0;  // elements of all slabs and shards, with gaps
   DeviceArray<float> values_, gradients_, first_, second_;
   DeviceArray<C> copies_;
+  int64_t fp8_count_ = 0;  // elements with codes
+  DeviceArray<uint8_t> codes_, transposed_;
+  DeviceArray<float> scales_, transposed_scales_;
   DeviceArray<double> sums_;
 };
 

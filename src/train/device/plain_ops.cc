@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "core/check.h"
+#include "quant/fp8.h"
 #include "train/batch.h"
 #include "train/device/ops.h"
 #include "train/device/plain_attention.h"
+#include "train/device/plain_fp8.h"
 #include "train/device/plain_router.h"
 #include "train/parameter.h"
 
@@ -48,40 +50,36 @@ class PlainOps final : public TrainOps<C> {
   }
 
   void Project(const LinearShape& s, const C* x, const C* w, C* y) override {
-    ForRows(s, [&](int64_t g, int64_t t) {
-      for (int64_t j = 0; j < s.n; ++j)
-        y[t * s.n + j] = Rounded<C>(Dot(x + t * s.k, 1, w + (g * s.n + j) * s.k, 1, s.k));
-    });
+    Forward(s, x, w, false, y);
   }
   void ProjectSum(const LinearShape& s, const C* x, const C* w, float* y,
                   bool accumulate) override {
-    ForRows(s, [&](int64_t g, int64_t t) {
-      for (int64_t j = 0; j < s.n; ++j)
-        Store(Dot(x + t * s.k, 1, w + (g * s.n + j) * s.k, 1, s.k), accumulate, y + t * s.n + j);
-    });
+    Forward(s, x, w, accumulate, y);
   }
   void InputGradient(const LinearShape& s, const C* dy, const C* w, C* dx) override {
-    ForRows(s, [&](int64_t g, int64_t t) {
-      for (int64_t j = 0; j < s.k; ++j)
-        dx[t * s.k + j] = Rounded<C>(Dot(dy + t * s.n, 1, w + g * s.n * s.k + j, s.k, s.n));
-    });
+    Backward(s, dy, w, false, dx);
   }
   void InputGradientSum(const LinearShape& s, const C* dy, const C* w, float* dx,
                         bool accumulate) override {
-    ForRows(s, [&](int64_t g, int64_t t) {
-      for (int64_t j = 0; j < s.k; ++j)
-        Store(Dot(dy + t * s.n, 1, w + g * s.n * s.k + j, s.k, s.n), accumulate, dx + t * s.k + j);
-    });
+    Backward(s, dy, w, accumulate, dx);
   }
   void WeightGradient(const LinearShape& s, const C* dy, const C* x, float* dw) override {
-    pool_.RunRanges(s.groups * s.n, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t g = row / s.n, first = Begin(s, g), count = Begin(s, g + 1) - first;
-        const C* d = dy + first * s.n + row % s.n;
-        for (int64_t j = 0; j < s.k; ++j)
-          dw[row * s.k + j] += Dot(d, s.n, x + first * s.k + j, s.k, count);
-      }
-    });
+    if (s.fp8 == nullptr) return WeightGradientOf(s, dy, x, dw);
+    std::vector<int32_t> begins;
+    for (int64_t g = 0; g <= s.groups; ++g) begins.push_back(static_cast<int32_t>(Begin(s, g)));
+    const std::vector<float> rounded_dy = plain::RoundColumnsToFp8(dy, begins, s.n),
+                             rounded_x = plain::RoundColumnsToFp8(x, begins, s.k);
+    WeightGradientOf(s, rounded_dy.data(), rounded_x.data(), dw);
+  }
+  void QuantizeWeight(const LinearShape& s, const C* w) override { plain::QuantizeWeight(s, w); }
+  void QuantizeRows(const C* x, int64_t m, int64_t width, uint8_t* codes, float* scales) override {
+    plain::QuantizeRows(x, m * width, codes, scales);
+  }
+  void DecodeRows(const uint8_t* codes, const float* scales, int64_t m, int64_t width,
+                  C* x) override {
+    std::vector<float> decoded(static_cast<size_t>(m * width));
+    DequantizeFp8Groups(codes, scales, m * width, decoded.data());
+    std::ranges::transform(decoded, x, Rounded<C>);
   }
 
   void RouterProject(int64_t m, int64_t n, int64_t k, const C* x, const float* w,
@@ -317,8 +315,9 @@ class PlainOps final : public TrainOps<C> {
   static int64_t ValidRows(const GateUpShape& s) {
     return s.valid_rows == nullptr ? s.m : *s.valid_rows;
   }
-  static void Store(float value, bool accumulate, float* to) {
-    *to = accumulate ? *to + value : value;
+  template <typename Y>
+  static void Store(float value, bool accumulate, Y* to) {
+    *to = Rounded<Y>(accumulate ? Load(*to) + value : value);
   }
   static int64_t Begin(const LinearShape& s, int64_t group) {
     if (s.offsets == nullptr) return group == 0 ? 0 : s.rows;
@@ -334,6 +333,44 @@ class PlainOps final : public TrainOps<C> {
       for (int64_t t = begin; t < end; ++t) {
         while (Begin(s, g + 1) <= t) ++g;
         body(g, t);
+      }
+    });
+  }
+  template <typename Y>
+  void Forward(const LinearShape& s, const C* x, const C* w, bool accumulate, Y* y) {
+    if (s.fp8 == nullptr) return ForwardOf(s, x, w, accumulate, y);
+    const std::vector<float> rounded = plain::RoundRowsToFp8(x, Begin(s, s.groups), s.k);
+    ForwardOf(s, rounded.data(), plain::DecodeWeight(s).data(), accumulate, y);
+  }
+  template <typename Y>
+  void Backward(const LinearShape& s, const C* dy, const C* w, bool accumulate, Y* dx) {
+    if (s.fp8 == nullptr) return BackwardOf(s, dy, w, accumulate, dx);
+    const std::vector<float> rounded = plain::RoundRowsToFp8(dy, Begin(s, s.groups), s.n);
+    BackwardOf(s, rounded.data(), plain::DecodeWeight(s).data(), accumulate, dx);
+  }
+  // Products of operands as they are.
+  template <typename X, typename Y>
+  void ForwardOf(const LinearShape& s, const X* x, const X* w, bool accumulate, Y* y) {
+    ForRows(s, [&](int64_t g, int64_t t) {
+      for (int64_t j = 0; j < s.n; ++j)
+        Store(Dot(x + t * s.k, 1, w + (g * s.n + j) * s.k, 1, s.k), accumulate, y + t * s.n + j);
+    });
+  }
+  template <typename X, typename Y>
+  void BackwardOf(const LinearShape& s, const X* dy, const X* w, bool accumulate, Y* dx) {
+    ForRows(s, [&](int64_t g, int64_t t) {
+      for (int64_t j = 0; j < s.k; ++j)
+        Store(Dot(dy + t * s.n, 1, w + g * s.n * s.k + j, s.k, s.n), accumulate, dx + t * s.k + j);
+    });
+  }
+  template <typename X>
+  void WeightGradientOf(const LinearShape& s, const X* dy, const X* x, float* dw) {
+    pool_.RunRanges(s.groups * s.n, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t g = row / s.n, first = Begin(s, g), count = Begin(s, g + 1) - first;
+        const X* d = dy + first * s.n + row % s.n;
+        for (int64_t j = 0; j < s.k; ++j)
+          dw[row * s.k + j] += Dot(d, s.n, x + first * s.k + j, s.k, count);
       }
     });
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/range.h"
@@ -132,6 +133,47 @@ class RowExchange {
   const std::span<const int64_t> of_ranks_;
   const int64_t rows_;
   const int layer_;
+};
+
+// Rows of this rank's tokens on their way to the ranks of DeviceGroups::experts. With
+// DeviceOptions::fp8 they travel as e4m3 codes, with a scale for each 128 elements. Then a rank
+// alone rounds its rows, too, so that all layouts compute the same.
+template <typename C>
+class DispatchedRows {
+ public:
+  // Starts. mine [m, width]. `name`: of the messages in profiles.
+  DispatchedRows(const DeviceContext<C>& on, const RowExchange<C>& exchange, const char* name,
+                 const C* mine, int64_t m, int64_t width)
+      : on_(on), rows_(exchange.rows()), width_(width) {
+    if (!on.options.fp8) {
+      if (exchange.needed()) all_ = exchange.Gather(name, mine, width);
+      return;
+    }
+    my_codes_ = on.template Array<uint8_t>(m * width);
+    my_scales_ = on.template Array<float>(m * width / kFp8Block);
+    if (m > 0) on.ops.QuantizeRows(mine, m, width, my_codes_.data(), my_scales_.data());
+    if (!exchange.needed()) return;
+    codes_ = exchange.Gather(name, my_codes_.data(), width);
+    scales_ = exchange.Gather(name, my_scales_.data(), width / kFp8Block);
+  }
+
+  // The rows [rows(), width] of all ranks. Empty if they are those of this rank, not rounded. Call
+  // it once, after Join.
+  DeviceArray<C> Take() {
+    if (!on_.options.fp8) return std::move(all_);
+    all_ = on_.template Array<C>(rows_ * width_);
+    const bool mine = codes_.empty();
+    on_.ops.DecodeRows(mine ? my_codes_.data() : codes_.data(),
+                       mine ? my_scales_.data() : scales_.data(), rows_, width_, all_.data());
+    return std::move(all_);
+  }
+
+ private:
+  const DeviceContext<C>& on_;
+  const int64_t rows_, width_;
+  DeviceArray<C> all_;
+  DeviceArray<uint8_t> my_codes_, codes_;
+  DeviceArray<float> my_scales_, scales_;
 };
 
 }  // namespace switchyard::train

@@ -282,7 +282,10 @@ void MultiplySerial(const Product<T>& product) {
 template <typename T>
 void Multiply(std::span<const Product<T>> products, ThreadPool& pool) {
   int64_t operations = 0;
-  for (const Product<T>& p : products) operations += p.m * p.n * p.k;
+  for (const Product<T>& p : products) {
+    CHECK(p.dtype != ProductDtype::kFp8);
+    operations += p.m * p.n * p.k;
+  }
   const int threads = operations < kMinParallelOperations ? 1 : pool.num_threads();
   std::optional<RoundedOperands> rounded;
   if constexpr (std::is_same_v<T, float>) {

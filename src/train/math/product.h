@@ -10,11 +10,14 @@ namespace switchyard::train {
 
 // Operand format of the matrix products of training.
 
-// The type of the operands of float products; accumulation is in float32 for both values. Products
+// The type of the operands of float products; accumulation is in float32 for all values. Products
 // of double (gradient checks) use float64 throughout and support only kFloat32.
 enum class ProductDtype : uint8_t {
   kFloat32,
   kBFloat16,  // operands are rounded to the nearest bfloat16, ties to even; see bf16_product.h
+  // e4m3 with scales (LinearShape::fp8 of train/device), of the linear layers of attention and
+  // feed-forward layers; all other operands are bfloat16. On devices only: Multiply rejects it.
+  kFp8,
 };
 
 // Matrix products (GEMM) in float32 and float64, in the three forms of a linear layer: forward

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/gemm/gemm_scaled.cuh"
 #include "kernels/cuda/gemm/gemm_tiles.cuh"
 
 namespace switchyard::cuda::many_rows {
@@ -18,7 +19,7 @@ namespace switchyard::cuda::many_rows {
 // Tile sizes, tile order and shared memory layout of the many-rows GEMM.
 
 constexpr int kBlockM = kManyRowsTokens;
-constexpr int kCluster = 2;
+constexpr int kCluster = kStageCluster;
 constexpr int kConsumers = 2;  // consumer warpgroups, 64 rows of the tile each
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kWaveBlocks = 16;  // row blocks per wave of tiles, for L2 reuse
@@ -35,6 +36,7 @@ struct Bf16 {
 // A block's shared memory: pipeline stages between TMA and wgmma, and the output staging of D.
 template <typename Format>
 struct Shared {
+  static constexpr int kBlockN = Format::kBlockN, kStages = Format::kStages;
   static constexpr int kSlabs = Format::kSlabs;  // slabs staged at a time
   alignas(1024) uint8_t a[Format::kStages][kBlockM * kGemmRowBytes];
   alignas(1024) uint8_t b[Format::kStages][Format::kBlockN * kGemmRowBytes];
@@ -76,105 +78,14 @@ __device__ __forceinline__ int GroupOf(const Kernel& p, const Tile& tile) {
   return p.block_groups ? p.block_groups[tile.row_block] : 0;
 }
 
-// Consumer warpgroups (main loop) of the many-rows GEMM.
-
-// A consumer warpgroup's view of the pipeline stages.
-template <typename Format>
-struct Reader {
-  OperandDescriptors a, b;
-  ptx::SharedAddr full, empty;
-
-  __device__ __forceinline__ Reader(Shared<Format>& shared, int warpgroup)
-      : a(shared.a[0] + warpgroup * 64 * kGemmRowBytes),
-        b(shared.b[0]),
-        full(ptx::Pinned(shared.full)),
-        empty(ptx::Pinned(shared.empty)) {}
-
-  __device__ __forceinline__ ptx::SharedAddr Full(const PipelineState& ring) const {
-    return full.After(ring.stage * sizeof(uint64_t));
-  }
-  template <bool kFp8, int kCount>
-  __device__ __forceinline__ void Start(int stage, bool add, float (&d)[kCount]) const {
-    IssueWgmma<kFp8>(a.After(stage * kBlockM * kGemmRowBytes),
-                     b.After(stage * Format::kBlockN * kGemmRowBytes), add, d);
-  }
-  // Releases a stage to the producers of both blocks. Each warp arrives separately: a wgmma wait
-  // does not cover other warps' reads of the scales.
-  __device__ __forceinline__ void Release(int stage) const {
-    ptx::BarrierArriveWarpAt(empty.After(stage * sizeof(uint64_t)), kCluster);
-  }
-};
-
-// Weight scales of a tile of 192 columns that begins at a multiple of 64. Its first and last 64
-// columns may be in different blocks of 128; the middle 64 share one of these two blocks.
-struct WeightScales {
-  const float *first, *last;  // scales of step 0
-  bool middle_is_first;
-
-  __device__ WeightScales(const Kernel& p, int group, int column) {
-    const int rows = (p.n + 127) / 128;
-    const float* scales = p.b_scales + int64_t{group} * rows * p.k_blocks;
-    first = scales + int64_t{min(column / 128, rows - 1)} * p.k_blocks;
-    last = scales + int64_t{min((column + 128) / 128, rows - 1)} * p.k_blocks;
-    middle_is_first = column % 128 == 0;
-  }
-};
-
-// Main loop of a tile: the thread's fragment of 64 × kBlockN sums. Element 4j + i is row lane / 4 +
-// 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
-//
-// FP8: the tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and
-// the result is scaled and promoted to float32 registers. Meanwhile the tensor core computes
-// products of the other warpgroup, unless this warpgroup is promoting too. The code between two
-// steps is therefore kept as short as possible. Alternating the warpgroups by barriers costs more
-// than it gains (docs/notes/gpu.md).
-template <typename Format>
-__device__ __forceinline__ void MultiplyScaled(const Kernel& p, Shared<Format>& shared,
-                                               PipelineState& ring, int group, int column,
-                                               int warpgroup, int thread,
-                                               float (&sums)[Format::kBlockN / 2]) {
-  const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
-  const WeightScales weights(p, group, column);
-  const Reader<Format> reader(shared, warpgroup);
-  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][row]);
-  float part[Format::kBlockN / 2];
-#pragma unroll
-  for (float& sum : sums) sum = 0.0f;
-  bool ready = false;  // whether the next stage is known to be full
-  for (int first = 0; first < p.k_blocks; first += 32) {
-    const int steps = min(p.k_blocks - first, 32);
-    const bool there = lane < steps;  // this lane loads the weight scales of step first + lane
-    const float first_of_lane = there ? weights.first[first + lane] : 0.0f;
-    const float last_of_lane = there ? weights.last[first + lane] : 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < steps; ++i) {
-      const int s = ring.stage;
-      const float b0 = __shfl_sync(~0u, first_of_lane, i);
-      const float b2 = __shfl_sync(~0u, last_of_lane, i);
-      const float b1 = weights.middle_is_first ? b0 : b2;
-      if (!ready) ptx::BarrierWait(reader.Full(ring), ring.parity);
-      const float a0 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0])));
-      const float a1 = ptx::LoadFloat(a_scales.After(s * sizeof(shared.a_scales[0]) + 32));
-      reader.template Start<true>(s, false, part);
-      ring.Next(Format::kStages);
-      ptx::WgmmaWait<0>();
-      reader.Release(s);
-      ready = ptx::BarrierTestWait(reader.Full(ring), ring.parity);
-      ptx::PinRegisters(part);
-      const float scales[3][2] = {{a0 * b0, a1 * b0}, {a0 * b1, a1 * b1}, {a0 * b2, a1 * b2}};
-#pragma unroll
-      for (int j = 0; j < Format::kBlockN / 2; ++j)
-        sums[j] = __fmaf_rn(scales[j / 32][j / 2 % 2], part[j], sums[j]);
-    }
-  }
-}
+// Consumer warpgroups (main loop) of the many-rows GEMM. FP8: MultiplyScaled.
 
 // bfloat16: the tensor core accumulates over all of K.
 template <typename Format>
 __device__ __forceinline__ void MultiplyPlain(const Kernel& p, Shared<Format>& shared,
                                               PipelineState& ring, int warpgroup,
                                               float (&sums)[Format::kBlockN / 2]) {
-  const Reader<Format> reader(shared, warpgroup);
+  const StageReader<Shared<Format>> reader(shared, warpgroup);
   int previous = -1;
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
@@ -319,7 +230,7 @@ __device__ __forceinline__ void Consume(const Kernel& p, const CUtensorMap& d_ma
     if (group < 0) continue;
     const int row = tile.row_block * kBlockM, column = tile.column_block * Format::kBlockN;
     if constexpr (Format::kScaled) {
-      MultiplyScaled<Format>(p, shared, ring, group, column, warpgroup, thread, sums);
+      MultiplyScaled(p, shared, ring, group, column, warpgroup, thread, sums);
     } else {
       MultiplyPlain<Format>(p, shared, ring, warpgroup, sums);
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -14,6 +15,7 @@
 #include "moe/cuda/router/select_experts.h"
 #include "train/cuda/adamw.h"
 #include "train/cuda/attention.h"
+#include "train/cuda/fp8.h"
 #include "train/cuda/head_loss.h"
 #include "train/cuda/products.h"
 #include "train/cuda/router_products.h"
@@ -115,21 +117,40 @@ class CudaOps final : public TrainOps<BF16> {
   }
 
   void Project(const LinearShape& s, const BF16* x, const BF16* w, BF16* y) override {
-    gpu::LinearForward(ProductOf(s), x, w, y, false, stream_);
+    Forward(s, x, w, y, false);
   }
   void ProjectSum(const LinearShape& s, const BF16* x, const BF16* w, float* y,
                   bool accumulate) override {
-    gpu::LinearForward(ProductOf(s), x, w, y, accumulate, stream_);
+    Forward(s, x, w, y, accumulate);
   }
   void InputGradient(const LinearShape& s, const BF16* dy, const BF16* w, BF16* dx) override {
-    gpu::LinearInputGradient(ProductOf(s), dy, w, dx, false, stream_);
+    Backward(s, dy, w, dx, false);
   }
   void InputGradientSum(const LinearShape& s, const BF16* dy, const BF16* w, float* dx,
                         bool accumulate) override {
-    gpu::LinearInputGradient(ProductOf(s), dy, w, dx, accumulate, stream_);
+    Backward(s, dy, w, dx, accumulate);
   }
   void WeightGradient(const LinearShape& s, const BF16* dy, const BF16* x, float* dw) override {
-    gpu::LinearWeightGradient(ProductOf(s), dy, x, dw, true, stream_);
+    if (s.fp8 == nullptr) return gpu::LinearWeightGradient(ProductOf(s), dy, x, dw, true, stream_);
+    if (s.rows == 0) return;
+    const int64_t padded = gpu::Fp8PaddedRows(s.rows, s.groups);
+    const Fp8Scratch columns_dy(scratch_, padded * s.n, padded * s.n / kFp8Block),
+        columns_x(scratch_, padded * s.k, padded * s.k / kFp8Block);
+    gpu::QuantizeColumns(ProductOf(s), dy, s.n, columns_dy.view, stream_);
+    gpu::QuantizeColumns(ProductOf(s), x, s.k, columns_x.view, stream_);
+    gpu::Fp8WeightGradient(ProductOf(s), columns_dy.view, columns_x.view, dw, stream_);
+  }
+  void QuantizeWeight(const LinearShape& s, const BF16* w) override {
+    gpu::QuantizeBlocks(ProductOf(s), w, {s.fp8->codes, s.fp8->scales},
+                        {s.fp8->transposed, s.fp8->transposed_scales}, stream_);
+  }
+  void QuantizeRows(const BF16* x, int64_t m, int64_t width, uint8_t* codes,
+                    float* scales) override {
+    gpu::QuantizeTransitRows({.rows = m, .width = width}, x, {codes, scales}, stream_);
+  }
+  void DecodeRows(const uint8_t* codes, const float* scales, int64_t m, int64_t width,
+                  BF16* x) override {
+    gpu::DecodeTransitRows({.rows = m, .width = width}, {codes, scales}, x, stream_);
   }
 
   void RouterProject(int64_t m, int64_t n, int64_t k, const BF16* x, const float* w,
@@ -368,6 +389,36 @@ class CudaOps final : public TrainOps<BF16> {
   }
 
  private:
+  // Codes and scales in scratch memory.
+  struct Fp8Scratch {
+    Fp8Scratch(DeviceMemory& memory, int64_t code_count, int64_t scale_count)
+        : codes(memory, code_count),
+          scales(memory, scale_count),
+          view{codes.data(), scales.data()} {}
+    DeviceArray<uint8_t> codes;
+    DeviceArray<float> scales;
+    gpu::Fp8Array view;
+  };
+  void Forward(const LinearShape& s, const BF16* x, const BF16* w, gpu::Array y, bool accumulate) {
+    if (s.fp8 == nullptr) return gpu::LinearForward(ProductOf(s), x, w, y, accumulate, stream_);
+    Fp8Product(ProductOf(s), x, {s.fp8->codes, s.fp8->scales}, y, accumulate);
+  }
+  void Backward(const LinearShape& s, const BF16* dy, const BF16* w, gpu::Array dx,
+                bool accumulate) {
+    if (s.fp8 == nullptr)
+      return gpu::LinearInputGradient(ProductOf(s), dy, w, dx, accumulate, stream_);
+    gpu::ProductShape shape = ProductOf(s);
+    std::swap(shape.n, shape.k);
+    Fp8Product(shape, dy, {s.fp8->transposed, s.fp8->transposed_scales}, dx, accumulate);
+  }
+  void Fp8Product(const gpu::ProductShape& s, const BF16* x, const gpu::Fp8Operand& w, gpu::Array y,
+                  bool accumulate) {
+    if (s.rows == 0) return;
+    const Fp8Scratch rows(scratch_, s.rows * s.k, s.k / kFp8Block * gpu::Fp8RowStride(s.rows));
+    const int32_t* const valid = s.begins == nullptr ? nullptr : s.begins + s.groups;
+    gpu::QuantizeRows({.rows = s.rows, .width = s.k, .valid_rows = valid}, x, rows.view, stream_);
+    gpu::Fp8Product(s, rows.view, w, y, accumulate, stream_);
+  }
   static gpu::SwiGluParams GateUp(const GateUpShape& s, const BF16* gate_up) {
     return {.m = s.m,
             .n = s.n,

@@ -56,7 +56,8 @@ struct Learned {
 
 // Two micro-batches and a step of AdamW. `ops`: null: plain operations. `given`: the part of the
 // tokens whose experts are given. A rounding error may change the choice of the others.
-Learned Learn(const ModelConfig& config, double given, std::unique_ptr<TrainOps<BF16>> ops) {
+Learned Learn(const ModelConfig& config, double given, std::unique_ptr<TrainOps<BF16>> ops,
+              const DeviceOptions& device = {}) {
   const bool mtp = config.attention.kind == AttentionConfig::Kind::kLatent;
   const LossOptions options{.balance = {.batch = 0.3, .sequence = 0.2, .z = 0.1},
                             .mtp_layers = mtp ? 1 : 0};
@@ -64,7 +65,7 @@ Learned Learn(const ModelConfig& config, double given, std::unique_ptr<TrainOps<
   one.model.Initialise(7, 0.1);
   if (ops == nullptr) ops = MakePlainOps<BF16>(one.pool);
   DeviceRanks alone;
-  DeviceModel<BF16> model(one.model, *ops, alone);
+  DeviceModel<BF16> model(one.model, *ops, alone, device);
   for (const std::vector<int>& lengths : {std::vector{70, 1, 33}, std::vector{5}}) {
     Batch batch = RandomBatch(lengths, config.vocab_size, 3);
     batch.experts = testing::RandomExperts(config, batch.size(), given, 5);
@@ -115,6 +116,28 @@ TEST_P(CudaOpsTest, TokensChooseTheirExperts) {
     EXPECT_LT(RelativeError(got.loads[layer], want.loads[layer]), 0.05);
   EXPECT_NEAR(got.losses.main, want.losses.main, 1e-2 * want.losses.main);
   EXPECT_NEAR(got.losses.balance, want.losses.balance, 2e-2 * want.losses.balance);
+}
+
+// A rounding error in bfloat16 may change a code of the next FP8 product.
+TEST(CudaOps, Fp8LossesAndGradientsAreThoseOfPlainOperations) {
+  if (kernels::CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU";
+  for (const char* kind : {"mixtral", "deepseek_v3"}) {
+    SCOPED_TRACE(kind);
+    const ModelConfig config = ParseModelConfig(testing::Fp8Config(kind));
+    const DeviceOptions fp8 = {.fp8 = true};
+    const Learned want = Learn(config, 1.0, nullptr, fp8),
+                  got = Learn(config, 1.0, MakeCudaOps(0), fp8);
+    EXPECT_EQ(got.loads.front(), want.loads.front());
+    EXPECT_NEAR(got.losses.main, want.losses.main, 5e-3 * want.losses.main);
+    EXPECT_NEAR(got.losses.mtp, want.losses.mtp, 5e-3 * want.losses.mtp);
+    EXPECT_NEAR(got.norm, want.norm, 4e-2 * want.norm);
+    for (const auto& [name, gradient] : want.gradients)
+      EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 0.1) << name;
+    for (const auto& [name, value] : want.values)
+      EXPECT_LT(RelativeError(got.values.at(name), value), 0.05) << name;
+    const Learned again = Learn(config, 1.0, MakeCudaOps(0), fp8);
+    EXPECT_EQ(again.gradients, got.gradients) << "two runs differ";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CudaOpsTest,
