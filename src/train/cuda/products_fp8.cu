@@ -39,14 +39,17 @@ struct Fp8Shared {
   alignas(1024) uint8_t a[kStages][kBlockM * kBlockK];
   alignas(1024) uint8_t b[kStages][kBlockN * kBlockK];
   alignas(1024) uint8_t d[kConsumers][kWeight ? 16 : 64 * 128];  // staging of 64 columns of D
-  alignas(128) float a_scales[kStages][kBlockM];
+  // A TMA box of float32 begins at a multiple of 16 bytes, so rows of a group may begin with the
+  // second, third or fourth scale of a box.
+  static constexpr int kScaleRows = kWeight ? kBlockM : kBlockM + 4;
+  alignas(128) float a_scales[kStages][(kScaleRows + 31) / 32 * 32];
   alignas(128) float b_scales[kStages][kWeight ? kBlockN : 32];  // weight gradients only
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
   int32_t first_tile[kMaxProductGroups + 1];  // row tiles of the groups before each group
 
-  static constexpr uint32_t kStageBytes =
-      sizeof(a[0]) + sizeof(b[0]) + sizeof(a_scales[0]) + (kWeight ? sizeof(b_scales[0]) : 0);
+  static constexpr uint32_t kStageBytes = sizeof(a[0]) + sizeof(b[0]) + kScaleRows * sizeof(float) +
+                                          (kWeight ? sizeof(b_scales[0]) : 0);
 };
 
 // Kernel arguments other than the tensor maps. The first row of padded rows of group g is
@@ -82,7 +85,7 @@ __device__ __forceinline__ void Produce(const Fp8Arguments& p, const CUtensorMap
                             step * kBlockK, row + block_of_cluster * kPart, &shared.full[s],
                             (1 << kCluster) - 1);
       ptx::LoadBox(shared.b[s], &b_map, step * kBlockK, b_row, &shared.full[s]);
-      ptx::LoadBox(shared.a_scales[s], &a_scales_map, row, step, &shared.full[s]);
+      ptx::LoadBox(shared.a_scales[s], &a_scales_map, row / 4 * 4, step, &shared.full[s]);
       if constexpr (Memory::kWeight)
         ptx::LoadBox(shared.b_scales[s], &b_scales_map, column, step, &shared.full[s]);
     }
@@ -146,7 +149,7 @@ __device__ __forceinline__ void Consume(const Fp8Arguments& p, Fp8Shared<kForm>&
       StoreFloats<Memory::kBlockN>(p, tile, row, lane, sums);
     } else {
       switchyard::cuda::MultiplyScaled(p, shared, ring, tile.group, static_cast<int>(tile.column),
-                                       warpgroup, thread, sums);
+                                       warpgroup, thread, sums, static_cast<int>(tile.row % 4));
       if (p.d.bf16) {
         StoreRounded<Memory::kBlockN>(p, tile, row, lane, shared.d[warpgroup] + warp * 16 * 128,
                                       sums);
@@ -254,8 +257,8 @@ void Fp8Product(const ProductShape& s, const Fp8Operand& x, const Fp8Operand& w,
   const CUtensorMap a_map = MakeTensorMap(x.codes, s.rows, s.k, 1, kBlockM / kCluster, kBlockK),
                     b_map = MakeTensorMap(w.codes, s.groups * s.n, s.k, 1,
                                           Fp8Shared<kForm>::kBlockN, kBlockK),
-                    scales_map = MakeTensorMap(x.scales, s.k / kScaleBlock, s.rows, 4, 1, kBlockM,
-                                               Fp8RowStride(s.rows));
+                    scales_map = MakeTensorMap(x.scales, s.k / kScaleBlock, s.rows, 4, 1,
+                                               Fp8Shared<kForm>::kScaleRows, Fp8RowStride(s.rows));
   // Every group adds at most one incomplete row tile.
   Start<kForm>(p, CeilDiv(s.rows, kBlockM) + s.groups, a_map, b_map, scales_map, scales_map,
                stream);

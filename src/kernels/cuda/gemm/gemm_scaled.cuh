@@ -2,7 +2,7 @@
 // with 128 rows of A, in clusters of two that share A, with two consumer warpgroups of 64 rows.
 //
 // `Shared` is the block's shared memory: kStages tiles a [128 · 128 bytes] and b [kBlockN · 128
-// bytes], float scales a_scales [kStages][128], and the barriers full and empty [kStages].
+// bytes], float scales a_scales [kStages][128 or more], and the barriers full and empty [kStages].
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,8 @@ struct WeightScales {
 };
 
 // Main loop of a tile of 192 columns: the thread's fragment of 64 × kBlockN sums. Element 4j + i is
-// row lane / 4 + 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2.
+// row lane / 4 + 8 (i / 2) of the warp's 16 rows and column 8j + 2 (lane % 4) + i % 2. first_scale:
+// of the tile's first row, in the scales of a stage.
 //
 // The tensor core accumulates with fewer bits than float32. So it sums 128 elements only, and the
 // result is scaled and promoted to float32 registers. Meanwhile the tensor core computes products
@@ -69,11 +70,12 @@ template <typename Arguments, typename Shared>
 __device__ __forceinline__ void MultiplyScaled(const Arguments& p, Shared& shared,
                                                PipelineState& ring, int group, int column,
                                                int warpgroup, int thread,
-                                               float (&sums)[Shared::kBlockN / 2]) {
+                                               float (&sums)[Shared::kBlockN / 2],
+                                               int first_scale = 0) {
   const int lane = thread % 32, row = warpgroup * 64 + thread / 32 * 16 + lane / 4;
   const WeightScales weights(p, group, column);
   const StageReader<Shared> reader(shared, warpgroup);
-  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][row]);
+  const ptx::SharedAddr a_scales = ptx::Pinned(&shared.a_scales[0][first_scale + row]);
   float part[Shared::kBlockN / 2];
 #pragma unroll
   for (float& sum : sums) sum = 0.0f;
