@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/device.h"
 #include "kernels/testing.h"

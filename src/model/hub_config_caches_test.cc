@@ -3,17 +3,23 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/testing.h"
 #include "model/config.h"
 #include "model/families/family.h"
+#include "model/rope.h"
 
 namespace switchyard {
 namespace {
 
+using nlohmann::json;
 using ::testing::HasSubstr;
 
 std::string RefusalOf(const std::string& config) {
@@ -37,6 +43,25 @@ constexpr std::string_view kMimo = R"({
     "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": false,
     "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true,
     "v_head_dim": 128, "vocab_size": 152576})";
+
+// transformers computes frequencies for 7 elements, 0, 2, 4 and 6, and rotates a pair for each.
+TEST(HubConfig, OddNumbersOfRotatedElements) {
+  json config = json::parse(kMimo);
+  config["partial_rotary_factor"] = 0.037;  // 7 of 192
+  const ModelConfig c = ParseModelConfig(config.dump());
+  for (const auto& [rope, theta] : {std::pair{c.rope, 5e6}, std::pair{*c.window_rope, 1e4}}) {
+    EXPECT_EQ(rope.rotary_dim, 8);
+    const std::vector<float> frequencies = InverseFrequencies(rope);
+    ASSERT_EQ(frequencies.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) {
+      const double want = std::pow(theta, -2.0 * static_cast<double>(i) / 7.0);
+      EXPECT_NEAR(frequencies[i], want, 1e-6 * want) << i;
+    }
+  }
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}};
+  EXPECT_THAT(RefusalOf(config.dump()),
+              HasSubstr("7 of a head's 192 elements would be rotated; want an even number"));
+}
 
 TEST(HubConfig, MiMoV2Flash) {
   const ModelConfig c = ParseModelConfig(kMimo);

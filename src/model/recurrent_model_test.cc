@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 constexpr char kModel[] = "../families/qwen3_next";
 // One checkpoint for each rule of states; the last one also has latent experts.
 constexpr const char* kRules[] = {kModel, "../families/kimi_linear",
-                                  "../families/nemotron_h_latent", "../families/bailing_hybrid"};
+                                  "../families/nemotron_h_latent", "../families/bailing_moe_v2_5"};
 
 std::vector<Outcome> RunAlone(const Case& c, const Group& texts) { return Run(c, {texts}).front(); }
 std::vector<std::vector<Outcome>> RunGroups(const Case& c, const std::vector<Group>& groups) {
@@ -73,7 +73,7 @@ TEST(RecurrentModelTest, LogitsAreThoseOfTransformers) {
   for (const std::string family :
        {"qwen3_next", "qwen3_next_dense", "qwen3_5_moe_text", "qwen3_5_moe", "kimi_linear",
         "kimi_linear_layers", "nemotron_h", "nemotron_h_latent", "bailing_hybrid",
-        "bailing_hybrid_layers"}) {
+        "bailing_hybrid_layers", "bailing_moe_v2_5", "bailing_moe_v2_5_groups"}) {
     const std::string path = "../families/" + family;
     const bool more = family.size() % 2 == 0;  // both layouts of two ranks occur
     for (const Case& c : {Case{path}, more ? Case{path, 2} : Case{path, 2, 2, "deepep"}}) {

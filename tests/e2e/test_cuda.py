@@ -219,7 +219,7 @@ def test_clip_qkv_gives_the_logprobs_of_the_cpu(tp):
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "qwen3_5_moe", "kimi_linear", "nemotron_h", "nemotron_h_latent",
-                                  "bailing_hybrid", "deepseek_v4"])
+                                  "bailing_hybrid", "bailing_moe_v2_5", "deepseek_v4"])
 def test_bfloat16_gives_the_same_alone_and_together(name):
     """Single prompts and a large batch in chunks must give equal results: with MXFP4 experts, which stay packed on a Hopper
     GPU, with recurrent states, and with compressed entries."""

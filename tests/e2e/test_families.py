@@ -83,11 +83,11 @@ def test_experts_by_token_ids_on_ranks_of_their_own(tmp_path):
 FEW_STATES = ["--chunked-prefill-size", 5, "--page-size", 4, "--max-running-requests", 2]
 
 
-RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h", "bailing_hybrid"]
+RECURRENT = ["qwen3_next", "kimi_linear", "nemotron_h", "bailing_hybrid", "bailing_moe_v2_5"]
 
 
 @pytest.mark.parametrize("name, flags", [("qwen3_next", []), ("kimi_linear", []), ("nemotron_h", []), ("bailing_hybrid", []),
-                                         ("bailing_hybrid_layers", ["--pp-size", 2]), ("deepseek_v4", []),
+                                         ("bailing_moe_v2_5", []), ("bailing_hybrid_layers", ["--pp-size", 2]), ("deepseek_v4", []),
                                          ("deepseek_v4_plain", []),
                                          # The second stage has a layer that routes by token ids.
                                          ("deepseek_v4", ["--pp-size", 2, "--pp-layer-partition", "1,3"]),
@@ -197,7 +197,8 @@ NEXTN = ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3]
 DRAFTS = {
     "nemotron_h": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
     "deepseek_v4": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
-    "bailing_hybrid": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
+    "bailing_hybrid_layers": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
+    "bailing_moe_v2_5_groups": (None, ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", 4, *FEW_STATES]),
     "qwen3_next": ("model.layers.3.", [*NEXTN, *LAYOUTS["low_latency"]]),
     "qwen3_5_moe": ("model.language_model.layers.3.", [*NEXTN, *FEW_STATES]),
 }

@@ -72,6 +72,7 @@ void ReadConfig(const ConfigReader& reader, ModelConfig* config) {
   ReadLatentAttention(reader, config);
   config->attention.gate = true;
   config->tie_embeddings = false;  // in transformers the head has its own weights in any case
+  reader.Ignore({"rope_theta"});   // transformers saves it beside rope_parameters
   ReadWholeRope(reader, 6e6, config->attention.qk_rope_head_dim, config);
   config->rope.interleaved = true;
   ScaleLatentScores(config);
@@ -106,15 +107,11 @@ constexpr Family kFamilies[] = {
     {.architecture = "BailingHybridForCausalLM",
      .model_type = "bailing_hybrid",
      .read_config = ReadConfig,
-     .names = Names,
-     .tool_parser = "qwen25",
-     .reasoning_parser = "qwen3"},
+     .names = Names},
     {.architecture = "BailingMoeV3ForCausalLM",
      .model_type = "bailing_hybrid",
      .read_config = ReadConfig,
-     .names = Names,
-     .tool_parser = "qwen25",
-     .reasoning_parser = "qwen3"},
+     .names = Names},
 };
 
 }  // namespace

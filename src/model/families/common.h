@@ -42,9 +42,10 @@ void ReadRope(const ConfigReader& reader, double default_theta, int64_t head_dim
 void ReadWholeRope(const ConfigReader& reader, double default_theta, int64_t head_dim,
                    ModelConfig* config);
 
-// The values of absent keys: rope_theta and partial_rotary_factor.
+// The values of absent keys: rope_theta, or `theta_key`, and partial_rotary_factor.
 struct RopeDefaults {
   double theta = 10000.0, part = 1.0;
+  std::string_view theta_key = "rope_theta";
 };
 // Reads two rotary embeddings: of layers without a sliding window into config->rope, and of layers
 // with one into config->window_rope. rope_parameters has an object for each layer type

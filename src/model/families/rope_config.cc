@@ -76,8 +76,8 @@ RopeConfig ReadOne(const ConfigReader& reader, const ConfigReader* parameters,
                    int64_t max_position) {
   RopeConfig rope;
   const ConfigReader& with_theta =
-      parameters && parameters->Has("rope_theta") ? *parameters : reader;
-  rope.theta = with_theta.DoubleOr({"rope_theta"}, defaults.theta, 1.0, 1e15);
+      parameters && parameters->Has(defaults.theta_key) ? *parameters : reader;
+  rope.theta = with_theta.DoubleOr({defaults.theta_key}, defaults.theta, 1.0, 1e15);
 
   const std::string dtype = reader.StringOr({"rope_frequency_dtype"}, "float32");
   const std::optional<DType> frequency_dtype = ParseDType(dtype);
@@ -90,11 +90,17 @@ RopeConfig ReadOne(const ConfigReader& reader, const ConfigReader* parameters,
   const ConfigReader& with_part =
       parameters && parameters->Has("partial_rotary_factor") ? *parameters : reader;
   const double part = with_part.DoubleOr({"partial_rotary_factor"}, defaults.part, 0.0, 1.0);
-  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
-  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
+  const auto rotated = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  rope.rotary_dim = rotated + rotated % 2;
+  const auto refuse_odd = [&] {
     throw Invalid("{}: {} of a head's {} elements would be rotated; want an even number",
-                  with_part.Where("partial_rotary_factor"), rope.rotary_dim, head_dim);
-  }
+                  with_part.Where("partial_rotary_factor"), rotated, head_dim);
+  };
+  if (rotated < 1 || rope.rotary_dim > head_dim) refuse_odd();
+  // transformers rotates one element more than an odd number, which is the divisor of exponents.
+  if (rotated % 2 != 0)
+    rope.theta =
+        std::pow(rope.theta, static_cast<double>(rotated + 1) / static_cast<double>(rotated));
 
   if (parameters) scaling = parameters;
   if (!scaling) return rope;
@@ -132,6 +138,10 @@ RopeConfig ReadOne(const ConfigReader& reader, const ConfigReader* parameters,
     throw Invalid("{} is \"{}\"; want default, linear, dynamic, llama3, yarn or longrope",
                   scaling->Where("rope_type"), type);
   }
+  using Type = RopeConfig::Type;
+  const bool by_frequency =
+      rope.type == Type::kDefault || rope.type == Type::kLinear || rope.type == Type::kLlama3;
+  if (rotated % 2 != 0 && !by_frequency) refuse_odd();
   return rope;
 }
 
@@ -196,8 +206,9 @@ void ReadRopeByLayerType(const ConfigReader& reader, const RopeDefaults& full,
   if (!parameters) {
     const auto scaling = reader.Object("rope_scaling");
     config->rope = read(nullptr, PointerTo(scaling), full);
-    config->window_rope = read(nullptr, nullptr, window);
-    config->window_rope->theta = reader.DoubleOr({"swa_rope_theta"}, window.theta, 1.0, 1e15);
+    RopeDefaults of_window = window;
+    of_window.theta_key = "swa_rope_theta";
+    config->window_rope = read(nullptr, nullptr, of_window);
     return;
   }
   const auto of_type = [&](std::string_view type, const RopeDefaults& defaults) {
@@ -219,7 +230,6 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
                         const RopeDefaults& defaults) {
     return ReadOne(reader, parameters, scaling, defaults, head_dim, config->max_position);
   };
-  const double theta = reader.DoubleOr({"compress_rope_theta"}, entries.theta, 1.0, 1e15);
   auto parameters = reader.Object("rope_parameters");
   if (!parameters) parameters = reader.Object("rope_scaling");
   if (parameters && (parameters->Has(kMain) || parameters->Has(kCompress))) {
@@ -227,11 +237,13 @@ void ReadRopeWithEntries(const ConfigReader& reader, const RopeDefaults& entries
                                  config->max_position);
     config->window_rope =
         ReadNamedRope(reader, *parameters, kMain, "rope_theta", head_dim, config->max_position);
-    reader.Ignore({"partial_rotary_factor"});  // the two objects have their own
+    reader.Ignore(
+        {"partial_rotary_factor", "compress_rope_theta"});  // the two objects have their own
     return;
   }
-  config->rope = read(nullptr, PointerTo(parameters), entries);
-  config->rope.theta = theta;
+  RopeDefaults of_entries = entries;
+  of_entries.theta_key = "compress_rope_theta";
+  config->rope = read(nullptr, PointerTo(parameters), of_entries);
   if (config->rope.type == RopeConfig::Type::kYarn && !config->rope.attention_factor)
     config->rope.attention_factor = 1.0;
   config->window_rope = read(nullptr, nullptr, window);

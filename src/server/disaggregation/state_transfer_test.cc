@@ -25,7 +25,7 @@ TEST(StateTransferTest, StatesFollowTheRowsInEveryLayout) {
   constexpr int32_t kFrom = 3, kTo = 6;
   for (const char* fixture :
        {"../families/qwen3_next", "../families/kimi_linear", "../families/nemotron_h",
-        "../families/bailing_hybrid", "../families/deepseek_v4"}) {
+        "../families/bailing_moe_v2_5", "../families/deepseek_v4"}) {
     for (const char* backend : {"tcp", "shm"}) {
       for (const TransferLayout& layout :
            {TransferLayout{{1, 1}, {1, 1}}, TransferLayout{{2, 1}, {1, 1}},
