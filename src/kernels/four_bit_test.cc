@@ -480,9 +480,9 @@ TEST_P(FourBitTest, BlockExponentsOfPanelsKeepTheirValues) {
   ThreadPool pool(1);
   constexpr int64_t kDepth = 2 * kPanelColumns;
   const uint8_t exponents[] = {0, 1, 2, 60, 127, 200, 254, 255};
-  constexpr int64_t kCount = std::size(exponents), kColumns = 2 * kCount;
+  constexpr int64_t kCount = std::size(exponents), kColumns = 4 * kCount;
   const auto exponent = [&](int64_t j, int64_t part) {
-    return part == 0 && j < kCount ? uint8_t{100} : exponents[j % kCount];
+    return part == 0 && j < kColumns / 2 ? uint8_t{100} : exponents[j % kCount];
   };
   std::vector<uint8_t> panels(PanelMatrixBytes(WeightFormat::kMxfp4Panels, 128, kColumns, kDepth));
   for (int64_t j = 0; j < kColumns; ++j) {
