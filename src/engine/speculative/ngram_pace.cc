@@ -6,7 +6,7 @@ namespace switchyard {
 namespace {
 
 // Weight of the newest outcome: 1 / kNewestOutcome.
-constexpr int32_t kNewestOutcome = 8;
+constexpr int32_t kNewestOutcome = 16;
 // An estimate that allows no drafts returns to the first one by 1 / kReturn in each step that would
 // use it. So wrong drafts become rare, but later text gets another chance.
 constexpr int32_t kReturn = 512;
@@ -26,12 +26,14 @@ int32_t& NgramPace::AcceptanceAfter(int64_t matched) {
   return acceptance_[std::min(matched, NgramIndex::kLongest) - NgramIndex::kShortest];
 }
 
+// A step with drafts gives more tokens, so a row has to give more of them than its share of a plain
+// step: half as many again.
 int64_t NgramPace::Limit(int64_t matched, int32_t cost, int64_t most) {
   int64_t limit = 0;
   // The probability that the drafts so far are right.
   for (int32_t right = kDraftUnit; limit < most; ++limit) {
     right = right * AcceptanceAfter(matched + limit) / kDraftUnit;
-    if (right <= cost) break;
+    if (right <= cost + cost / 2) break;
   }
   if (limit > 0 || most == 0) return limit;
   int32_t& estimate = AcceptanceAfter(matched);
