@@ -488,7 +488,7 @@ TEST_P(FourBitTest, BlockExponentsOfPanelsKeepTheirValues) {
   for (int64_t j = 0; j < kColumns; ++j) {
     for (int64_t part = 0; part < 2; ++part) {
       PanelRow row{};
-      std::fill(std::begin(row.codes), std::end(row.codes), uint8_t{2});  // 1
+      std::fill(std::begin(row.codes), std::end(row.codes), uint8_t{0x22});  // 1
       std::fill_n(row.scales, 4, exponent(j, part));
       PutPanelRow(WeightFormat::kMxfp4Panels, 128, kDepth, j, part, row, panels.data());
     }
