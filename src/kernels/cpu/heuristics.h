@@ -60,15 +60,16 @@ constexpr int64_t kInt8PanelMinRows = 20;
 // tracks. Bursts of 512 bytes were a tenth faster than single lines.
 constexpr int64_t kPackPrefetchDistance = 1024, kPackPrefetchBytes = 512;
 
-// Products of few int8 rows with stored panels (simd/stored_panels.h): prefetch distance. Measured
-// with one row on Zen 5, of 41 GB/s: MXFP4 29 GB/s with 2 KiB, 33 with 4, 35 with 8, and 31 if the
-// next panel was prefetched evenly.
+// Products of few int8 rows with stored panels (simd/stored_panels.h): prefetch distance beyond the
+// scales of a panel. Measured on Zen 5 with one row of MXFP4, of 41 GB/s: 29 GB/s with 2 KiB, 33
+// with 4, 35 with 8, and 31 if the next panel is prefetched evenly. 16 KiB is slower than 8 with
+// two rows (36 against 39), and equal with four.
 constexpr int64_t kStreamPrefetchBytes = 8192;
 
 // Products of many int8 rows with stored panels (simd/wide_panels.h): from kWideMinRows rows of x
 // on. kWideBatch rows of x stay in L2 while a task's panels stream through. kWidePartBytes of codes
 // stay in L1 while all tiles of a batch are multiplied with them.
-constexpr int64_t kWideMinRows = 12, kWideBatch = 96;
+constexpr int64_t kWideMinRows = 9, kWideBatch = 96;
 constexpr int64_t kWidePartBytes = int64_t{16} << 10;
 
 // AMX tiles, from Intel's throughput figures; not measured yet. A product of 16 rows of x with 1

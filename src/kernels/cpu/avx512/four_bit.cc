@@ -14,7 +14,7 @@ struct FourBitLanes {
   using I = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
-  static constexpr int kDirectPanelRows = 4;
+  static constexpr int kDirectPanelRows = 8;
   static constexpr int kWidePanels = 2, kWideRows = 6, kWideLeastRows = 4;
   static constexpr int Chains(int m) { return m == 1 ? 4 : m <= 4 ? 2 : 1; }
   static constexpr int64_t kVectorBytes = kPanelLine;
