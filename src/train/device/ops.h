@@ -32,9 +32,9 @@ struct LinearShape {
   int64_t groups = 1;
   const int32_t* offsets = nullptr;  // [groups + 1] in device memory; null: one group has all rows
   // Not null: FP8 products. They read these codes instead of the weight, and round x and dy to
-  // e4m3, with a scale for each 128 elements along the inner dimension of the product: of a row
-  // for outputs and input gradients, and of a column of a group's rows for weight gradients.
-  // Scales are powers of two (plain_fp8.h). Sums are float32.
+  // e4m3. A scale belongs to 128 elements along the inner dimension of the product. For outputs and
+  // input gradients these are a part of a row. For weight gradients they are 128 rows of a group,
+  // in one column. Scales are powers of two (plain_fp8.h). Sums are float32.
   const Fp8Weight* fp8 = nullptr;
 };
 
