@@ -74,7 +74,7 @@ TEST_P(MtpLayersOfEngine, GiveTheOutputsWithoutDrafts) {
   ExpectEqual(RunAll(engine, kRequests, request), want);  // with the prompts in the prefix cache
 }
 
-SpeculativeOptions Ngrams() { return {.algorithm = "NGRAM"}; }
+SpeculativeOptions Ngrams() { return {.algorithm = "NGRAM", .num_steps = "4"}; }
 SpeculativeOptions Chains() { return {.algorithm = "NEXTN", .num_steps = "3"}; }
 SpeculativeOptions Trees() {
   return {.algorithm = "NEXTN", .num_steps = "3", .eagle_topk = 3, .num_draft_tokens = 8};

@@ -26,14 +26,16 @@ int32_t& NgramPace::AcceptanceAfter(int64_t matched) {
   return acceptance_[std::min(matched, NgramIndex::kLongest) - NgramIndex::kShortest];
 }
 
-// A step with drafts gives more tokens, so a row has to give more of them than its share of a plain
-// step: half as many again.
+// A step with drafts gives more tokens than a plain one, so a row has to give more than its share
+// of a plain step: kMargin. Drafts that are almost certainly right are always worth their rows.
 int64_t NgramPace::Limit(int64_t matched, int32_t cost, int64_t most) {
+  constexpr int32_t kMargin = kDraftUnit / 10, kCertain = kDraftUnit * 4 / 5;
+  const int32_t least = std::min(cost + kMargin, kCertain);
   int64_t limit = 0;
   // The probability that the drafts so far are right.
   for (int32_t right = kDraftUnit; limit < most; ++limit) {
     right = right * AcceptanceAfter(matched + limit) / kDraftUnit;
-    if (right <= cost + cost / 2) break;
+    if (right <= least) break;
   }
   if (limit > 0 || most == 0) return limit;
   int32_t& estimate = AcceptanceAfter(matched);
