@@ -66,7 +66,12 @@ class Collector {
       end_.set_value(news);
     };
   }
-  RequestOutput Wait() { return end_.get_future().get(); }
+  RequestOutput Wait() {
+    RequestOutput end = end_.get_future().get();
+    const std::lock_guard lock(
+        mutex_);  // the callback has returned; the collector may be destroyed
+    return end;
+  }
   void WaitForNews() {
     std::unique_lock lock(mutex_);
     some_news_.wait(lock, [this] { return heard_; });
