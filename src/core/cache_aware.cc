@@ -1,6 +1,7 @@
 #include "core/cache_aware.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -45,7 +46,7 @@ void PrefixTree::Insert(std::string_view text, int64_t worker) {
     if (!slot) {
       slot = std::make_unique<Node>();
       slot->text = text;
-      bytes_ += text.size();
+      bytes_ += BytesOf(*slot);
     }
     const size_t common = CommonLength(slot->text, text);
     if (common < slot->text.size()) {  // split the edge
@@ -56,6 +57,7 @@ void PrefixTree::Insert(std::string_view text, int64_t worker) {
       const char first = slot->text.front();
       upper->children[first] = std::move(slot);
       slot = std::move(upper);
+      bytes_ += kNodeBytes;
     }
     node = slot.get();
     if (node->workers.insert_or_assign(worker, now_).second) bytes_of_[worker] += common;
@@ -64,26 +66,33 @@ void PrefixTree::Insert(std::string_view text, int64_t worker) {
   if (bytes_ > max_bytes_) Evict();
 }
 
-PrefixTree::Match PrefixTree::Find(std::string_view text, std::span<const int64_t> workers) const {
+PrefixTree::Match PrefixTree::Find(std::string_view text, std::span<const int64_t> workers,
+                                   size_t unit) const {
   Match match;
-  size_t bytes = 0;
+  std::vector<std::pair<uint64_t, int64_t>> uses;  // (last use, worker)
+  size_t begin = 0;                                // of the node's text, in `text`
   const Node* node = &root_;
-  while (!text.empty()) {
-    const auto child = node->children.find(text.front());
+  while (begin < text.size()) {
+    const auto child = node->children.find(text[begin]);
     if (child == node->children.end()) break;
     node = child->second.get();
-    const size_t common = CommonLength(node->text, text);
-    bytes += common;
-    uint64_t latest = 0;
+    const size_t common = CommonLength(node->text, text.substr(begin));
+    uses.clear();
     for (const int64_t worker : workers) {
       const auto use = node->workers.find(worker);
-      if (use == node->workers.end() || use->second <= latest) continue;
-      latest = use->second;
-      match = {.worker = worker, .bytes = bytes};
+      if (use != node->workers.end()) uses.emplace_back(use->second, worker);
     }
     // If none of `workers` has this node, none has its descendants either, so the search ends.
-    if (latest == 0 || common < node->text.size()) break;
-    text.remove_prefix(common);
+    if (uses.empty()) break;
+    const size_t end = (begin + common) / unit * unit;
+    if (end > begin) {
+      std::ranges::sort(uses, std::greater());
+      match.workers.clear();
+      for (const auto& [time, worker] : uses) match.workers.push_back(worker);
+      match.bytes = end;
+    }
+    if (common < node->text.size()) break;
+    begin += common;
   }
   return match;
 }
@@ -102,7 +111,7 @@ void PrefixTree::RemoveEmpty(Node& node) {
         ++child;
         continue;
       }
-      bytes_ -= child->second->text.size();
+      bytes_ -= BytesOf(*child->second);
       removed.push_back(std::move(child->second));
       child = from.children.erase(child);
     }
@@ -140,12 +149,12 @@ size_t PrefixTree::bytes_of(int64_t worker) const {
 void PrefixTree::Evict() {
   // A use of a node is also a use of all its ancestors, so no node has a later last use than its
   // parent. If a node stays because its last use is recent, its parent therefore stays too.
-  std::vector<std::pair<uint64_t, size_t>> uses;  // (last use, bytes of text) of each node
+  std::vector<std::pair<uint64_t, size_t>> uses;  // (last use, bytes) of each node
   std::vector<Node*> open = {&root_};
   while (!open.empty()) {
     Node* const node = open.back();
     open.pop_back();
-    if (node != &root_) uses.emplace_back(node->last_use(), node->text.size());
+    if (node != &root_) uses.emplace_back(node->last_use(), BytesOf(*node));
     for (auto& [first, child] : node->children) open.push_back(child.get());
   }
   std::ranges::sort(uses);
@@ -179,15 +188,24 @@ int64_t CacheAwareChoice::Choose(std::span<const Candidate> candidates,
   if (prompt.empty()) return fewest.worker;
   std::vector<int64_t> workers;
   for (const Candidate& candidate : candidates) workers.push_back(candidate.worker);
-  const PrefixTree::Match match = tree_.Find(prompt, workers);
-  if (match.worker >= 0 && static_cast<double>(match.bytes) >=
-                               options_.cache_threshold * static_cast<double>(prompt.size()))
-    return match.worker;
-  // The worker with the smallest tree. Among trees of equal size (all are empty at first), the
-  // worker with the fewest open requests.
-  return std::ranges::min_element(
-             candidates, {},
-             [&](const Candidate& c) { return std::pair(tree_.bytes_of(c.worker), c.open); })
+  const PrefixTree::Match match = tree_.Find(prompt, workers, options_.match_unit);
+  if (!match.workers.empty() && static_cast<double>(match.bytes) >=
+                                    options_.cache_threshold * static_cast<double>(prompt.size())) {
+    if (!options_.prefers_fewest_open) return match.workers.front();
+    // Of workers with equally many open requests, the one that used the prefix last.
+    return *std::ranges::min_element(match.workers, {}, [&](int64_t worker) {
+      return std::ranges::find(candidates, worker, &Candidate::worker)->open;
+    });
+  }
+  // Of equal sizes (all trees are empty at first), the fewest open requests; with
+  // prefers_fewest_open, the other way round.
+  return std::ranges::min_element(candidates, {},
+                                  [&](const Candidate& c) {
+                                    const auto bytes =
+                                        static_cast<int64_t>(tree_.bytes_of(c.worker));
+                                    return options_.prefers_fewest_open ? std::pair(c.open, bytes)
+                                                                        : std::pair(bytes, c.open);
+                                  })
       ->worker;
 }
 

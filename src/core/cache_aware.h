@@ -9,37 +9,40 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace switchyard {
 
-// A radix tree over bytes, which stores the prompt prefixes that each worker has seen.
+// A radix tree over bytes, which stores the prompt prefixes that each worker has seen. Use it on
+// one thread at a time.
 //
 // It approximates the prefix caches of the workers, which the caller cannot read. The method is
 // that of SGLang's router (cache-aware load balancing): one tree for all workers, and each node has
 // the set of its workers.
-
-// The radix tree. Use it on one thread at a time.
 class PrefixTree {
  public:
-  // `max_bytes`: limit of the stored text. If an insertion exceeds it, the prefixes that were not
-  // used for the longest time are removed, down to three quarters of the limit.
+  // `max_bytes`: limit of bytes(). If an insertion exceeds it, the prefixes that were not used for
+  // the longest time are removed, down to three quarters of the limit.
   explicit PrefixTree(size_t max_bytes);
   ~PrefixTree();
 
   void Insert(std::string_view text, int64_t worker);
 
   struct Match {
-    int64_t worker = -1;  // −1: no worker has seen a prefix of the text
-    size_t bytes = 0;     // length of the longest prefix that `worker` has seen
+    // All workers that have seen the prefix, the one that used it last first. Empty: no worker has
+    // seen a prefix of the text.
+    std::vector<int64_t> workers;
+    size_t bytes = 0;  // length of the longest prefix that `workers` have seen
   };
-  // Finds the longest prefix of `text` that any of `workers` has seen. If several workers have seen
-  // it, returns the worker that used the prefix last. Does not count as a use.
-  Match Find(std::string_view text, std::span<const int64_t> workers) const;
+  // Finds the longest prefix of `text` that any of `workers` has seen, in multiples of `unit`
+  // bytes. Does not count as a use.
+  Match Find(std::string_view text, std::span<const int64_t> workers, size_t unit = 1) const;
 
   void Remove(int64_t worker);  // removes all prefixes of the worker
 
-  size_t bytes() const { return bytes_; }  // text of all nodes
-  size_t bytes_of(int64_t worker) const;   // bytes of text of the nodes that have this worker
+  // Text of all nodes, and kNodeBytes for each node.
+  size_t bytes() const { return bytes_; }
+  size_t bytes_of(int64_t worker) const;  // bytes of text of the nodes that have this worker
 
  private:
   struct Node {
@@ -49,9 +52,15 @@ class PrefixTree {
     uint64_t last_use() const;
   };
 
+ public:
+  // An estimate of the memory of a node without its text: the node, and its entries in maps.
+  static constexpr size_t kNodeBytes = sizeof(Node) + 128;
+
+ private:
+  static size_t BytesOf(const Node& node) { return node.text.size() + kNodeBytes; }
   void Evict();
   void Drop(Node& node, int64_t worker);
-  // Removes descendants without workers, and subtracts the length of their text from bytes_.
+  // Removes descendants without workers, and subtracts their bytes from bytes_.
   void RemoveEmpty(Node& node);
 
   const size_t max_bytes_;
@@ -66,8 +75,8 @@ inline constexpr size_t kMaxPromptKey = 1 << 16;
 
 // Settings of cache_aware, with the names and defaults of SGLang's router.
 struct CacheAwareOptions {
-  // A prompt is sent to a worker that has seen at least this fraction of it. If there is none, it
-  // is sent to the worker with the smallest tree.
+  // A prompt is sent to the worker that has seen the longest prefix of it, if that is at least this
+  // fraction. If there is none, it is sent to the worker with the smallest tree.
   double cache_threshold = 0.3;
   // The open requests of workers are unbalanced if the largest number exceeds the smallest by more
   // than the absolute threshold, and by more than the relative factor. Then the worker with the
@@ -75,6 +84,11 @@ struct CacheAwareOptions {
   int64_t balance_abs_threshold = 64;
   double balance_rel_threshold = 1.5;
   size_t max_tree_bytes = size_t{1} << 26;
+  // Not in SGLang's router. Of several workers that have seen the longest prefix, the one with the
+  // fewest open requests is selected, instead of the one that used it last. If none has seen
+  // enough, the fewest open requests count before the size of the tree.
+  bool prefers_fewest_open = false;
+  size_t match_unit = 1;  // prefixes are compared in multiples of so many bytes
 };
 
 // The choice, which is deterministic. Use it on one thread at a time.

@@ -2,28 +2,33 @@
 
 #include <gmock/gmock.h>
 
-#include <map>
+#include <algorithm>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace switchyard {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
 constexpr size_t kNoLimit = size_t{1} << 40;
+constexpr size_t kNode = PrefixTree::kNodeBytes;
 
 TEST(PrefixTreeTest, FindsTheWorkerOfTheLongestPrefix) {
   PrefixTree tree(kNoLimit);
   tree.Insert("You are helpful. Question A", 1);
   tree.Insert("You are helpful. Question B and more", 2);
   const std::vector<int64_t> both = {1, 2}, second = {2};
-  EXPECT_EQ(tree.Find("You are helpful. Question A?", both).worker, 1);
+  EXPECT_THAT(tree.Find("You are helpful. Question A?", both).workers, ElementsAre(1));
   EXPECT_EQ(tree.Find("You are helpful. Question A?", both).bytes, 27u);
-  EXPECT_EQ(tree.Find("You are helpful. Question B", both).worker, 2);
+  EXPECT_THAT(tree.Find("You are helpful. Question B", both).workers, ElementsAre(2));
   // Worker 2 has not seen question A, so only the prefix that both texts share matches.
-  EXPECT_EQ(tree.Find("You are helpful. Question A?", second).worker, 2);
+  EXPECT_THAT(tree.Find("You are helpful. Question A?", second).workers, ElementsAre(2));
   EXPECT_EQ(tree.Find("You are helpful. Question A?", second).bytes, 26u);
-  EXPECT_EQ(tree.Find("Hello", both).worker, -1);
-  EXPECT_EQ(tree.Find("", both).worker, -1);
+  EXPECT_THAT(tree.Find("Hello", both).workers, IsEmpty());
+  EXPECT_THAT(tree.Find("", both).workers, IsEmpty());
 }
 
 TEST(PrefixTreeTest, OfEqualPrefixesTheLastUseCounts) {
@@ -31,29 +36,48 @@ TEST(PrefixTreeTest, OfEqualPrefixesTheLastUseCounts) {
   tree.Insert("abc", 1);
   tree.Insert("abc", 2);
   const std::vector<int64_t> both = {1, 2};
-  EXPECT_EQ(tree.Find("abcd", both).worker, 2);
+  EXPECT_THAT(tree.Find("abcd", both).workers, ElementsAre(2, 1));
   tree.Insert("abc", 1);
-  EXPECT_EQ(tree.Find("abcd", both).worker, 1);
+  EXPECT_THAT(tree.Find("abcd", both).workers, ElementsAre(1, 2));
+}
+
+TEST(PrefixTreeTest, PrefixesAreMultiplesOfTheUnit) {
+  PrefixTree tree(kNoLimit);
+  tree.Insert("abcdefgh", 1);
+  tree.Insert("abcdeXYZ", 2);
+  const std::vector<int64_t> both = {1, 2};
+  EXPECT_EQ(tree.Find("abcdefg", both).bytes, 7u);
+  EXPECT_THAT(tree.Find("abcdefg", both).workers, ElementsAre(1));
+  // Both workers have seen the first unit.
+  EXPECT_EQ(tree.Find("abcdefg", both, 4).bytes, 4u);
+  EXPECT_THAT(tree.Find("abcdefg", both, 4).workers, ElementsAre(2, 1));
+  EXPECT_EQ(tree.Find("abcdefgh", both, 4).bytes, 8u);
+  EXPECT_THAT(tree.Find("abcdefgh", both, 4).workers, ElementsAre(1));
+  EXPECT_THAT(tree.Find("abc", both, 4).workers, IsEmpty());
 }
 
 TEST(PrefixTreeTest, RemoveDeletesOnlyOneWorker) {
   PrefixTree tree(kNoLimit);
   tree.Insert("common one", 1);
+  EXPECT_EQ(tree.bytes(), 10 + kNode);
   tree.Insert("common two", 2);
-  EXPECT_EQ(tree.bytes(), 13u);
+  EXPECT_EQ(tree.bytes(), 13 + 3 * kNode);
   tree.Remove(1);
-  EXPECT_EQ(tree.bytes(), 10u);
+  EXPECT_EQ(tree.bytes(), 10 + 2 * kNode);
   EXPECT_EQ(tree.bytes_of(1), 0u);
   EXPECT_EQ(tree.bytes_of(2), 10u);
   const std::vector<int64_t> both = {1, 2};
-  EXPECT_EQ(tree.Find("common one", both).worker, 2);
+  EXPECT_THAT(tree.Find("common one", both).workers, ElementsAre(2));
+  tree.Remove(2);
+  EXPECT_EQ(tree.bytes(), 0u);
 }
 
 TEST(PrefixTreeTest, OldPrefixesAreRemovedAtTheLimit) {
-  PrefixTree tree(1000);
+  constexpr size_t kLimit = 1000 + 40 * kNode;
+  PrefixTree tree(kLimit);
   for (int i = 0; i < 200; ++i) {
     tree.Insert("prefix" + std::to_string(1000 + i) + std::string(20, 'x'), i % 3);
-    EXPECT_LE(tree.bytes(), 1000u);
+    EXPECT_LE(tree.bytes(), kLimit);
   }
   const std::vector<int64_t> all = {0, 1, 2};
   EXPECT_EQ(tree.Find("prefix1199" + std::string(20, 'x'), all).bytes, 30u);
@@ -65,7 +89,7 @@ TEST(PrefixTreeTest, ALongTextIsOneNode) {
   PrefixTree tree(kNoLimit);
   std::string text;
   for (int i = 0; i < 3000; ++i) tree.Insert(text += static_cast<char>('a' + i % 26), 0);
-  EXPECT_EQ(tree.bytes(), 3000u);  // a chain of 3000 nodes, which the destructor frees
+  EXPECT_EQ(tree.bytes(), 3000 * (1 + kNode));  // a chain of 3000 nodes, which the destructor frees
 }
 
 // Compares the tree with a linear search in the list of all inserted texts.
@@ -100,7 +124,31 @@ TEST(PrefixTreeTest, EqualsASearchThroughAllTexts) {
     }
     const PrefixTree::Match match = tree.Find(query, workers);
     ASSERT_EQ(match.bytes, longest);
-    ASSERT_EQ(match.worker >= 0, longest > 0);
+    ASSERT_EQ(match.workers.empty(), longest == 0);
+    for (const int64_t worker : workers) {  // those that have seen the whole prefix
+      const bool has_seen = std::ranges::any_of(texts, [&](const auto& t) {
+        return t.second == worker && t.first.starts_with(query.substr(0, longest));
+      });
+      ASSERT_EQ(std::ranges::count(match.workers, worker), has_seen && longest > 0 ? 1 : 0);
+    }
+  }
+}
+
+TEST(CacheAwareChoiceTest, TheLoadCountsFirstIfPreferred) {
+  using Candidates = std::vector<CacheAwareChoice::Candidate>;
+  const std::string prompt = "You are helpful.";
+  for (const bool prefers : {false, true}) {
+    CacheAwareChoice choice({.prefers_fewest_open = prefers});
+    choice.Add(prompt, 1);
+    choice.Add(prompt, 2);
+    choice.Add("Hello, this is another text.", 2);
+    // Both workers have seen the prompt, worker 2 later.
+    EXPECT_EQ(choice.Choose(Candidates{{1, 3}, {2, 3}}, prompt), 2);
+    EXPECT_EQ(choice.Choose(Candidates{{1, 3}, {2, 4}}, prompt), prefers ? 1 : 2);
+    EXPECT_EQ(choice.Choose(Candidates{{1, 3}, {2, 3}, {3, 0}}, prompt), 2);
+    // No worker has seen this prompt. Worker 1 has the smallest tree.
+    EXPECT_EQ(choice.Choose(Candidates{{1, 3}, {2, 3}}, "xyz"), 1);
+    EXPECT_EQ(choice.Choose(Candidates{{1, 3}, {2, 2}}, "xyz"), prefers ? 2 : 1);
   }
 }
 

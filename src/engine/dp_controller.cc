@@ -13,9 +13,12 @@ namespace switchyard {
 namespace {
 
 // In each step all groups wait for the slowest one. So groups are balanced more closely than the
-// workers of a router, whose steps are independent. The tree has 4 million tokens.
-constexpr CacheAwareOptions kGroupOptions{
-    .balance_abs_threshold = 4, .balance_rel_threshold = 1.1, .max_tree_bytes = size_t{1} << 24};
+// workers of a router, whose steps are independent. The tree has at most 4 million tokens.
+constexpr CacheAwareOptions kGroupOptions{.balance_abs_threshold = 4,
+                                          .balance_rel_threshold = 1.1,
+                                          .max_tree_bytes = size_t{1} << 24,
+                                          .prefers_fewest_open = true,
+                                          .match_unit = sizeof(int32_t)};
 
 // The bytes by which CacheAwareChoice compares prompts: a hash of the salt, then the token ids.
 std::string PromptKey(const CachedPrompt& prompt) {

@@ -49,7 +49,7 @@ class DpController {
   // `groups` groups, none of which is absent.
   void Reset(int groups);
   // The groups whose ranks do not serve now. At least one group must not be absent. Forgets the
-  // prompts of absent groups, because their next ranks have empty caches.
+  // prompts of absent groups, because their next ranks may have empty caches.
   void SetAbsent(std::span<const int> groups);
   bool absent(int group) const { return absent_[group]; }
   void ForgetPrompts();  // all caches were emptied

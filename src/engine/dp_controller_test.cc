@@ -154,6 +154,35 @@ TEST(DpController, CacheAwareBalancesACommonPrefix) {
   }
 }
 
+// A prefix that all groups have computed, before prompts that differ in their first own token.
+TEST(DpController, CacheAwareSpreadsAPrefixOfAllGroups) {
+  std::mt19937 random(8);
+  for (const int groups : {2, 3, 8}) {
+    DpController controller(groups, Method::kCacheAware);
+    const std::vector<int32_t> common = RandomPrompt(random, 300);
+    for (int group = 0; group < groups; ++group) controller.Open(group, 300, {.ids = common});
+    for (int i = 0; i < 40 * groups; ++i) {
+      std::vector<int32_t> ids = common;
+      ids.push_back(i);
+      const std::vector<int32_t> own = RandomPrompt(random, 20);
+      ids.insert(ids.end(), own.begin(), own.end());
+      OpenPrompt(controller, ids);
+      const auto [least, most] =
+          std::ranges::minmax(controller.loads(), {}, &DpController::Load::requests);
+      EXPECT_LE(most.requests - least.requests, 1);
+    }
+  }
+}
+
+TEST(DpController, CacheAwareSendsNewPromptsToTheLeastBusyGroup) {
+  std::mt19937 random(9);
+  DpController controller(2, Method::kCacheAware);
+  EXPECT_EQ(OpenPrompt(controller, RandomPrompt(random, 10)), 0);
+  EXPECT_EQ(OpenPrompt(controller, RandomPrompt(random, 1000)), 1);
+  EXPECT_EQ(OpenPrompt(controller, RandomPrompt(random, 10)), 0);  // which has fewer bytes
+  EXPECT_EQ(OpenPrompt(controller, RandomPrompt(random, 10)), 1);  // fewer requests
+}
+
 TEST(DpController, CacheAwareSharesNoPrefixesBetweenSalts) {
   std::mt19937 random(5);
   DpController controller(2, Method::kCacheAware);

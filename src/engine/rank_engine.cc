@@ -238,12 +238,12 @@ StepCounts RankEngine::Impl::Plan() {
                      .logit_rows = static_cast<size_t>(sequence.LogitRows(part.rows).size()),
                      .decoding = sequence.decoding(),
                      .drafts = sequence.decoding() ? sequence.drafts.size() : 0,
+                     .admission = sequence.admissions,
                      .range = sequence.LogitRows(part.rows),
                      .last = part.rows >= sequence.pending(),
                      .samples = part.rows >= sequence.pending() && !sequence.pooled() &&
                                 !sequence.first_sent &&
                                 sequence.request.sampling.max_new_tokens > 0,
-                     .admission = sequence.admissions,
                      .draft_slots = draft_slots[parts.size()]});
   }
   RequestDeviceSampling();

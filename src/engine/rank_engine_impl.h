@@ -85,12 +85,12 @@ struct RankEngine::Impl {
     int64_t rows = 0, end = 0;  // the rows of positions [end − rows, end)
     size_t logit_rows = 0;
     bool decoding = false;
-    size_t drafts = 0;  // the last `drafts` of the rows are drafts
-    // The members below are used by passes of pipeline stages only.
-    Range range;             // the rows with logits
-    bool last = false;       // no row of the sequence is pending after this part
-    bool samples = false;    // the pass gives a token
+    size_t drafts = 0;       // the last `drafts` of the rows are drafts
     uint64_t admission = 0;  // Sequence::admissions
+    // The members below are used by passes of pipeline stages only.
+    Range range;           // the rows with logits
+    bool last = false;     // no row of the sequence is pending after this part
+    bool samples = false;  // the pass gives a token
     // With results_have_drafts: pages are allocated for so many tokens after the known ones.
     int64_t draft_slots = 0;
   };

@@ -31,7 +31,8 @@ namespace switchyard {
 // disabled it for exchanges that cannot return outputs in parts (CombinesInParts).
 schedule::ServeShape ServeShapeOf(const ModelConfig& config, const MoeOptions& moe,
                                   bool two_batches);
-// The schedule of a step, in which FindScheduleError finds no fault.
+// The schedule of a step. CHECKs that FindScheduleError finds no fault in it, which holds for all
+// shapes.
 std::vector<schedule::Operation> CheckedPlan(const schedule::ServeShape& shape);
 // The schedules with one micro-batch: one, or with ModelConfig::mtp_depths that of each layer
 // alone.

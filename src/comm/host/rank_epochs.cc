@@ -1,13 +1,11 @@
 // Epochs of rank processes, and the spares that take the places of ranks.
 #include <signal.h>
-#include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -20,11 +18,10 @@
 
 namespace switchyard {
 
-// A process for rank `i` of this node, whose process has ended: one of SpawnEarly, or a spare that
-// has loaded, else a new process.
+// A process for rank `i` of this node, whose process has ended: a spare that has loaded, else a new
+// process.
 RankProcesses::Impl::Child RankProcesses::Impl::Replace(int i) {
   const int rank = first_rank() + i;
-  if (std::optional<Child> started = TakeEarly(rank)) return *std::move(started);
   {
     const std::lock_guard lock(mutex);
     if (auto spare = spares->Take(rank)) {
@@ -48,15 +45,10 @@ void RankProcesses::Impl::SpawnEarly(int i) {
         children[i].exit.MayHaveDamaged() || spares->ready() >= ended || killed || closing ||
         end_expected)
       return;
+    starts_early = true;
   }
   try {
     Child child = Spawn(i, arena->epoch());
-    if (child.pidfd.get() < 0) {
-      const int error = errno;
-      kill(child.pid(), SIGKILL);
-      Reap(child.exit);
-      throw Resource("cannot watch rank {}: {}", child.rank(), strerror(error));
-    }
     const std::lock_guard lock(mutex);
     early.push_back(std::move(child));
     if (all_killed || closing || end_expected) RetireEarly();
@@ -64,18 +56,26 @@ void RankProcesses::Impl::SpawnEarly(int i) {
     LOG_WARNING("the next process of rank {} starts with the next epoch: {}", first_rank() + i,
                 error.what());
   }
+  const std::lock_guard lock(mutex);
+  starts_early = false;
+  changed.notify_all();
 }
 
-// The process of SpawnEarly for this rank, if it runs.
-std::optional<RankProcesses::Impl::Child> RankProcesses::Impl::TakeEarly(int rank) {
+// Gives the processes of SpawnEarly that run to their ranks. Returns these ranks. Call it before
+// the epoch begins: a process that ends in the epoch must be a child, so that its end is noticed.
+std::vector<int> RankProcesses::Impl::TakeEarly() {
+  std::vector<int> taken;
   const std::lock_guard lock(mutex);
-  const auto found = std::ranges::find_if(early, [rank](const Child& child) {
-    return child.rank() == rank && !child.retired && !HasEnded(child.pid());
-  });
-  if (found == early.end()) return std::nullopt;
-  Child child = std::move(*found);
-  early.erase(found);
-  return child;
+  for (Child& child : children) {
+    const auto found = std::ranges::find_if(early, [&](const Child& next) {
+      return next.rank() == child.rank() && !next.retired && !HasEnded(next.pid());
+    });
+    if (!child.ended || found == early.end()) continue;
+    child = std::move(*found);
+    early.erase(found);
+    taken.push_back(child.rank());
+  }
+  return taken;
 }
 
 // Reaps processes of SpawnEarly that have ended.
@@ -100,12 +100,6 @@ std::vector<int> RankProcesses::Impl::SpawnMissing() {
   for (int i = 0; i < std::ssize(children); ++i) {  // only this thread changes the list
     if (!children[i].ended) continue;
     Child child = Replace(i);
-    if (child.pidfd.get() < 0) {
-      const int error = errno;
-      kill(child.pid(), SIGKILL);
-      Reap(child.exit);
-      throw Resource("cannot watch rank {}: {}", child.rank(), strerror(error));
-    }
     const std::lock_guard lock(mutex);
     children[i] = std::move(child);
     started.push_back(children[i].rank());
@@ -114,7 +108,7 @@ std::vector<int> RankProcesses::Impl::SpawnMissing() {
 }
 
 // Runs on the watcher's thread, which also reaps. So `children` does not change in this function
-// except by SpawnMissing.
+// except by TakeEarly and SpawnMissing.
 void RankProcesses::Impl::BeginEpoch() {
   std::optional<std::promise<Started>> request;
   std::vector<int> absent, others;
@@ -151,8 +145,11 @@ void RankProcesses::Impl::BeginEpoch() {
       killed = false;
     }
     if (damaged) arena->ClearKept();
+    std::vector<int> started = TakeEarly();
     arena->BeginEpoch(options.control_endpoint, absent, message);
-    request->set_value(SpawnMissing());
+    std::ranges::copy(SpawnMissing(), std::back_inserter(started));
+    std::ranges::sort(started);
+    request->set_value(std::move(started));
   } catch (...) {
     request->set_exception(std::current_exception());
   }
@@ -206,13 +203,7 @@ void RankProcesses::Impl::SpawnSpare(int slot) {
   }
   process.pid = SpawnProcess({.world = options.world, .spec = options.spec, .spare = slot},
                              std::move(inherited));
-  process.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
-  if (process.pidfd.get() < 0) {
-    const int error = errno;
-    kill(process.pid, SIGKILL);
-    Reap({.pid = process.pid});
-    throw Resource("cannot watch a spare process: {}", strerror(error));
-  }
+  process.pidfd = OpenPidfd(process.pid, "a spare process");
   const std::lock_guard lock(mutex);
   spares->Add(std::move(process));
   // The ranks may have ended during the start of the process. In a restart (Settle), spares that
@@ -282,8 +273,14 @@ std::vector<int> RankProcesses::BeginEpoch(const std::string& control_endpoint, 
 
 void RankProcesses::ClearDescriptors() {
   std::unique_lock lock(impl_->mutex);
+  const auto deadline = std::chrono::steady_clock::now() + kReapTime;
+  const auto await = [&](const auto& done, const char* what) {
+    if (!impl_->changed.wait_until(lock, deadline, done))
+      LOG_WARNING("processes for the next epoch {} within {} s", what, kReapTime.count());
+  };
+  await([&] { return !impl_->starts_early; }, "have not started");
   impl_->RetireEarly();  // they may have mapped what the descriptors describe
-  impl_->changed.wait_for(lock, kReapTime, [&] { return impl_->early.empty(); });
+  await([&] { return impl_->early.empty(); }, "have been killed, but have not ended");
   for (size_t i = 0; i < impl_->kept.size(); ++i) {
     if (impl_->children[i].ended) impl_->kept[i].Clear();
   }

@@ -50,6 +50,15 @@ RankExit Reap(RankExit exit) {
   return exit;
 }
 
+FileDescriptor OpenPidfd(pid_t pid, const std::string& what) {
+  FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (pidfd.get() >= 0) return pidfd;
+  const int error = errno;
+  kill(pid, SIGKILL);
+  Reap({.pid = pid});
+  throw Resource("cannot watch {}: {}", what, strerror(error));
+}
+
 // Starts a process that reads `rank_spec`. `inherited`: its descriptors after that of the spec.
 pid_t RankProcesses::Impl::SpawnProcess(const RankSpec& rank_spec, std::vector<int> inherited) {
   const FileDescriptor spec(WriteRankSpec(rank_spec, getpid()));
@@ -76,7 +85,7 @@ RankProcesses::Impl::Child RankProcesses::Impl::Spawn(int i, uint32_t last_epoch
   }
   Child child;
   child.exit = {.rank = rank, .pid = SpawnProcess(rank_spec, std::move(inherited))};
-  child.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
+  child.pidfd = OpenPidfd(child.pid(), fmt::format("rank {}", rank));
   return child;
 }
 
@@ -87,8 +96,6 @@ void RankProcesses::Impl::SpawnAll() {
     Child child = Spawn(i);
     const std::lock_guard lock(mutex);
     children.push_back(std::move(child));
-    if (children.back().pidfd.get() < 0)
-      throw Resource("cannot watch rank {}: {}", first_rank() + i, strerror(errno));
   }
   options.network.reset();  // closes the listeners, which the ranks have inherited
 }

@@ -28,6 +28,10 @@ inline constexpr std::chrono::seconds kReapTime{30};
 // Reaps the process `exit.pid`, which has ended, and adds how it ended.
 RankExit Reap(RankExit exit);
 
+// A pidfd of the process `pid`. If there is none, kills and reaps the process, and throws Error
+// kResource, whose text names the process as `what`.
+FileDescriptor OpenPidfd(pid_t pid, const std::string& what);
+
 // The watcher's thread also starts the processes. The kernel sends a child its parent-death signal
 // when the thread that forked the child ends. So this thread has to live as long as the object.
 struct RankProcesses::Impl {
@@ -56,6 +60,7 @@ struct RankProcesses::Impl {
   std::vector<KeptDescriptors> kept;  // in the same order; empty: none
   std::vector<RankExit> exits;        // exits in this epoch, in the order in which ranks ended
   std::vector<Child> early;           // processes for the next epoch, of ranks that have ended
+  bool starts_early = false;          // SpawnEarly is starting a process, which is not in `early`
   bool end_expected = false;
   bool killed = false;      // exits are not reported
   bool all_killed = false;  // by Kill: no process is started any more
@@ -86,7 +91,7 @@ struct RankProcesses::Impl {
   void OnEnd(size_t child);
   bool Serves() const;  // requires the mutex
   void SpawnEarly(int i);
-  std::optional<Child> TakeEarly(int rank);
+  std::vector<int> TakeEarly();
   void StepEarly();
   void RetireEarly();  // requires the mutex
   void StepSpares();

@@ -58,8 +58,7 @@ std::vector<int> World(const SymmetricMemory& memory) {
 constexpr int kGood = 0, kWrong = 40, kStoppedByPeer = 41, kNoSpec = 42;
 
 bool SeesOnlyItsDescriptors(int fds_at_start) {
-  // At the start: stdin, stdout, stderr, the spec and the arena. The spec is closed after it is
-  // read.
+  // At the start: stdin, stdout, stderr, the spec and the arena. Reading the spec closes it.
   return fds_at_start == 5 && CountOpenFds() == 4 && getenv("SWITCHYARD_RANK_FDS") == nullptr;
 }
 
@@ -86,8 +85,7 @@ bool AddsUp(const RankSpec& spec, Communicator& tp) {
   return sum == static_cast<float>((1 << spec.world) - 1);
 }
 
-// The first rank receives messages from the parent, broadcasts them and answers; all end after
-// "end".
+// The first rank receives messages from the parent, broadcasts and answers; all end after "end".
 int ServeUntilEnd(const RankSpec& spec, Communicator& tp) {
   if (tp.rank() != 0) {
     while (tp.Broadcast("", /*idle=*/true) != "end") {

@@ -1,5 +1,4 @@
-// The order of the checks; flags that exclude or need each other, and flags that need another
-// model.
+// The order of the checks, and checks of flags with each other and with the model.
 #include "engine/checks/checks.h"
 
 #include <cmath>

@@ -68,6 +68,7 @@ class Front {
     int64_t cache_tokens = 0;          // KV capacity for one request, prompt and output together
     int32_t max_open = 0;              // maximum running and queued requests; 0: no limit
     bool has_experts = true;           // the model has routed experts
+    bool keeps_cache = true;           // prefix caches outlive the end of a rank
     Pooling pooling = Pooling::kNone;  // if not kNone, the model serves only pooled requests
     // queue_timeout limits the time until the first token, running_timeout the time after that
     // token. 0: no limit. Neither includes the time while generation is paused (EngineControls).
@@ -167,8 +168,10 @@ class Front {
   // Like Pause, for a planned change. The ranks of the last epoch must send no more messages.
   // `since`: when these ranks were ended. `groups`: the number of attention groups of the next
   // ranks. If the number changes, the open requests are balanced over the new groups. A request
-  // pinned to group g, which no longer exists, moves to group g modulo `groups`.
-  void PauseForChange(std::chrono::steady_clock::time_point since, int groups);
+  // pinned to group g, which no longer exists, moves to group g modulo `groups`. `caches_stay`: as
+  // after the end of a rank; else the next ranks have empty caches.
+  void PauseForChange(std::chrono::steady_clock::time_point since, int groups,
+                      bool caches_stay = false);
   // While paused: the attention groups that the next epoch runs without. Their open requests move
   // to the other groups.
   void SetAbsentGroups(std::span<const int> groups);

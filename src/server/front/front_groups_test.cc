@@ -26,11 +26,13 @@ class LastMessageLink : public RankLink {
 
 class FrontGroupsTest : public ::testing::Test {
  protected:
-  void Begin(int groups, LoadBalanceMethod method) {
-    front = std::make_unique<Front>(
-        link, *tokenizer,
-        Front::Limits{.vocab_size = 512, .context_length = 64, .cache_tokens = 1024},
-        DpController(groups, method));
+  void Begin(int groups, LoadBalanceMethod method, bool keeps_cache = true) {
+    front = std::make_unique<Front>(link, *tokenizer,
+                                    Front::Limits{.vocab_size = 512,
+                                                  .context_length = 64,
+                                                  .cache_tokens = 1024,
+                                                  .keeps_cache = keeps_cache},
+                                    DpController(groups, method));
   }
   // Returns the group that the ranks get.
   std::optional<int32_t> Submit(GenerationSpec spec) {
@@ -107,13 +109,29 @@ TEST_F(FrontGroupsTest, PromptsStayInTheirGroupsIfRanksEnd) {
   const std::vector<int32_t> first = {5, 6, 7, 8}, second = {9, 6, 7, 8};
   EXPECT_EQ(Run(first), 0);
   EXPECT_EQ(Run(second), 1);
-  const auto change = [&](int groups) {
-    front->PauseForChange(std::chrono::steady_clock::now(), groups);
+  const auto change = [&](int groups, bool caches_stay) {
+    front->PauseForChange(std::chrono::steady_clock::now(), groups, caches_stay);
     front->Resume();
   };
-  change(2);
+  const auto end = [&] {
+    front->Pause({.why = "killed", .time = std::chrono::steady_clock::now()});
+    front->Resume();
+  };
+  change(2, true);
   EXPECT_EQ(Run(second), 1);
-  change(3);  // the groups are others
+  end();
+  EXPECT_EQ(Run(second), 1);
+  change(2, false);
+  EXPECT_EQ(Run(second), 0);
+  EXPECT_EQ(Run(first), 1);
+  change(3, true);  // the groups are others
+  EXPECT_EQ(Run(second), 0);
+  EXPECT_EQ(Run(first), 1);
+
+  Begin(2, LoadBalanceMethod::kCacheAware, /*keeps_cache=*/false);
+  EXPECT_EQ(Run(first), 0);
+  EXPECT_EQ(Run(second), 1);
+  end();
   EXPECT_EQ(Run(second), 0);
   EXPECT_EQ(Run(first), 1);
 }

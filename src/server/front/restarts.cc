@@ -188,6 +188,7 @@ int Front::Pause(const RanksEnd& end) {
     std::lock_guard lock(mutex_);
     if (lost_) return 0;
     ++deaths_;
+    if (!limits_.keeps_cache) controller_.ForgetPrompts();
     no_output_ends = EndedWithoutAnswer(end);
     const bool suspects = end.by_itself() || no_output_ends >= kNoOutputEnds;
     answers = questions_.OnRanksEnd(end.why);
@@ -252,7 +253,7 @@ std::vector<EngineStats> Front::StatsOfAllGroups(std::vector<EngineStats> servin
   return all;
 }
 
-void Front::PauseForChange(SteadyClock::time_point since, int groups) {
+void Front::PauseForChange(SteadyClock::time_point since, int groups, bool caches_stay) {
   {
     std::lock_guard lock(mutex_);
     // Counted once per pause: if a layout fails to load, the next one loads in the same pause.
@@ -269,6 +270,8 @@ void Front::PauseForChange(SteadyClock::time_point since, int groups) {
     Regroup(groups);
     absent_groups_ = 0;
     absent_since_.clear();
+  } else if (!caches_stay || !limits_.keeps_cache) {
+    controller_.ForgetPrompts();
   }
 }
 

@@ -11,6 +11,7 @@
 #include "core/gguf_files.h"
 #include "core/log.h"
 #include "core/regular_file.h"
+#include "engine/kept_gpu_memory.h"
 #include "grammar/source.h"
 #include "model/gguf/gguf_config.h"
 
@@ -133,6 +134,13 @@ int32_t MaxOpen(const EngineConfig& config, const EnginePlan& plan, int64_t queu
       std::min<int64_t>(running + queued, std::numeric_limits<int32_t>::max()));
 }
 
+// Whether prefix caches outlive the end of a rank. With several nodes, all ranks start again.
+bool KeepsCache(const EngineConfig& config, const EnginePlan& plan) {
+  if (plan.cuda) return KeepsGpuCache(config, plan);
+  return plan.ranks_of_host >= config.mesh.world() && !config.disable_radix_cache &&
+         !plan.model.has_states();
+}
+
 }  // namespace
 
 Front::Limits FrontLimits(const ServerArgs& args, const EnginePlan& plan,
@@ -143,6 +151,7 @@ Front::Limits FrontLimits(const ServerArgs& args, const EnginePlan& plan,
           .cache_tokens = plan.num_pages * config.page_size,
           .max_open = MaxOpen(config, plan, queued_per_running),
           .has_experts = plan.model.has_moe(),
+          .keeps_cache = KeepsCache(config, plan),
           .pooling = plan.model.pooling ? plan.model.pooling->type : Pooling::kNone,
           .queue_timeout = std::chrono::duration<double>(args.http.queue_timeout_seconds),
           .running_timeout = std::chrono::duration<double>(args.http.running_timeout_seconds)};

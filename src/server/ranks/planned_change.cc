@@ -146,7 +146,7 @@ bool Supervisor::RestartSome(const std::vector<int>& ranks, const std::string& w
                   : fmt::format("another rank was killed during the {}", why);
     if (!StartUntilServing(std::move(end), /*may_be_absent=*/true)) return false;
   } else {
-    front_.PauseForChange(start, layout_->groups());
+    front_.PauseForChange(start, layout_->groups(), /*caches_stay=*/true);
     // Without `ranks` this is the return of absent ranks, which have loaded.
     if (!StartUntilServing(std::nullopt, /*may_be_absent=*/!ranks.empty())) return false;
   }

@@ -55,6 +55,7 @@ int GpuOf(const RankJob& job, int rank) {
 
 void LeaveGpus(const std::set<int>& gpus) {
   PhaseTimes times;
+  LOG_INFO("the former spare process leaves the GPUs of other ranks: {}", Joined(gpus, ", "));
   try {
     for (const int gpu : gpus) LeaveGpu(gpu);
   } catch (const std::exception& error) {
@@ -126,8 +127,9 @@ int RunRank(int argc, char** argv, std::shared_ptr<const MoeBackends> backends) 
   const bool leads = spec.arena->ActiveRanks().front() == spec.rank;
   RankLoopIo io = WatchParent(LeaderIo(leads ? spec.control_endpoint : std::string()), spec.arena,
                               job.config.watchdog_timeout_seconds);
-  // A GPU is left between two epochs, because its reset would end the access to memory of its rank,
-  // and because it takes 0.4 s, which a pause must not contain.
+  // A GPU is left between two epochs, because its reset would end the access to memory of its rank.
+  // In the pause in which the spare takes a place it would add 0.4 s; in the next one it runs
+  // beside the end of the epoch.
   if (!others.empty()) io.after_first_epoch = [others] { LeaveGpus(others); };
   RunRankLoop(job.config, job.plan, spec.rank, spec.arena, io, std::move(kept));
   return 0;

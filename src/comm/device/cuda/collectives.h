@@ -64,8 +64,9 @@ class SharedNccl {
 struct CollectiveOptions {
   // Gathers and small reductions use one kernel over peer memory; large reductions use NCCL. With
   // --disable-custom-all-reduce everything uses NCCL. If NCCL is unavailable (libnccl.so.2, loaded
-  // at run time), everything uses peer memory. So do two ranks after the restart of a rank
-  // (SymmetricMemory::epoch above 1).
+  // at run time), everything uses peer memory. So do two ranks in each epoch after the
+  // first one (SymmetricMemory::epoch above 1), whether a rank ended, was restarted as planned, or
+  // failed to load.
   bool custom_all_reduce = true;
   // The largest all-reduce over peer memory, in bytes. The limit for reduce-scatter is four times
   // as large. NCCL's reduction order depends on the message size, so a row's sum depends on the

@@ -53,7 +53,8 @@ class CopyBatch {
     from_.push_back(copy.from);
     bytes_.push_back(static_cast<size_t>(copy.bytes));
   }
-  // Enqueues all copies, in any order. `one_call`: set to false if the driver has no such call.
+  // Enqueues all copies, in any order. `one_call`: set to false if the driver has no such call, or
+  // if the call does not take these copies.
   void Start(cudaStream_t stream, std::atomic<bool>* one_call) {
     if (bytes_.size() > 1 && *one_call && StartInOneCall(stream, one_call)) return;
     // After a failure some of the copies may run already. They are made again.
@@ -81,6 +82,9 @@ class CopyBatch {
                              &first, 1, &failed, stream);
 #endif
     if (error == cudaSuccess) return true;
+    if (error != cudaErrorNotSupported && error != cudaErrorCallRequiresNewerDriver &&
+        error != cudaErrorInvalidValue)
+      Check(error, "copy of KV rows");
     cudaGetLastError();
     if (one_call->exchange(false))
       LOG_INFO("pages of the KV cache are copied one by one: {}", cudaGetErrorString(error));
