@@ -74,7 +74,7 @@ json ReadTrace(const std::filesystem::path& path) {
   if (!trace.contains("otherData") || !trace["otherData"].is_object()) return trace;
   const json dropped = trace["otherData"].value("dropped_events", json());
   if (dropped.is_number_integer() && dropped.get<int64_t>() > 0)
-    throw Invalid("{}: {} events were dropped, so its times are not whole", path.string(),
+    throw Invalid("{}: {} events were dropped, so its times are not complete", path.string(),
                   dropped.get<int64_t>());
   return trace;
 }
