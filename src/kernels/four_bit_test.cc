@@ -1,10 +1,12 @@
-// Products of 4-bit weights and of panels with int8 rows.
+// Products of 4-bit weights and of panels with int8 rows. Panels have more tests in
+// stored_panels_test.cc.
 #include <cmath>
 #include <memory>
 
 #include "core/test_effort.h"
 #include "kernels/cpu/int8_blocks.h"
 #include "kernels/cpu/rounded_rows.h"
+#include "kernels/packed_testing.h"
 #include "kernels/reference.h"
 #include "kernels/testing.h"
 #include "quant/activations.h"
@@ -15,160 +17,15 @@ namespace {
 
 class FourBitTest : public IsaTest {};
 
-// A weight format with its groups.
-struct Kind {
-  WeightFormat format;
-  int32_t group = 128;
-  bool symmetric = true;
-};
-
-constexpr Kind kKinds[] = {{WeightFormat::kInt4Group, 32},
-                           {WeightFormat::kInt4Group, 32, false},
-                           {WeightFormat::kInt4Group, 64},
-                           {WeightFormat::kInt4Group, 64, false},
-                           {WeightFormat::kInt4Group, 128},
-                           {WeightFormat::kInt4Group, 128, false},
-                           {WeightFormat::kInt4Group, 256, false},
-                           {WeightFormat::kInt4Group, 4096, false},
-                           {WeightFormat::kInt4Group, 48},  // without an integer product
-                           {WeightFormat::kMxfp4},
-                           {WeightFormat::kNvfp4},
-                           {WeightFormat::kInt4Panels, 32},
-                           {WeightFormat::kInt4Panels, 64},
-                           {WeightFormat::kInt4Panels, 128},
-                           {WeightFormat::kInt4ZeroPanels, 32, false},
-                           {WeightFormat::kInt4ZeroPanels, 64, false},
-                           {WeightFormat::kInt4ZeroPanels, 128, false},
-                           {WeightFormat::kInt4HalfPanels, 32},
-                           {WeightFormat::kInt4HalfPanels, 128},
-                           {WeightFormat::kInt4HalfZeroPanels, 64, false},
-                           {WeightFormat::kMxfp4Panels},
-                           {WeightFormat::kNvfp4Panels},
-                           {WeightFormat::kIQ4XSPanels},
-                           {WeightFormat::kQ4_0Panels},
-                           {WeightFormat::kQ8_0Panels},
-                           {WeightFormat::kQ4KPanels},
-                           {WeightFormat::kQ5KPanels},
-                           {WeightFormat::kQ6KPanels}};
-
-std::string What(const Kind& kind, int64_t m, int64_t n, int64_t k, int64_t col0) {
-  return fmt::format("{} group {}{}, {} x {} x {} from column {}", Name(kind.format), kind.group,
-                     kind.symmetric ? "" : " with zeros", m, n, k, col0);
-}
-
 bool HasMinima(WeightFormat format) {
   return format == WeightFormat::kQ4KPanels || format == WeightFormat::kQ5KPanels;
-}
-// The largest minimum that MakePanels generates: a 6-bit code times the largest dmin.
-constexpr double kMostMinimum = 63 * 0.015;
-
-// Random panels of `rows` rows and `columns` columns.
-WeightView MakePanels(Random& random, const Kind& kind, int64_t rows, int64_t columns) {
-  auto panels = std::make_shared<std::vector<uint8_t>>(
-      PanelMatrixBytes(kind.format, kind.group, rows, columns));
-  const auto put = [](uint8_t* to, auto half) { std::memcpy(to, &half.bits, sizeof half.bits); };
-  const auto scale = [&] { return 0.002f * static_cast<float>(random.Below(8) - 1); };
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t part = 0; part < CeilDiv(columns, kPanelColumns); ++part) {
-      PanelRow values{};
-      for (uint8_t& code : values.codes) code = static_cast<uint8_t>(random.Below(256));
-      uint8_t* s = values.scales;
-      const int64_t groups = kPanelColumns / kind.group;
-      switch (kind.format) {
-        case WeightFormat::kInt4Panels:
-        case WeightFormat::kInt4ZeroPanels:
-          for (int64_t i = 0; i < groups; ++i) put(s + 2 * i, ToBF16(scale()));
-          for (int64_t i = 0; i < groups; ++i)
-            s[2 * groups + i] = static_cast<uint8_t>(random.Below(17));
-          break;
-        case WeightFormat::kInt4HalfPanels:
-        case WeightFormat::kInt4HalfZeroPanels:
-          for (int64_t i = 0; i < groups; ++i) put(s + 2 * i, ToF16(scale()));
-          for (int64_t i = 0; i < groups; ++i)
-            s[2 * groups + i] = static_cast<uint8_t>(random.Below(17));
-          break;
-        case WeightFormat::kMxfp4Panels:
-          for (int i = 0; i < 4; ++i) s[i] = static_cast<uint8_t>(118 + random.Below(6));
-          break;
-        case WeightFormat::kNvfp4Panels:  // not the NaN codes 0x7f and 0xff
-          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(0x7f));
-          break;
-        case WeightFormat::kIQ4XSPanels:
-          for (int i = 0; i < 4; ++i) s[i] = static_cast<uint8_t>(random.Below(64) - 32);
-          put(s + 4, ToF16(scale()));
-          break;
-        case WeightFormat::kQ4_0Panels:
-        case WeightFormat::kQ8_0Panels:
-          for (int i = 0; i < 4; ++i) put(s + 2 * i, ToF16(scale()));
-          break;
-        case WeightFormat::kQ4KPanels:
-        case WeightFormat::kQ5KPanels:
-          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(64));
-          put(s + 8, ToF16(scale()));
-          put(s + 10, ToF16(0.001f * static_cast<float>(random.Below(15))));
-          break;
-        default:  // kQ6KPanels
-          for (int i = 0; i < 8; ++i) s[i] = static_cast<uint8_t>(random.Below(256));
-          put(s + 8, ToF16(scale()));
-          break;
-      }
-      PutPanelRow(kind.format, kind.group, columns, row, part, values, panels->data());
-    }
-  }
-  return {.format = kind.format,
-          .data = panels->data(),
-          .group_size = kind.group,
-          .global_scale = kind.format == WeightFormat::kNvfp4Panels ? 0.0037f : 1.0f,
-          .stored_k = columns,
-          .owner = panels};
-}
-
-// A random weight, viewed from row row0 and column col0 in steps of row_step. Some rows and some
-// blocks are zero.
-WeightView MakeWeight(Random& random, const Kind& kind, int64_t n, int64_t k, int64_t row0 = 0,
-                      int64_t row_step = 1, int64_t col0 = 0,
-                      ActivationFormat activation = ActivationFormat::kInt8Group) {
-  const int64_t rows = row0 + n * row_step, columns = CeilDiv(col0 + k, 32) * 32;
-  const auto view = [&](WeightView w) {
-    w.activation = activation;
-    w.row0 = row0;
-    w.row_step = row_step;
-    w.col0 = col0;
-    w.n = n;
-    w.k = k;
-    return w;
-  };
-  if (HasPanels(kind.format)) return view(MakePanels(random, kind, rows, columns));
-  std::vector<float> values = random.Normal(rows * columns);
-  for (int64_t i = 0; i < rows * columns; i += 32) {
-    if (random.Below(8) == 0) std::fill_n(values.begin() + i, 32, 0.0f);
-  }
-  if (row0 < rows) std::fill_n(values.begin() + row0 * columns, columns, 0.0f);
-  return view(Quantize(kind.format, values, rows, columns,
-                       {.group_size = kind.group, .symmetric = kind.symmetric}));
-}
-
-struct Inputs {
-  int64_t m, ldx;
-  std::vector<float> x, bias;
-};
-
-// Rows of different magnitudes; the second is zero.
-Inputs MakeInputs(Random& random, int64_t m, int64_t n, int64_t k) {
-  Inputs in = {m, k + random.Below(3), {}, random.Normal(n)};
-  in.x = random.Normal(m * in.ldx + 1);
-  for (int64_t i = 0; i < m; ++i) {
-    const float scale = i == 1 ? 0.0f : std::exp2(static_cast<float>(random.Below(20) - 10));
-    for (int64_t j = 0; j < k; ++j) in.x[i * in.ldx + j] *= scale;
-  }
-  return in;
 }
 
 TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
   Random random(1);
   ThreadPool pool(2);
   for (int round = 0; round < FewerIfSanitized(440, 4); ++round) {
-    const Kind& kind = kKinds[round % std::size(kKinds)];
+    const PackedKind& kind = kPackedKinds[round % std::size(kPackedKinds)];
     const int64_t m = random.Pick<int64_t>({0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 40});
     const int64_t k = random.Pick<int64_t>({2, 30, 32, 64, 96, 128, 130, 200, 256, 384, 1000});
     const int64_t n = random.Pick<int64_t>({0, 1, 3, 15, 16, 17, 33, 70});
@@ -179,9 +36,9 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
     const int64_t row0 = whole ? 16 * random.Below(3) : random.Below(9);
     const bool token = random.Below(4) == 0;
     const WeightView w =
-        MakeWeight(random, kind, n, k, row0, whole ? 1 : 1 + random.Below(2), col0,
-                   token ? ActivationFormat::kInt8Token : ActivationFormat::kInt8Group);
-    const Inputs in = MakeInputs(random, m, n, k);
+        MakePackedWeight(random, kind, n, k, row0, whole ? 1 : 1 + random.Below(2), col0,
+                         token ? ActivationFormat::kInt8Token : ActivationFormat::kInt8Group);
+    const PackedInputs in = MakePackedInputs(random, m, n, k);
     const int64_t ldy = n + random.Below(3);
     std::vector<float> y = random.Normal(m * ldy + 1);
     const std::vector<float> before = y;
@@ -216,13 +73,13 @@ TEST_P(FourBitTest, LinearMultipliesRoundedRows) {
         }
         // The float32 products of other instruction sets also round each product.
         const double bound = 24 * kEpsilon * (magnitudes + std::fabs(want) + 1e-3);
-        ASSERT_NEAR(y[i * ldy + j], want, bound) << What(kind, m, n, k, col0);
+        ASSERT_NEAR(y[i * ldy + j], want, bound) << PackedCase(kind, m, n, k, col0);
         written[i * ldy + j] = true;
       }
     }
     for (size_t i = 0; i < y.size(); ++i) {
       if (!written[i]) {
-        ASSERT_EQ(y[i], before[i]) << What(kind, m, n, k, col0);
+        ASSERT_EQ(y[i], before[i]) << PackedCase(kind, m, n, k, col0);
       }
     }
   }
@@ -320,17 +177,17 @@ TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
   Random random(2);
   ThreadPool pool(2);
   for (int round = 0; round < FewerIfSanitized(220, 4); ++round) {
-    const Kind& kind = kKinds[round % std::size(kKinds)];
+    const PackedKind& kind = kPackedKinds[round % std::size(kPackedKinds)];
     const int64_t m = random.Pick<int64_t>({1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20});
     const int64_t k = random.Pick<int64_t>({32, 96, 128, 160, 256, 290, 512, 1000, 1400});
     const int64_t n = random.Pick<int64_t>({1, 5, 16, 31, 40, 70});
     const WeightView w =
         HasPanels(kind.format)
-            ? MakeWeight(random, kind, n, k, 16 * random.Below(3), 1, 128)
-            : MakeWeight(random, kind, n, k, random.Below(5), 1 + random.Below(2), 128);
+            ? MakePackedWeight(random, kind, n, k, 16 * random.Below(3), 1, 128)
+            : MakePackedWeight(random, kind, n, k, random.Below(5), 1 + random.Below(2), 128);
     EXPECT_EQ(cpu::InputRowFormatOf(w) == cpu::InputRowFormat::kInt8Blocks, kind.group != 48);
     if (kind.group == 48) continue;
-    const Inputs in = MakeInputs(random, m, n, k);
+    const PackedInputs in = MakePackedInputs(random, m, n, k);
     std::vector<float> y(m * n), want(m * n);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
@@ -345,7 +202,7 @@ TEST_P(FourBitTest, SumsHaveTheDocumentedOrder) {
             .ldy = n,
             .m = m},
            pool);
-    ASSERT_TRUE(SameBits(y, want)) << What(kind, m, n, k, 128);
+    ASSERT_TRUE(SameBits(y, want)) << PackedCase(kind, m, n, k, 128);
   }
 }
 
@@ -353,9 +210,9 @@ TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
   Random random(3);
   ThreadPool one(1), three(3);
   constexpr int64_t kRows = 37, kDepth = 416, kColumns = 150;
-  for (const Kind& kind : kKinds) {
-    const WeightView w = MakeWeight(random, kind, kColumns, kDepth);
-    const Inputs in = MakeInputs(random, kRows, kColumns, kDepth);
+  for (const PackedKind& kind : kPackedKinds) {
+    const WeightView w = MakePackedWeight(random, kind, kColumns, kDepth);
+    const PackedInputs in = MakePackedInputs(random, kRows, kColumns, kDepth);
     std::vector<float> all(kRows * kColumns), some(all.size());
     LinearParams p = {
         .x = in.x.data(), .ldx = in.ldx, .w = w, .y = all.data(), .ldy = kColumns, .m = kRows};
@@ -367,47 +224,7 @@ TEST_P(FourBitTest, ARowDoesNotDependOnItsBatch) {
         p.m = m;
         Linear(p, three);
         ASSERT_TRUE(SameBits(some.data(), &all[first * kColumns], m * kColumns))
-            << What(kind, m, kColumns, kDepth, 0) << " first " << first;
-      }
-    }
-  }
-}
-
-// Many rows use wide tiles of several panels, in batches, and parts of columns. Rows are gathered.
-TEST_P(FourBitTest, ManyGatheredRowsHaveTheBitsOfRowsAlone) {
-  if (!HasFourBitProducts(GetParam())) GTEST_SKIP() << "rounded rows are multiplied in float32";
-  Random random(4);
-  ThreadPool one(1), three(3);
-  // 11 parts of columns, and 7 panels, the last of which has 4 rows.
-  constexpr int64_t kHidden = 1300, kWidth = 100, kTokens = 70;
-  for (const Kind& kind : kKinds) {
-    if (!HasPanels(kind.format)) continue;
-    const std::vector<ExpertWeights> experts = {
-        {.gate = MakeWeight(random, kind, kWidth, kHidden),
-         .up = MakeWeight(random, kind, kWidth, kHidden),
-         .down = MakeWeight(random, kind, kHidden, kWidth)}};
-    const std::vector<float> x = random.Normal(kTokens * kHidden);
-    for (const int32_t rows : {9, 11, 13, 19, FewerIfSanitized(197, 8)}) {
-      std::vector<int32_t> ids(rows);
-      for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kTokens));
-      const std::vector<int32_t> offsets = {0, rows}, single = {0, 1};
-      std::vector<float> scratch(rows * kWidth), all(rows * kHidden), alone(kHidden);
-      GroupedMlpParams p = {.x = x.data(),
-                            .ldx = kHidden,
-                            .row_ids = ids.data(),
-                            .experts = experts,
-                            .offsets = offsets,
-                            .scratch = scratch.data(),
-                            .out = all.data(),
-                            .ldo = kHidden};
-      GroupedMlp(p, three);
-      p.offsets = single;
-      p.out = alone.data();
-      for (int32_t i = 0; i < rows; i += rows < 20 ? 1 : 7) {
-        p.row_ids = &ids[i];
-        GroupedMlp(p, one);
-        ASSERT_TRUE(SameBits(alone.data(), &all[i * kHidden], kHidden))
-            << What(kind, rows, kWidth, kHidden, 0) << " row " << i;
+            << PackedCase(kind, m, kColumns, kDepth, 0) << " first " << first;
       }
     }
   }
@@ -472,55 +289,6 @@ TEST_P(FourBitTest, BlockExponentsKeepTheirValues) {
     EXPECT_NEAR(y[j], want, 1e-4 * want) << int{exponents[j]};
   }
   EXPECT_TRUE(std::isnan(y[kColumns - 1]));
-}
-
-// The same exponents in panels. The first part has an ordinary exponent in the first rows, and the
-// exponent of the second part in the others.
-TEST_P(FourBitTest, BlockExponentsOfPanelsKeepTheirValues) {
-  ThreadPool pool(1);
-  constexpr int64_t kDepth = 2 * kPanelColumns;
-  const uint8_t exponents[] = {0, 1, 2, 60, 127, 200, 254, 255};
-  constexpr int64_t kCount = std::size(exponents), kColumns = 4 * kCount;
-  const auto exponent = [&](int64_t j, int64_t part) {
-    return part == 0 && j < kColumns / 2 ? uint8_t{100} : exponents[j % kCount];
-  };
-  std::vector<uint8_t> panels(PanelMatrixBytes(WeightFormat::kMxfp4Panels, 128, kColumns, kDepth));
-  for (int64_t j = 0; j < kColumns; ++j) {
-    for (int64_t part = 0; part < 2; ++part) {
-      PanelRow row{};
-      std::fill(std::begin(row.codes), std::end(row.codes), uint8_t{0x22});  // 1
-      std::fill_n(row.scales, 4, exponent(j, part));
-      PutPanelRow(WeightFormat::kMxfp4Panels, 128, kDepth, j, part, row, panels.data());
-    }
-  }
-  for (const int64_t m : {1, 2, 4, 8, 9, 13}) {
-    const std::vector<float> x(m * kDepth, 127.0f / 1024);
-    std::vector<float> y(m * kColumns);
-    Linear({.x = x.data(),
-            .ldx = kDepth,
-            .w = {.format = WeightFormat::kMxfp4Panels,
-                  .data = panels.data(),
-                  .group_size = 128,
-                  .activation = ActivationFormat::kInt8Group,
-                  .stored_k = kDepth,
-                  .n = kColumns,
-                  .k = kDepth},
-            .y = y.data(),
-            .ldy = kColumns,
-            .m = m},
-           pool);
-    for (int64_t i = 0; i < m * kColumns; ++i) {
-      const int64_t j = i % kColumns;
-      if (exponent(j, 1) == 255) {
-        EXPECT_TRUE(std::isnan(y[i])) << "rows " << m;
-        continue;
-      }
-      const double sum = double{FromE8M0(exponent(j, 0))} + FromE8M0(exponent(j, 1));
-      const double want = kPanelColumns * 127.0 / 1024 * sum;
-      if (want > 3.4e38) continue;
-      EXPECT_NEAR(y[i], want, 1e-4 * want) << int{exponent(j, 1)} << " rows " << m;
-    }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, FourBitTest, EveryIsa(), IsaName);

@@ -71,6 +71,11 @@ json ReadTrace(const std::filesystem::path& path) {
   json trace = json::parse(std::string(std::istreambuf_iterator<char>(in), {}), nullptr, false);
   if (!trace.is_object() || !trace.contains("traceEvents") || !trace["traceEvents"].is_array())
     throw Invalid("{}: is not a Chrome trace with traceEvents", path.string());
+  if (!trace.contains("otherData") || !trace["otherData"].is_object()) return trace;
+  const json dropped = trace["otherData"].value("dropped_events", json());
+  if (dropped.is_number_integer() && dropped.get<int64_t>() > 0)
+    throw Invalid("{}: {} events were dropped, so its times are not complete", path.string(),
+                  dropped.get<int64_t>());
   return trace;
 }
 

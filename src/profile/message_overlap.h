@@ -14,19 +14,21 @@ struct MessageOverlap {
   struct Kind {
     int64_t count = 0, bytes = 0;
     double time = 0;  // from the start of each message to its end, including waits for other ranks
-    double hidden = 0;  // the part of it in which the GPU also ran operations
+    double hidden = 0;  // the part of it in `computing`
   };
   std::map<std::string, Kind> kinds;
   Kind all;
   int64_t steps = 0;
   double step_time = 0;  // of the steps on the host
-  double computing = 0;  // time in which the GPU ran operations
-  double waiting = 0;    // time in which its operations waited for messages
+  // Time within operations on the GPU. It includes gaps between the kernels of an operation, in
+  // which the stream waits for the host to launch the next one.
+  double computing = 0;
+  double waiting = 0;  // time in which its operations waited for messages
 };
 
 // Reads a file of WriteTrace. An operation runs from its beginning to its end, except within events
 // named kWait. Throws Error kNotFound or kInvalid, naming the file, if it is missing, is not a
-// trace, or has no operations on a GPU.
+// trace, has no operations on a GPU, or lacks dropped events.
 MessageOverlap ReadMessageOverlap(const std::filesystem::path& trace);
 
 // A table of the kinds, the largest first, and the sums; times for each step.

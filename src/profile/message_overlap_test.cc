@@ -84,6 +84,11 @@ TEST_F(MessageOverlapTest, NamesAFileThatIsNoTraceOfAGpu) {
   EXPECT_THAT(error(dir_ / "event"), HasSubstr("event: an event of the trace is not valid"));
   EXPECT_THAT(error(Write({Of("forward", Track::kPass, 1, 3)})),
               HasSubstr("has no operations on a GPU"));
+  const std::vector<Event> events = {Of("forward", Track::kDevice, 1, 3)};
+  const TraceFile dropped = {
+      .path = dir_ / "some.trace.json", .profile = "a", .rank_title = "DP0", .dropped = 3};
+  WriteTrace(dropped, events);
+  EXPECT_THAT(error(dropped.path), HasSubstr("some.trace.json: 3 events were dropped"));
 }
 
 }  // namespace

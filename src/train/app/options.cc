@@ -15,7 +15,7 @@
 #include "model/config_reader.h"
 #include "model/families/family.h"
 #include "text/tokenizer/tokenizer.h"
-#include "train/device/model.h"
+#include "train/device/checks.h"
 
 namespace switchyard::train {
 

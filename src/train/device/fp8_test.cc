@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/testing.h"
+#include "train/device/checks.h"
 #include "train/device/model.h"
 #include "train/device/plain_fp8.h"
 #include "train/optimizer/adamw.h"

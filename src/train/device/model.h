@@ -20,13 +20,6 @@
 
 namespace switchyard::train {
 
-// Throws Error kInvalid, naming what is missing, for a model or losses that Model trains on CPUs
-// and DeviceModel does not.
-void CheckDeviceModel(const ModelConfig& config, const LossOptions& options);
-// Throws Error kInvalid, naming the width, for a model whose linear layers cannot have FP8
-// products: all widths must be multiples of kFp8Block, except that of latent attention's keys.
-void CheckFp8Widths(const ModelConfig& config);
-
 // The model on the device of a rank, one micro-batch after the other. Ranks have different rows;
 // experts may be divided among them, and all other parameters are on every rank. The host's model
 // has the parameters' names, loads and initialises them, and checks batches; its values are

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/testing.h"
+#include "train/device/checks.h"
 #include "train/optimizer/adamw.h"
 #include "train/optimizer/catalog.h"
 #include "train/test_training.h"

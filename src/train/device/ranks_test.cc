@@ -286,17 +286,41 @@ TEST(DeviceRanks, MessagesMayRunAtTheLastMoment) {
   }
 }
 
+// The outputs of many rows are sent in two parts (RowPart). A rank with few rows has an empty first
+// part.
+TEST(DeviceRanks, OutputsInTwoPartsLearnAsOneRank) {
+  const ModelConfig config = ParseModelConfig(SmallConfig("qwen3_moe"));
+  std::vector<int> some(32, 23), others(24, 5);
+  std::fill_n(some.begin(), 16, 30);
+  std::fill_n(others.begin(), 12, 30);
+  const std::vector<Batch> batches = {RandomBatch(some, config.vocab_size, 6),
+                                      RandomBatch(others, config.vocab_size, 7)};
+  for (const int64_t rows : {16 * 30, 16 * 23, 12 * 30}) EXPECT_GT(RowPart(0, rows).size(), 0);
+  EXPECT_EQ(RowPart(0, 12 * 5).size(), 0);
+  const StepOfRanks want = WithoutRanks(config, {}, batches);
+  for (const bool delayed : {false, true}) {
+    const StepOfRanks got = WithRanks<float>(config, {}, batches, {.ep = 2, .dp = 2}, {}, delayed);
+    EXPECT_NEAR(got.losses.main, want.losses.main, 1e-5 * want.losses.main);
+    for (const auto& [name, gradient] : want.gradients)
+      EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 5e-5) << name;
+    for (const auto& [name, value] : want.values)
+      EXPECT_LT(RelativeError(got.values.at(name), value), 5e-5) << name;
+  }
+}
+
 TEST(DeviceRanks, PartsOfRowsHaveTheSumsOfAllRows) {
   constexpr int64_t kWidth = 3;
-  for (const int64_t rows : {0, 1, 2, 7, 511, 1366, 1500}) {
+  for (const int64_t rows : {0, 1, 2, 7, 341, 342, 511, 1366, 1500}) {
     const Range first = RowPart(0, rows), second = RowPart(1, rows);
+    EXPECT_EQ(first.size() > 0, rows >= 342);
     EXPECT_EQ(first.begin, 0);
     EXPECT_EQ(first.end, second.begin);
     EXPECT_EQ(second.end, rows);
     EXPECT_LE(first.size(), second.size());
   }
   for (const std::vector<int64_t>& of_ranks :
-       {std::vector<int64_t>{5, 0, 1400}, std::vector<int64_t>{1, 1, 2}, std::vector<int64_t>{9}}) {
+       {std::vector<int64_t>{5, 0, 1400}, std::vector<int64_t>{700, 400, 345},
+        std::vector<int64_t>{1, 1, 2}, std::vector<int64_t>{9}, std::vector<int64_t>{800}}) {
     const Layout layout = {.ep = static_cast<int>(of_ranks.size()),
                            .dp = static_cast<int>(of_ranks.size())};
     const auto body = [&](int rank, const std::shared_ptr<SharedArena>& arena) {

@@ -16,11 +16,13 @@ namespace switchyard::train {
 
 // A rank's rows of a micro-batch in two parts: the sums of outputs of the first part are sent while
 // those of the second part are computed, and the second part is sent while the next layer reads the
-// first one. So the first part is the smaller one.
+// first one. So the first part is the smaller one. With few rows it is empty, because two small
+// messages take longer than one.
 constexpr int kRowParts = 2;
 inline Range RowPart(int part, int64_t rows) {
   constexpr int64_t kTile = 128;  // rows of a tile of products
   int64_t first = rows * 3 / 8;
+  if (first < kTile) first = 0;
   if (first >= 4 * kTile) first = first / kTile * kTile;
   return part == 0 ? Range{0, first} : Range{first, rows};
 }
@@ -88,8 +90,10 @@ class RowExchange {
         add(rows, at);
         at += rows.size() * width;
       }
-      Sum(name, ranges, operand.data(), width,
-          sums->sums.data() + RowPart(part, mine).begin * width);
+      if (count > 0) {  // the same on all ranks
+        Sum(name, ranges, operand.data(), width,
+            sums->sums.data() + RowPart(part, mine).begin * width);
+      }
       if (part == 0) on_.ranks.Mark();
     }
   }
@@ -165,6 +169,11 @@ class DispatchedRows {
     const bool mine = codes_.empty();
     on_.ops.DecodeRows(mine ? my_codes_.data() : codes_.data(),
                        mine ? my_scales_.data() : scales_.data(), rows_, width_, all_.data());
+    // Later arrays may use their memory.
+    my_codes_ = {};
+    codes_ = {};
+    my_scales_ = {};
+    scales_ = {};
     return std::move(all_);
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <exception>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -71,7 +72,8 @@ const char* NameOf(const Operation& o) {
   constexpr const char* kNames[] = {"qkv backward",      "attention backward", "route backward",
                                     "dispatch backward", "shared backward",    "experts backward",
                                     "combine backward",  "down backward",      "finish backward"};
-  return kNames[static_cast<int>(o.phase)];
+  static_assert(std::size(kNames) == static_cast<size_t>(schedule::Phase::kFinish) + 1);
+  return kNames[static_cast<size_t>(o.phase)];
 }
 
 }  // namespace

@@ -80,13 +80,16 @@ struct Int8Dot {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
   }
-  static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
+  // Each 128-bit lane of the result has one partial sum of each of the four vectors.
+  [[gnu::always_inline]] static Sum SumsOfFour(const Sum* s) {
     const auto add = [](Sum a, Sum b) __attribute__((always_inline)) {
       return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     };
-    const Sum ab = add(acc[0], acc[1]), cd = add(acc[2], acc[3]);
-    // Each 128-bit lane has one partial sum of each of the four vectors.
-    const Sum abcd = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    const Sum ab = add(s[0], s[1]), cd = add(s[2], s[3]);
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  }
+  static void Reduce4(const Sum (&acc)[4], int32_t* sums) {
+    const Sum abcd = SumsOfFour(acc);
     const __m256i two =
         _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
@@ -98,7 +101,7 @@ struct Int8Dot {
 };
 
 // Products of short weight rows, sixteen at a time, whose lanes are reduced together.
-constexpr int kShortOutputs = 16, kHalfOutputs = kShortOutputs / 2;
+constexpr int kShortOutputs = simd::kInt8Rows, kHalfOutputs = kShortOutputs / 2;
 
 // Sets sums to the products of x with eight weight rows, which are `stride` codes apart. Rows from
 // `count` on repeat the one before.
@@ -127,30 +130,15 @@ constexpr int kShortOutputs = 16, kHalfOutputs = kShortOutputs / 2;
 
 // Lane i: the sum of the lanes of sums[i].
 [[gnu::always_inline]] inline __m512i ReduceSixteen(const __m512i (&sums)[kShortOutputs]) {
-  __m512i fours[4];  // each 128-bit lane has one partial sum of each of four vectors
+  __m512i fours[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i* s = sums + 4 * i;
-    const auto add = [](__m512i a, __m512i b) __attribute__((always_inline)) {
-      return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    };
-    const __m512i ab = add(s[0], s[1]), cd = add(s[2], s[3]);
-    fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-  }
+  for (int i = 0; i < 4; ++i) fours[i] = Int8Dot::SumsOfFour(sums + 4 * i);
   const auto halve = [](__m512i a, __m512i b) __attribute__((always_inline)) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
   };
   const __m512i low = halve(fours[0], fours[1]), high = halve(fours[2], fours[3]);
   return _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88),
                           _mm512_shuffle_i32x4(low, high, 0xdd));
-}
-
-// Scales of `count` weight rows from n on. They may be unaligned, in a mapped file.
-__m512 ShortScales(const WeightRef& w, int64_t n, int64_t count) {
-  float scales[kShortOutputs] = {};
-  const auto* from = static_cast<const char*>(w.scales) + (w.row0 + n * w.row_step) * 4;
-  for (int64_t c = 0; c < count; ++c) __builtin_memcpy(&scales[c], from + c * w.row_step * 4, 4);
-  return _mm512_loadu_ps(scales);
 }
 
 // Computes the same as LinearInt8.
@@ -163,7 +151,7 @@ void LinearInt8Short(const LinearTask& t) {
     const __m512 scales =
         count == kShortOutputs && t.w.row_step == 1
             ? _mm512_loadu_ps(static_cast<const char*>(t.w.scales) + (t.w.row0 + n) * sizeof(float))
-            : ShortScales(t.w, n, count);
+            : _mm512_loadu_ps(simd::OutputsAt<Int8Dot>(t, n).scales);
     // The second half repeats the last row if it has none.
     const int64_t second = kHalfOutputs < count ? kHalfOutputs : count - 1;
     for (int64_t i = 0; i < t.m; ++i) {

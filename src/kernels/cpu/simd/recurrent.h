@@ -28,9 +28,8 @@ void MultiplyBySigmoid(float* x, const float* gate, int64_t n) {
   });
 }
 
-// decays[i] = exp(rate · softplus(a[i] + bias[i])), or with a bound exp(bound · sigmoid(−rate ·
-// (a[i]
-// + bias[i])))
+// decays[i] = exp(rate · softplus(x)), or with a bound exp(bound · sigmoid(−rate · x)), where
+// x = a[i] + bias[i].
 template <class V>
 void KeyDecays(const float* a, const float* bias, float rate, float bound, float* decays,
                int64_t n) {

@@ -222,8 +222,8 @@ class PanelProduct {
     if (direct) {
       // If one pass reads the whole panel, memory is one stream, which is prefetched at a constant
       // distance.
-      const int64_t distance = t_.w.panel_scales + kStreamPrefetchBytes;
-      const FourBitAhead<D> stream = {nullptr, 0, lines, PanelOf(n) + distance, lines * kLine};
+      const char* const from = CodesOf(n) + kStreamPrefetchBytes;
+      const FourBitAhead<D> stream = {nullptr, 0, lines, from, lines * kLine};
       return RunDirectPanel<D::kDirectPanelRows>(o, kParts == 1 ? stream : ahead(), NumbersOf(n));
     }
     UnpackNumbers<Codes, kBlocks>(NumbersOf(n), chunks_, panel, ahead());

@@ -42,9 +42,9 @@ class CudaDevice : public kernels::Device {
 // for reuse.
 class StreamTimer final : public kernels::DeviceTimer {
  public:
-  // Maximum number of marks between two calls of Resolve: two for each operation of a step of 1000
-  // layers.
-  static constexpr size_t kMaxMarks = size_t{1} << 14;
+  // Maximum number of marks between two calls of Resolve, two for each operation: a training step
+  // of 64 micro-batches and 100 layers. Events are created when they are first needed.
+  static constexpr size_t kMaxMarks = size_t{1} << 17;
 
   explicit StreamTimer(CudaDevice& device) : StreamTimer(device, device.stream()) {}
   StreamTimer(CudaDevice& device, cudaStream_t stream) : device_(device), stream_(stream) {}

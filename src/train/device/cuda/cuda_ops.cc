@@ -29,6 +29,8 @@
 namespace switchyard::train {
 namespace {
 
+static_assert(kFp8Block == gpu::kScaleBlock);
+
 gpu::ProductShape ProductOf(const LinearShape& s) {
   return {.rows = s.rows,
           .n = s.n,

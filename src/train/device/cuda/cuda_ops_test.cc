@@ -118,7 +118,9 @@ TEST_P(CudaOpsTest, TokensChooseTheirExperts) {
   EXPECT_NEAR(got.losses.balance, want.losses.balance, 2e-2 * want.losses.balance);
 }
 
-// A rounding error in bfloat16 may change a code of the next FP8 product.
+// A rounding error in bfloat16 may change a code of the next FP8 product. Such changes add up to a
+// part of all rounding errors of FP8: the difference between gradients with FP8 and with bfloat16
+// products. The products themselves have smaller bounds in fp8_products_test.cc.
 TEST(CudaOps, Fp8LossesAndGradientsAreThoseOfPlainOperations) {
   if (kernels::CudaDeviceCount() == 0) GTEST_SKIP() << "no GPU";
   for (const char* kind : {"mixtral", "deepseek_v3"}) {
@@ -126,13 +128,17 @@ TEST(CudaOps, Fp8LossesAndGradientsAreThoseOfPlainOperations) {
     const ModelConfig config = ParseModelConfig(testing::Fp8Config(kind));
     const DeviceOptions fp8 = {.fp8 = true};
     const Learned want = Learn(config, 1.0, nullptr, fp8),
-                  got = Learn(config, 1.0, MakeCudaOps(0), fp8);
+                  got = Learn(config, 1.0, MakeCudaOps(0), fp8),
+                  bfloat16 = Learn(config, 1.0, nullptr);
     EXPECT_EQ(got.loads.front(), want.loads.front());
     EXPECT_NEAR(got.losses.main, want.losses.main, 5e-3 * want.losses.main);
     EXPECT_NEAR(got.losses.mtp, want.losses.mtp, 5e-3 * want.losses.mtp);
     EXPECT_NEAR(got.norm, want.norm, 4e-2 * want.norm);
-    for (const auto& [name, gradient] : want.gradients)
-      EXPECT_LT(RelativeError(got.gradients.at(name), gradient), 0.1) << name;
+    for (const auto& [name, gradient] : want.gradients) {
+      const double of_fp8 = RelativeError(bfloat16.gradients.at(name), gradient);
+      EXPECT_LT(RelativeError(got.gradients.at(name), gradient), std::max(0.1, 0.75 * of_fp8))
+          << name << ", where FP8 changes gradients by " << of_fp8;
+    }
     for (const auto& [name, value] : want.values)
       EXPECT_LT(RelativeError(got.values.at(name), value), 0.05) << name;
     const Learned again = Learn(config, 1.0, MakeCudaOps(0), fp8);
