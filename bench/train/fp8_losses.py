@@ -7,6 +7,7 @@ the mean loss of each tenth of the steps. Fails if the mean of the last tenth wi
 run shows by how much rounding errors alone change the losses, because they can change a choice of experts.
 """
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import subprocess
@@ -51,6 +52,7 @@ def main():
     parser.add_argument("output", type=pathlib.Path, help="directory of the runs, which must not exist")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--bound", type=float, default=0.005, help="largest relative difference of the last losses")
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs; the runs are divided among them")
     parser.add_argument("--switchyard", default=ROOT / "build/release/switchyard")
     args = parser.parse_args()
     data, tokenizer, config = args.output / "data", args.output / "tokenizer", args.output / "config.json"
@@ -58,14 +60,20 @@ def main():
     collect(data)
     config.write_text(json.dumps(CONFIG))
     run(args.switchyard, "train-tokenizer", data, "--output", tokenizer, "--vocab-size", CONFIG["vocab_size"])
-    means = {}
-    for name, flags in RUNS.items():
+
+    def train(index, name, flags):
         output = args.output / name.replace(", ", "-").replace(" ", "-")
         run(args.switchyard, "train", "--model", config, "--tokenizer-path", tokenizer, "--data", data, "--output", output,
             "--steps", args.steps, "--length", 256, "--rows-per-step", 32, "--rows-per-pass", 16, "--learning-rate", 0.001,
-            "--warmup-steps", 100, "--balance-loss", 0.01, "--save-every", 0, "--device", "cuda", *flags)
-        means[name] = tenths(output, args.steps)
-        print(f"{name}: " + " ".join(f"{loss:.4f}" for loss in means[name]), flush=True)
+            "--warmup-steps", 100, "--balance-loss", 0.01, "--save-every", 0, "--device", "cuda",
+            "--base-gpu-id", index % args.gpus, *flags)
+        losses = tenths(output, args.steps)
+        print(f"{name}: " + " ".join(f"{loss:.4f}" for loss in losses), flush=True)
+        return losses
+
+    with concurrent.futures.ThreadPoolExecutor(args.gpus) as pool:
+        running = {name: pool.submit(train, i, name, flags) for i, (name, flags) in enumerate(RUNS.items())}
+        means = {name: losses.result() for name, losses in running.items()}
     wanted = means["bfloat16"][-1]
     for name in list(RUNS)[1:]:
         print(f"{name}: {100 * (means[name][-1] / wanted - 1):+.2f} % of the loss with bfloat16")
