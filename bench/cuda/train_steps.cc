@@ -29,6 +29,7 @@
 #include "core/parallel.h"
 #include "profile/message_overlap.h"
 #include "profile/profiler.h"
+#include "train/device/checks.h"
 #include "train/device/cuda_ops.h"
 #include "train/device/learner.h"
 #include "train/device/ranks.h"
