@@ -324,15 +324,24 @@ class PassSizes {
     return all + rows * static_cast<double>(dense_width_) * sizeof(float);
   }
 
+  // The buffer of rounded input rows of CPU kernels (cpu::OpScratch): bfloat16, or int8 codes with
+  // scales and sums of blocks (kernels/cpu/int8_blocks.h). It has the size of the largest product.
   double RoundedRows() const {
-    if (!c_.quantization.bfloat16_rows || !c_.quantization.none()) return 0;
+    constexpr double kCodeBytes = 1.0 + (4 + 8 * 4) / 128.0;
+    const QuantizationConfig& q = c_.quantization;
+    const double plain = q.bfloat16_rows ? 2 : 0;
+    const double quantized = q.none()              ? plain
+                             : q.int8_group_rows   ? kCodeBytes
+                             : q.fp8_bfloat16_rows ? 2
+                                                   : 0;
     const AttentionConfig& a = c_.attention;
     const int64_t heads = QueryHeads(a, mesh_).size();
     const int64_t widest =
         std::max({c_.hidden, heads * a.value_dim(), dense_width_, HiddenInputScratchWidth(c_)});
-    double elements = static_cast<double>(rows_) * static_cast<double>(widest);
-    if (c_.has_moe()) elements = std::max(elements, ExpertRows() * ExpertWidth());
-    return 2 * elements;
+    const double linears = static_cast<double>(rows_) * static_cast<double>(widest);
+    double bytes = linears * std::max(plain, quantized);
+    if (c_.has_moe()) bytes = std::max(bytes, ExpertRows() * ExpertWidth() * quantized);
+    return bytes;
   }
 
   // Tokens that this rank routes.
