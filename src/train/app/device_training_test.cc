@@ -125,7 +125,7 @@ TEST_F(DeviceTrainingTest, EveryRankWritesATraceOfItsSteps) {
     for (const char* name : {"experts", "combine", "weight gradients", "gather x", "gather dy",
                              "gather experts", "gather weights", "sum dx", "sum dweights"})
       EXPECT_EQ(names[name], names["experts backward"]) << name;
-    EXPECT_EQ(names["sum outputs"], names["experts"]);  // few rows are sent in one part  // two parts of the rows
+    EXPECT_EQ(names["sum outputs"], names["experts"]);  // few rows: in one part
     EXPECT_GT(names["sum gradients"], 0);
     EXPECT_EQ(names["AdamW"], 2);
     EXPECT_EQ(names["learn"], 2);
